@@ -1,0 +1,72 @@
+"""Iterative linearisation: train a network's first-order expansion, renew it every K steps.
+
+The public names below are loaded on first use, so that a notebook depends only on the modules
+whose names it mentions: the book uses this to decide which pages a change of the library touches.
+"""
+
+from importlib import import_module
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "alignment": "features",
+    "descent_filter": "gradient_flow",
+    "damping_filter": "gradient_flow",
+    "eigenmodes": "gradient_flow",
+    "empirical_ntk": "ntk",
+    "every": "schedules",
+    "flow_filter": "gradient_flow",
+    "gauss_newton": "least_squares",
+    "jacobian": "linearization",
+    "jacobian_products": "linearization",
+    "kernel_alignment": "ntk",
+    "kernel_drift": "ntk",
+    "linearize": "linearization",
+    "linearized_gradient_descent": "gradient_flow",
+    "linearized_gradient_flow": "gradient_flow",
+    "never": "schedules",
+    "ntk_product": "ntk",
+    "relu_mlp_ntk": "infinite_width",
+    "steps_for_tolerance": "gradient_flow",
+    "train": "training",
+    "train_sweep": "training",
+    "truncated_gauss_newton": "least_squares",
+}
+
+_MODULES = (
+    "claims",
+    "data",
+    "decomposition",
+    "features",
+    "gradient_flow",
+    "infinite_width",
+    "intervals",
+    "least_squares",
+    "linearization",
+    "losses",
+    "models",
+    "ntk",
+    "plotting",
+    "provenance",
+    "records",
+    "schedules",
+    "training",
+    "validation",
+)
+
+__all__ = sorted([*_EXPORTS, *_MODULES])
+
+
+def __getattr__(name):
+    if name in _EXPORTS:
+        value = getattr(import_module(f"iterlin.{_EXPORTS[name]}"), name)
+    elif name in _MODULES:
+        value = import_module(f"iterlin.{name}")
+    else:
+        raise AttributeError(f"module 'iterlin' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return __all__

@@ -1,0 +1,115 @@
+"""Verdicts on the paper's claims, computed from records by the rules of book/claims.yml.
+
+A row names an experiment and statements about it. A statement compares one statistic of the
+record (a variable over ("bound",): estimate, lower, upper) with a value. It `holds` if the whole
+95 % interval satisfies the rule, is `unclear` if only the estimate does, and else `fails`.
+"""
+
+import operator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from iterlin import provenance, records
+
+REPRODUCED, PARTLY, NOT, NOT_RUN = "reproduced", "partly", "not reproduced", "not yet run"
+RULES = {"above": operator.gt, "below": operator.lt}
+REQUIRED = {"id", "version", "claim", "place", "paper", "page", "expected"}
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One comparison: its words, statistic (estimate, lower, upper) and outcome."""
+
+    says: str
+    statistic: str
+    rule: str
+    value: float
+    found: tuple[float, float, float]
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim's ledger row, its statements and what follows from them."""
+
+    row: dict
+    verdict: str
+    statements: tuple[Statement, ...]
+    tier: str
+    stale: bool
+
+    @property
+    def changed(self) -> bool:
+        """Whether the verdict differs from the one the ledger expects."""
+        return self.verdict != self.row["expected"]
+
+
+def load_claims(path: Path | None = None) -> list[dict]:
+    """The rows of the ledger. Raises ValueError naming the row and the field that is wrong."""
+    path = provenance.project_root() / "book" / "claims.yml" if path is None else path
+    rows = yaml.safe_load(Path(path).read_text())
+    for row in rows:
+        name = row.get("id", "a row without id")
+        if missing := REQUIRED - row.keys():
+            raise ValueError(f"{path}: claim {name} lacks {', '.join(sorted(missing))}")
+        if row["expected"] not in (REPRODUCED, PARTLY, NOT, NOT_RUN):
+            raise ValueError(f"{path}: claim {name} expects unknown verdict {row['expected']!r}")
+        for statement in row.get("statements", []):
+            if statement.keys() & RULES.keys() == set():
+                raise ValueError(f"{path}: a statement of claim {name} has no rule (above, below)")
+    names = [row["id"] for row in rows]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"{path}: repeated claim ids {', '.join(sorted(repeated))}")
+    return rows
+
+
+def judge(row: dict, record=None) -> Verdict:
+    """The verdict on one row, from the given record or the highest recorded tier."""
+    experiment = row.get("experiment")
+    if record is None and experiment:
+        record = records.best(experiment)
+    if record is None or not row.get("statements"):
+        return Verdict(row, NOT_RUN, (), "", False)
+    statements = tuple(_examine(statement, record) for statement in row["statements"])
+    outcomes = [statement.outcome for statement in statements]
+    if all(outcome == "holds" for outcome in outcomes):
+        verdict = REPRODUCED
+    elif all(outcome == "fails" for outcome in outcomes):
+        verdict = NOT
+    else:
+        verdict = PARTLY
+    return Verdict(row, verdict, statements, record.attrs["tier"], records.is_stale(record))
+
+
+def _examine(statement: dict, record) -> Statement:
+    name = statement["statistic"]
+    if name not in record:
+        raise ValueError(f"record {record.attrs['experiment']} has no statistic {name!r}")
+    rule = next(iter(statement.keys() & RULES.keys()))
+    value, compare = float(statement[rule]), RULES[rule]
+    estimate, lower, upper = (float(v) for v in np.asarray(record[name]))
+    if compare(lower, value) and compare(upper, value):
+        outcome = "holds"
+    else:
+        outcome = "unclear" if compare(estimate, value) else "fails"
+    return Statement(statement["says"], name, rule, value, (estimate, lower, upper), outcome)
+
+
+def verdicts(page: str | None = None) -> list[Verdict]:
+    """Verdicts on all claims, or on those of one page (its path without extension)."""
+    return [judge(row) for row in load_claims() if page is None or row["page"] == page]
+
+
+def summary() -> str:
+    """One line: how many claims there are of each verdict."""
+    found = [verdict.verdict for verdict in verdicts()]
+    kinds = (REPRODUCED, PARTLY, NOT, NOT_RUN)
+    counts = ", ".join(f"{found.count(kind)} {kind}" for kind in kinds if kind in found)
+    return f"{len(found)} claims: {counts}"
+
+
+if __name__ == "__main__":
+    print(summary())

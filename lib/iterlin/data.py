@@ -1,0 +1,98 @@
+"""The data sets of the toy problems, and scikit-learn's digits for quick images."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from iterlin.validation import one_of, positive_integer
+
+
+class Dataset(NamedTuple):
+    """Inputs (N, ...) and targets: (N, O) real numbers, or (N,) integer labels."""
+
+    x: Array
+    y: Array
+
+
+class Split(NamedTuple):
+    train: Dataset
+    test: Dataset
+
+
+def xor(key: Array, size: int, *, variance: float = 0.1) -> Dataset:
+    """XOR clusters: X = z + eps, z uniform on {-1, 1}^2, eps ~ N(0, variance I), y = X_1 X_2.
+
+    Section 4.2 of the paper (labels as printed: the product of the noisy coordinates). x is
+    (size, 2), y is (size, 1).
+    """
+    positive_integer("size", size)
+    corner_key, noise_key = jax.random.split(key)
+    z = jax.random.rademacher(corner_key, (size, 2), dtype=jnp.result_type(float))
+    x = z + jnp.sqrt(variance) * jax.random.normal(noise_key, (size, 2))
+    return Dataset(x, jnp.prod(x, axis=1, keepdims=True))
+
+
+def quintic_polynomial(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """x^5/32 - x^3/2 + 2x - 1, the target of appendix C.2.3."""
+    return x**5 / 32 - x**3 / 2 + 2 * x - 1
+
+
+def quintic(low: float = -4.0, high: float = 4.0, *, train: int = 20, test: int = 1000) -> Split:
+    """Uniformly spaced points of the quintic on [low, high] to train and test on; (N, 1)."""
+    positive_integer("train", train)
+    positive_integer("test", test)
+    if not low < high:
+        raise ValueError(f"the input range [{low}, {high}] is empty: low must be below high")
+
+    def points(size):
+        x = jnp.linspace(low, high, size)[:, None]
+        return Dataset(x, quintic_polynomial(x))
+
+    return Split(points(train), points(test))
+
+
+def digits(train: int = 200, *, seed: int = 0) -> Split:
+    """scikit-learn's 1,797 8x8 digits: a class-balanced training subset and all the others as test.
+
+    Inputs are flat (N, 64), standardised by the mean and standard deviation of all training
+    pixels; labels are integers. The split depends on `seed` alone.
+    """
+    from sklearn.datasets import load_digits
+
+    positive_integer("train", train)
+    x, y = load_digits(return_X_y=True)
+    rank = _rank_within_class(np.random.default_rng(seed).permutation(len(y)), y)
+    order = np.lexsort((y, rank))
+    if train >= len(y):
+        raise ValueError(f"train must be below the {len(y)} digits there are, got {train}")
+    chosen, others = order[:train], order[train:]
+    mean, std = x[chosen].mean(), x[chosen].std()
+    x = jnp.asarray((x - mean) / std)
+    y = jnp.asarray(y, dtype=jnp.int32)
+    return Split(Dataset(x[chosen], y[chosen]), Dataset(x[others], y[others]))
+
+
+def _rank_within_class(permutation, labels):
+    """For each example, its place among its class when taken in the order of the permutation."""
+    rank = np.empty(len(labels), dtype=int)
+    for label in np.unique(labels):
+        members = permutation[labels[permutation] == label]
+        rank[members] = np.arange(len(members))
+    return rank
+
+
+def one_hot(labels: Shaped[Array, " N"], classes: int) -> Float[Array, "N C"]:
+    """Targets for squared error: 1 at the label, 0 elsewhere."""
+    return jax.nn.one_hot(labels, classes, dtype=jnp.result_type(float))
+
+
+DATASETS = {"xor": xor, "quintic": quintic, "digits": digits}
+
+
+def load(name: str, *args, **settings):
+    """The data set of that name, for parameter files; ValueError lists the known ones."""
+    one_of("data set", name, DATASETS)
+    return DATASETS[name](*args, **settings)

@@ -1,0 +1,238 @@
+"""Training the linearised model exactly: every time and every K from one decomposition.
+
+With f(theta) = f_s + J (theta - theta_s), z = f_s - y, loss 1/2 ||f - y||^2 (a sum, not divided by
+N) and J = U S V^T of any rank, each way of training moves theta_s by -V S g(S^2) U^T z:
+
+    gradient flow for a time t        g(l) = (1 - exp(-l t)) / l
+    K gradient steps of size eta      g(l) = (1 - (1 - eta l)^K) / l
+    damping lambda (eq. 10)           g(l) = 1 / (l + lambda)
+
+so K steps cost what one step costs. This is Lemma 3.2.1 for every rank. A mean loss divides l and
+z by N: scale eta (or t) by 1/N instead.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
+
+from iterlin.decomposition import thin_svd
+from iterlin.linearization import Network, jacobian, jacobian_products, tree_sub
+from iterlin.ntk import empirical_ntk, kernel_matrix
+from iterlin.validation import (
+    non_negative,
+    open_unit,
+    positive,
+    positive_integer,
+    same_shape,
+)
+
+
+def flow_filter(eigenvalues: Float[Array, " R"], time) -> Float[Array, " R"]:
+    """(1 - exp(-l t)) / l, with its limits t at l = 0 and 1/l at t = infinity (0 if l = 0 too)."""
+    safe = jnp.where(eigenvalues > 0, eigenvalues, 1)
+    # At l = 0 the filter is t; at t = infinity no motion is meant there (pseudo-inverse).
+    at_zero = jnp.where(jnp.isinf(time), 0.0, time)
+    return jnp.where(eigenvalues > 0, -jnp.expm1(-safe * time) / safe, at_zero)
+
+
+def descent_filter(eigenvalues: Float[Array, " R"], step_size, num_steps) -> Float[Array, " R"]:
+    """(1 - (1 - eta l)^K) / l, with its limit eta K at l = 0; K may exceed any integer type.
+
+    The power is taken through log1p, so that it is right for eta l near 0 (K up to 1e12 and
+    beyond), at eta l = 1 (0) and between 1 and 2 (sign by the parity of K). Beyond 2 it overflows,
+    as the iteration does.
+    """
+    safe = jnp.where(eigenvalues > 0, eigenvalues, 1)
+    x = step_size * safe
+    steps, odd = _steps_and_parity(num_steps)
+    below = -jnp.expm1(steps * jnp.log1p(-jnp.where(x < 1, x, 0)))
+    beyond = 1 - jnp.where(odd, -1, 1) * jnp.exp(steps * jnp.log(jnp.where(x > 1, x - 1, 1)))
+    power = jnp.where(x < 1, below, jnp.where(x > 1, beyond, 1))
+    return jnp.where(eigenvalues > 0, power / safe, step_size * steps)
+
+
+def damping_filter(eigenvalues: Float[Array, " R"], damping) -> Float[Array, " R"]:
+    """1 / (l + lambda), and 0 where both vanish (pseudo-inverse: the minimum-norm step)."""
+    total = eigenvalues + damping
+    return jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
+
+
+def _steps_and_parity(num_steps):
+    # A Python integer keeps its parity however large; a traced one is exact as far as its type is.
+    if isinstance(num_steps, int):
+        return float(num_steps), num_steps % 2 == 1
+    return num_steps * 1.0, jnp.mod(num_steps, 2) == 1
+
+
+class Eigenmodes(NamedTuple):
+    """The linearised least-squares problem in its singular directions.
+
+    singular_values (R,) with zeros where J is rank deficient; coefficients U^T z (R,); combine
+    maps weights (R,) to the pytree sum_i weights_i v_i.
+    """
+
+    params: PyTree
+    singular_values: Float[Array, " R"]
+    coefficients: Float[Array, " R"]
+    combine: Callable[[Array], PyTree]
+
+    @property
+    def eigenvalues(self) -> Float[Array, " R"]:
+        """Of the kernel J J^T on its range: squared singular values; not divided by N."""
+        return self.singular_values**2
+
+    def displaced(self, filtered: Float[Array, " R"]) -> PyTree:
+        """theta_s - V S g U^T z for the filter values g (R,)."""
+        return tree_sub(
+            self.params, self.combine(self.singular_values * filtered * self.coefficients)
+        )
+
+    def flow(self, time) -> PyTree:
+        """Parameters after gradient flow for `time` >= 0; infinity gives theta_s - J^+ z."""
+        non_negative("time", time, infinity=True)
+        return self.displaced(flow_filter(self.eigenvalues, time))
+
+    def descent(self, step_size, num_steps) -> PyTree:
+        """Parameters after `num_steps` gradient steps of `step_size` on the linearised model."""
+        positive("step_size", step_size)
+        if jnp.ndim(num_steps) == 0:
+            positive_integer("num_steps", num_steps)
+        return self.displaced(descent_filter(self.eigenvalues, step_size, num_steps))
+
+    def damped(self, damping) -> PyTree:
+        """The damped Gauss-Newton step of eq. (10); damping 0 is the minimum-norm step."""
+        non_negative("damping", damping)
+        return self.displaced(damping_filter(self.eigenvalues, damping))
+
+    def residual_ratio(self, step_size, num_steps) -> Float[Array, ""]:
+        """||J^T z_K|| / ||J^T z|| after K steps: the beta for which they are a TGN step (Alg 2)."""
+        steps, _ = _steps_and_parity(num_steps)
+        weights = (self.singular_values * self.coefficients) ** 2
+        total = jnp.sum(weights)
+        contraction = jnp.abs(1 - step_size * self.eigenvalues) ** (2.0 * steps)
+        return jnp.where(
+            total > 0, jnp.sqrt(jnp.sum(weights * contraction) / jnp.where(total > 0, total, 1)), 0
+        )
+
+
+def eigenmodes(
+    f: Network,
+    params: PyTree,
+    x: Array,
+    y: Array,
+    *,
+    memory_limit: int = 2**30,
+    independent: bool = True,
+) -> Eigenmodes:
+    """Decompose the linearised problem at params on inputs x and targets y (N, O).
+
+    If J (N O, P) fits `memory_limit` bytes: its singular value decomposition, accurate down to
+    singular values eps max(N O, P) s_max, below which they count as zero. Otherwise the
+    eigendecomposition of the kernel J J^T, built in blocks within that bound: J is never stored,
+    but only singular values above sqrt(eps N O) s_max are told from zero. `independent=False` is
+    for an f that couples its examples (see `jacobian`); then J must fit.
+
+    Raises ValueError if y has not the shape of the outputs.
+    """
+    same_shape(jax.eval_shape(f, params, x), y)
+    flat, unravel = ravel_pytree(params)
+    size = y.size * flat.size * flat.dtype.itemsize
+    if size > memory_limit and not independent:
+        raise ValueError(
+            f"the Jacobian takes {size} bytes, more than memory_limit={memory_limit}, and can be "
+            "worked on in blocks only for independent examples"
+        )
+    if size <= memory_limit:
+        outputs = f(params, x)
+        left, values, right = thin_svd(jacobian(f, params, x, independent=independent))
+        threshold = max(y.size, flat.size) * jnp.finfo(values.dtype).eps * jnp.max(values)
+        values = jnp.where(values > threshold, values, 0)
+
+        def combine(weights):
+            return unravel(weights @ right)
+    else:
+        outputs, _, vjp = jacobian_products(f, params, x)
+        kernel = kernel_matrix(empirical_ntk(f, params, x, memory_limit=memory_limit))
+        eigenvalues, left = jnp.linalg.eigh(kernel)
+        threshold = y.size * jnp.finfo(eigenvalues.dtype).eps * jnp.max(eigenvalues)
+        values = jnp.sqrt(jnp.where(eigenvalues > threshold, eigenvalues, 0))
+
+        def combine(weights):
+            # v_i = J^T u_i / s_i; directions of zero singular value carry no weight.
+            scaled = jnp.where(values > 0, weights / jnp.where(values > 0, values, 1), 0)
+            return vjp((left @ scaled).reshape(y.shape))
+
+    return Eigenmodes(params, values, left.T @ (outputs - y).reshape(-1), combine)
+
+
+def linearized_gradient_flow(f: Network, params: PyTree, x: Array, y: Array, *, time) -> PyTree:
+    """Gradient flow of 1/2 ||f_lin - y||^2 from params for `time` (Lemma 3.2.1, any rank).
+
+    time = infinity gives params - J^+ (f - y). Outputs at new inputs are
+    `linearize(f, params)(result, x_new)`. Raises ValueError for a negative or NaN time, or if y
+    has not the shape of the outputs.
+    """
+    non_negative("time", time, infinity=True)
+    return eigenmodes(f, params, x, y).flow(time)
+
+
+def linearized_gradient_descent(
+    f: Network, params: PyTree, x: Array, y: Array, *, step_size, num_steps: int
+) -> PyTree:
+    """`num_steps` gradient steps on 1/2 ||f_lin - y||^2 (summed, not divided by N), in one go.
+
+    Equal to the explicit steps of Algorithm 3 between two re-linearisations up to rounding, at a
+    cost that does not depend on their number. Converges to params - J^+ (f - y) for every y iff
+    0 < step_size < 2 / lambda_max(J J^T). Raises ValueError for a step size that is not positive
+    and finite, a number of steps that is not a positive integer, or mismatched shapes.
+    """
+    positive("step_size", step_size)
+    positive_integer("num_steps", num_steps)
+    return eigenmodes(f, params, x, y).descent(step_size, num_steps)
+
+
+def steps_for_tolerance(modes: Eigenmodes, *, step_size: float, beta: float) -> int:
+    """Smallest K whose iterate is a truncated Gauss-Newton step of tolerance beta (Algorithm 2).
+
+    Solves sum_i (1 - eta l_i)^(2K) l_i c_i^2 <= beta^2 sum_i l_i c_i^2 by bisection. Raises
+    ValueError if beta is not in (0, 1), or step_size is not below 2 / lambda_max, where no K
+    would do.
+    """
+    open_unit("beta", beta)
+    _stable(modes, step_size)
+    if modes.residual_ratio(step_size, 1) <= beta:
+        return 1
+    low, high = 1, 2
+    while modes.residual_ratio(step_size, high) > beta:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (
+            (low, middle) if modes.residual_ratio(step_size, middle) <= beta else (middle, high)
+        )
+    return high
+
+
+def worst_case_steps(modes: Eigenmodes, *, step_size: float, beta: float) -> int:
+    """K that is enough for tolerance beta whatever z: ln(1/beta) / ln(1/rho), rounded up.
+
+    rho is the largest |1 - eta l| over the non-zero eigenvalues. Raises as `steps_for_tolerance`.
+    """
+    open_unit("beta", beta)
+    _stable(modes, step_size)
+    eigenvalues = np.asarray(modes.eigenvalues)
+    rho = np.max(np.abs(1 - step_size * eigenvalues[eigenvalues > 0]))
+    return max(1, math.ceil(math.log(1 / beta) / -math.log(rho))) if rho > 0 else 1
+
+
+def _stable(modes, step_size) -> None:
+    positive("step_size", step_size)
+    limit = 2 / float(jnp.max(modes.eigenvalues))
+    if not step_size < limit:
+        raise ValueError(f"step_size must be below 2 / lambda_max = {limit:.3g}, got {step_size!r}")

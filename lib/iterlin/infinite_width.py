@@ -1,0 +1,38 @@
+"""The analytic neural tangent kernel of infinitely wide ReLU networks (arc-cosine recursion).
+
+Cho & Saul (2009) for the expectations, Jacot et al. (2018) for the recursion.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def relu_mlp_ntk(
+    x1: Float[Array, "N1 D"],
+    x2: Float[Array, "N2 D"] | None = None,
+    *,
+    depth: int,
+    bias: bool = True,
+) -> Float[Array, "N1 N2"]:
+    """NTK, per output, of a ReLU MLP of `depth` hidden layers in NTK parameterisation.
+
+    Each layer is h -> W h / sqrt(fan_in) + b with W ~ N(0, 1) and b = 0 at initialisation, as
+    `models.mlp(..., parameterization="ntk")` draws them. With u, v jointly Gaussian of covariance
+    Sigma, S = E[relu(u) relu(v)] and S' = E[relu'(u) relu'(v)], the recursion from
+    Sigma_0 = Theta_0 - bias = x1 x2^T / D is Sigma <- S, Theta <- S + bias + S' * Theta
+    (`bias` counts 1 for the gradients with respect to b). Nothing is divided by N.
+    """
+    x2 = x1 if x2 is None else x2
+    dim = x1.shape[1]
+    sigma = x1 @ x2.T / dim
+    variance1, variance2 = jnp.sum(x1**2, 1) / dim, jnp.sum(x2**2, 1) / dim
+    theta = sigma + bias
+    for _ in range(depth):
+        scale = jnp.sqrt(variance1[:, None] * variance2[None, :])
+        # The ratio can leave [-1, 1] by rounding on the diagonal, where arccos has no derivative.
+        angle = jnp.arccos(jnp.clip(sigma / scale, -1, 1))
+        sigma = scale * (jnp.sin(angle) + (jnp.pi - angle) * jnp.cos(angle)) / (2 * jnp.pi)
+        derivative = (jnp.pi - angle) / (2 * jnp.pi)
+        theta = sigma + bias + derivative * theta
+        variance1, variance2 = variance1 / 2, variance2 / 2
+    return theta

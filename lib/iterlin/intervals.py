@@ -1,0 +1,35 @@
+"""Means over seeds with their 95 % confidence intervals."""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+
+class Interval(NamedTuple):
+    estimate: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+
+
+def mean_interval(samples, axis: int = 0, confidence: float = 0.95) -> Interval:
+    """Mean over `axis` with Student's t interval; NaN samples (dropped runs) are left out.
+
+    With fewer than two samples the interval is the whole line: nothing is known of the spread.
+    """
+    samples = np.asarray(samples, dtype=float)
+    count = np.sum(~np.isnan(samples), axis=axis)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.nansum(samples, axis=axis) / count
+        variance = np.nansum((samples - np.expand_dims(mean, axis)) ** 2, axis=axis) / (count - 1)
+        half = stats.t.ppf(0.5 + confidence / 2, count - 1) * np.sqrt(variance / count)
+    half = np.where(count > 1, half, np.inf)
+    return Interval(mean, mean - half, mean + half)
+
+
+def quantile_interval(samples, quantile: float, confidence: float = 0.95) -> Interval:
+    """A quantile of 1-d samples with the distribution-free interval from order statistics."""
+    samples = np.asarray(samples, dtype=float)
+    result = stats.quantile_test(samples[~np.isnan(samples)], q=0, p=quantile)
+    interval = result.confidence_interval(confidence)
+    return Interval(np.nanquantile(samples, quantile), interval.low, interval.high)

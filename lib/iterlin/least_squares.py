@@ -1,0 +1,235 @@
+"""Gauss-Newton (Algorithm 1), its damped form (eq. 10) and truncated Gauss-Newton (Algorithm 2).
+
+Both minimise 1/2 ||f(params, x) - y||^2 (a sum, not divided by N) by full steps, without line
+search, as the paper does; a run that does not converge says so. Both can be vmapped and jitted.
+"""
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Int, PyTree
+
+from iterlin.gradient_flow import eigenmodes
+from iterlin.linearization import Network, jacobian, jacobian_products, tree_add, tree_sub
+from iterlin.validation import (
+    non_negative,
+    one_of,
+    open_unit,
+    positive,
+    positive_integer,
+    same_shape,
+)
+
+
+class Status(IntEnum):
+    """How a run ended."""
+
+    CONVERGED = 0
+    MAX_STEPS = 1
+    DIVERGED = 2
+
+
+RUNNING = -1
+
+
+class Solution(NamedTuple):
+    """Where a run ended, how, after how many steps, and what it went through.
+
+    params is the last finite iterate; status a `Status`. Entry t of each history (max_steps + 1,)
+    belongs to iterate t and is NaN beyond the last: "loss" 1/2 ||z||^2, "gradient_norm" ||J^T z||,
+    "step_norm" (the step taken from t) and, for the truncated form, "certificate" ||r|| / ||J^T z||
+    and "inner_steps" of the step taken from t.
+    """
+
+    params: PyTree
+    status: Int[Array, ""]
+    num_steps: Int[Array, ""]
+    history: dict[str, Float[Array, " T"]]
+
+
+def gauss_newton(
+    f: Network,
+    params: PyTree,
+    x: Array,
+    y: Array,
+    *,
+    damping=0.0,
+    max_steps: int,
+    tolerance: float,
+    target_loss: float = 0.0,
+    solver: str = "svd",
+    independent: bool = True,
+) -> Solution:
+    """Full steps theta <- theta - (J^T J + damping I)^-1 J^T (f - y), eq. (10).
+
+    Both solvers work on the smaller of the primal (P x P) and dual (N O x N O) problems. "svd"
+    takes the thin singular value decomposition of J: J's condition number is not squared, and
+    damping 0 gives the minimum-norm step -J^+ (f - y) at any rank. "cholesky" factorises
+    J J^T + damping I (or its primal): faster, for a damping well above eps lambda_max. Stops as
+    converged when the loss is at most `target_loss`, or
+    when the loss changes by at most `tolerance` relative to itself in one step.
+    `independent=False` is for an f that couples its examples (see `jacobian`).
+
+    Raises ValueError for a negative or non-finite damping or tolerance, a max_steps that is not a
+    positive integer, or targets (N, O) that have not the shape of the outputs.
+    """
+    non_negative("damping", damping)
+    one_of("solver", solver, ("svd", "cholesky"))
+    if solver == "cholesky":
+        positive("damping of the cholesky solver", damping)
+
+    def step_by_cholesky(theta):
+        return _damped_step(f, theta, x, y, damping, independent)
+
+    def step(theta):
+        modes = eigenmodes(f, theta, x, y, independent=independent)
+        gradient_norm = jnp.linalg.norm(modes.singular_values * modes.coefficients)
+        return modes.damped(damping), {"gradient_norm": gradient_norm}
+
+    step = step_by_cholesky if solver == "cholesky" else step
+    return _iterate(f, params, x, y, step, max_steps, tolerance, target_loss)
+
+
+def _damped_step(f, theta, x, y, damping, independent):
+    """One step by the normal equations of the smaller problem; damping must be positive."""
+    flat, unravel = ravel_pytree(theta)
+    matrix = jacobian(f, theta, x, independent=independent)
+    residual = (y - f(theta, x)).reshape(-1)
+    gradient = residual @ matrix
+    if matrix.shape[0] <= matrix.shape[1]:
+        displacement = _solve(matrix @ matrix.T, damping, residual) @ matrix
+    else:
+        displacement = _solve(matrix.T @ matrix, damping, gradient)
+    info = {"gradient_norm": jnp.linalg.norm(gradient)}
+    return unravel(flat + displacement), info
+
+
+def _solve(gram, damping, right_hand_side):
+    factor = jax.scipy.linalg.cho_factor(gram + damping * jnp.eye(gram.shape[0]))
+    return jax.scipy.linalg.cho_solve(factor, right_hand_side)
+
+
+def truncated_gauss_newton(
+    f: Network,
+    params: PyTree,
+    x: Array,
+    y: Array,
+    *,
+    beta: float,
+    max_steps: int,
+    tolerance: float,
+    target_loss: float = 0.0,
+    max_inner_steps: int | None = None,
+) -> Solution:
+    """Steps s with (J^T J) s = -J^T z + r and ||r|| <= beta ||J^T z|| (Algorithm 2).
+
+    s is found by conjugate gradients on the least-squares problem (CGLS) from 0, with Jacobian
+    products only; J is never formed. The history's "certificate" is the ||r|| / ||J^T z|| that was
+    reached, recomputed from s after the inner iteration; it exceeds beta only if `max_inner_steps`
+    (default 10 min(N O, P)) came first. Stops as `gauss_newton` does.
+
+    Raises ValueError if beta is not in (0, 1), and as `gauss_newton`.
+    """
+    open_unit("beta", beta)
+    if max_inner_steps is None:
+        max_inner_steps = 10 * min(y.size, sum(leaf.size for leaf in jax.tree.leaves(params)))
+    positive_integer("max_inner_steps", max_inner_steps)
+
+    def step(theta):
+        outputs, jvp, vjp = jacobian_products(f, theta, x)
+        residual = y - outputs
+        gradient = vjp(residual)
+        displacement, inner = _cgls(jvp, vjp, residual, gradient, beta, max_inner_steps)
+        left = vjp(residual - jvp(displacement))
+        norm = _norm(gradient)
+        certificate = jnp.where(norm > 0, _norm(left) / jnp.where(norm > 0, norm, 1), 0)
+        info = {"gradient_norm": norm, "certificate": certificate, "inner_steps": inner * 1.0}
+        return tree_add(theta, displacement), info
+
+    return _iterate(f, params, x, y, step, max_steps, tolerance, target_loss)
+
+
+def _cgls(jvp, vjp, residual, gradient, beta, max_steps):
+    """Conjugate gradients for min ||J s - residual|| until ||J^T r|| is at most beta of its start.
+
+    Hestenes & Stiefel (1952). Starting from 0 the iterates stay in the range of J^T.
+    """
+    target = beta**2 * _dot(gradient, gradient)
+
+    def going(carry):
+        *_, squared, count = carry
+        return (squared > target) & (count < max_steps)
+
+    def step(carry):
+        s, r, direction, squared, count = carry
+        image = jvp(direction)
+        alpha = squared / jnp.sum(image**2)
+        s = jax.tree.map(lambda a, b: a + alpha * b, s, direction)
+        r = r - alpha * image
+        g = vjp(r)
+        new = _dot(g, g)
+        direction = jax.tree.map(lambda a, b: a + new / squared * b, g, direction)
+        return s, r, direction, new, count + 1
+
+    zero = jax.tree.map(jnp.zeros_like, gradient)
+    start = (zero, residual, gradient, _dot(gradient, gradient), 0)
+    s, *_, count = jax.lax.while_loop(going, step, start)
+    return s, count
+
+
+def _dot(a, b):
+    return sum(jnp.sum(u * v) for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def _norm(tree):
+    return jnp.sqrt(_dot(tree, tree))
+
+
+def _iterate(f, params, x, y, step, max_steps, tolerance, target_loss) -> Solution:
+    """Repeat `step` (theta -> new theta, info) until the loss settles, blows up, or steps run out."""
+    positive_integer("max_steps", max_steps)
+    non_negative("tolerance", tolerance)
+    non_negative("target_loss", target_loss)
+    same_shape(jax.eval_shape(f, params, x), y)
+
+    def loss_of(theta):
+        return 0.5 * jnp.sum((f(theta, x) - y) ** 2)
+
+    def going(carry):
+        return carry[1] == RUNNING
+
+    def advance(carry):
+        theta, _, count, history = carry
+        loss = history["loss"][count]
+        proposal, info = step(theta)
+        info["step_norm"] = _norm(tree_sub(proposal, theta))
+        new_loss = loss_of(proposal)
+        finite = jnp.isfinite(new_loss) & jnp.isfinite(info["step_norm"])
+        settled = (jnp.abs(new_loss - loss) <= tolerance * loss) | (new_loss <= target_loss)
+        history = {k: v.at[count].set(info[k]) if k in info else v for k, v in history.items()}
+        history["loss"] = history["loss"].at[count + 1].set(new_loss)
+        status = jnp.where(
+            ~finite,
+            int(Status.DIVERGED),
+            jnp.where(
+                settled,
+                int(Status.CONVERGED),
+                jnp.where(count + 1 >= max_steps, int(Status.MAX_STEPS), RUNNING),
+            ),
+        )
+        theta = jax.tree.map(lambda a, b: jnp.where(finite, a, b), proposal, theta)
+        return theta, status, count + 1, history
+
+    loss = loss_of(params)
+    names = jax.eval_shape(step, params)[1].keys() | {"step_norm", "loss"}
+    history = {name: jnp.full(max_steps + 1, jnp.nan, loss.dtype) for name in sorted(names)}
+    history["loss"] = history["loss"].at[0].set(loss)
+    started = jnp.where(loss <= target_loss, int(Status.CONVERGED), RUNNING)
+    status = jnp.where(jnp.isfinite(loss), started, int(Status.DIVERGED))
+    theta, status, count, history = jax.lax.while_loop(
+        going, advance, (params, status, jnp.asarray(0), history)
+    )
+    return Solution(theta, status, count, history)

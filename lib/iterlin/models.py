@@ -1,0 +1,89 @@
+"""Networks as pairs of pure functions: init(key) -> params, apply(params, x) -> outputs (N, O)."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from iterlin.validation import non_negative, one_of, positive_integer
+
+ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "identity": lambda h: h}
+
+
+class Model(NamedTuple):
+    init: Callable[[Array], PyTree]
+    apply: Callable[[PyTree, Array], Array]
+
+
+def mlp(
+    widths: Sequence[int],
+    *,
+    activation: str = "relu",
+    parameterization: str = "standard",
+    weight_scale: float | None = None,
+    bias_scale: float = 0.0,
+    output_bias: bool = True,
+) -> Model:
+    """Multilayer perceptron of layer sizes `widths` = (inputs, hidden..., outputs).
+
+    standard: h -> W h + b with W ~ N(0, 1/fan_in) (LeCun normal), or N(0, weight_scale^2) if that
+    is given. ntk: h -> W h / sqrt(fan_in) + b with W ~ N(0, 1): the same function at
+    initialisation, but learning rates that keep the kernel finite at infinite width.
+    Biases are drawn from N(0, bias_scale^2). Parameters are a list of {"weight": (fan_in, fan_out),
+    "bias": (fan_out,)}, the last without a bias if `output_bias` is false.
+
+    Raises ValueError for an unknown activation or parameterisation, or a non-positive width.
+    """
+    one_of("activation", activation, ACTIVATIONS)
+    one_of("parameterization", parameterization, ("standard", "ntk"))
+    for width in widths:
+        positive_integer("width", width)
+    non_negative("bias_scale", bias_scale)
+    if weight_scale is not None:
+        non_negative("weight_scale", weight_scale)
+        if parameterization == "ntk":
+            raise ValueError(
+                "weight_scale has no meaning in the ntk parameterization: leave it out"
+            )
+    act = ACTIVATIONS[activation]
+    shapes = list(pairwise(widths))
+
+    def init(key):
+        layers = []
+        for index, (fan_in, fan_out) in enumerate(shapes):
+            weight_key, bias_key = jax.random.split(jax.random.fold_in(key, index))
+            scale = 1 / math.sqrt(fan_in) if weight_scale is None else weight_scale
+            scale = 1.0 if parameterization == "ntk" else scale
+            layer = {"weight": scale * jax.random.normal(weight_key, (fan_in, fan_out))}
+            if output_bias or index < len(shapes) - 1:
+                layer["bias"] = bias_scale * jax.random.normal(bias_key, (fan_out,))
+            layers.append(layer)
+        return layers
+
+    def apply(params, x: Float[Array, "N D"]) -> Float[Array, "N O"]:
+        h = x
+        for index, layer in enumerate(params):
+            h = act(h) if index else h
+            fan_in = layer["weight"].shape[0]
+            h = h @ layer["weight"] / (math.sqrt(fan_in) if parameterization == "ntk" else 1)
+            h = h + layer["bias"] if "bias" in layer else h
+        return h
+
+    return Model(init, apply)
+
+
+MODELS = {"mlp": mlp}
+
+
+def create(name: str, *args, **settings) -> Model:
+    """The model of that name, for parameter files; ValueError lists the known ones."""
+    one_of("model", name, MODELS)
+    return MODELS[name](*args, **settings)
+
+
+def parameter_count(params: PyTree) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))

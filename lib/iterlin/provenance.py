@@ -1,0 +1,123 @@
+"""Which source a result came from: the modules it depends on and a hash of their numerics.
+
+Comments, docstrings, blank lines and trailing space do not count, so that explaining the code
+better makes no recorded run stale.
+"""
+
+import ast
+import hashlib
+import io
+import platform
+import subprocess
+import tokenize
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+
+
+def project_root() -> Path:
+    """The checkout this library is part of: the folder that holds book/ and lib/."""
+    return PACKAGE.parent.parent
+
+
+def code_of(source: str) -> str:
+    """Source without comments, docstrings, blank lines and trailing space."""
+    lines = source.splitlines(keepends=True)
+    dropped = []  # (start, end) as (row, column) pairs, rows from 1
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            value = first.value if isinstance(first, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                end = len(lines[first.end_lineno - 1])
+                dropped.append(((first.lineno, 0), (first.end_lineno, end)))
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            dropped.append((token.start, token.end))
+    for (row, start), (end_row, end) in sorted(dropped, reverse=True):
+        if row == end_row:
+            lines[row - 1] = lines[row - 1][:start] + lines[row - 1][end:]
+        else:
+            lines[row - 1 : end_row] = [""] * (end_row - row + 1)
+    return "\n".join(line.rstrip() for line in "".join(lines).splitlines() if line.strip())
+
+
+def _imports(path: Path) -> set[str]:
+    """Modules of this package that a module of it imports, anywhere in its code."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            if node.module == "iterlin":
+                found |= {alias.name for alias in node.names}
+            elif node.module.startswith("iterlin."):
+                found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("iterlin.")}
+    return found
+
+
+def dependencies(modules: Iterable[str], package: Path = PACKAGE) -> list[str]:
+    """The given modules of the package and all that they import from it, sorted.
+
+    Raises ValueError for a module that does not exist.
+    """
+    done, waiting = set(), list(modules)
+    while waiting:
+        module = waiting.pop()
+        path = package / f"{module}.py"
+        if not path.exists():
+            raise ValueError(f"iterlin has no module {module!r}")
+        if module not in done:
+            done.add(module)
+            waiting += _imports(path)
+    return sorted(done)
+
+
+def source_hash(modules: Iterable[str], package: Path = PACKAGE) -> str:
+    """SHA-256 over the code of the modules and of all that they import from the package."""
+    digest = hashlib.sha256()
+    for module in dependencies(modules, package):
+        digest.update(f"{module}\n{code_of((package / f'{module}.py').read_text())}\n".encode())
+    return digest.hexdigest()
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Python's and the numerical packages' versions."""
+    found = {"python": platform.python_version()}
+    for name in ("jax", "jaxlib", "numpy", "scipy", "optax", "flax", "scikit-learn"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The checkout's commit, '+changes' if lib/ or book/ differ from it; 'unknown' outside git."""
+    try:
+        head = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", "lib", "book")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("+changes" if changed else "")
+
+
+def _git(*arguments) -> str:
+    command = ["git", "-C", str(project_root()), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def device() -> str:
+    """The device that JAX computes on, in words: '2 CPU cores' or the GPU's name."""
+    import os
+
+    import jax
+
+    first = jax.devices()[0]
+    if first.platform == "cpu":
+        return f"{len(os.sched_getaffinity(0))} CPU cores ({platform.machine()})"
+    return f"{len(jax.devices())} x {first.device_kind}"

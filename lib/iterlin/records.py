@@ -1,0 +1,137 @@
+"""Recorded runs: xarray data sets with named dimensions and the provenance of every number.
+
+A record is one file, data/results/<experiment>/<tier>.nc (quick runs, which every build makes
+anew, go to _build/records/). It carries the parameters, commit, hash of the numerics, versions,
+device, wall time and date of the run that made it.
+"""
+
+import json
+import os
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from iterlin import provenance
+from iterlin.validation import one_of
+
+TIERS = ("quick", "laptop", "gpu", "paper")
+FORMAT = "iterlin record 1"
+_STARTED = time.perf_counter()
+
+
+def path_of(experiment: str, tier: str) -> Path:
+    """Where the record lies; ValueError lists the tiers if there is no such one."""
+    one_of("tier", tier, TIERS)
+    root = provenance.project_root()
+    folder = root / "_build" / "records" if tier == "quick" else root / "data" / "results"
+    return folder / experiment / f"{tier}.nc"
+
+
+def save(
+    dataset: xr.Dataset,
+    experiment: str,
+    tier: str,
+    *,
+    parameters: dict,
+    modules: list[str],
+    data_note: str = "",
+    wall_time: float | None = None,
+    path: Path | None = None,
+) -> Path:
+    """Write a record, whole or not at all, and return where.
+
+    modules: the library's modules whose numerics it came from (their imports are followed).
+    wall_time: seconds, by default since the library was loaded. data_note names the data set.
+    """
+    one_of("tier", tier, TIERS)
+    seconds = time.perf_counter() - _STARTED if wall_time is None else wall_time
+    stamped = dataset.assign_attrs(
+        format=FORMAT,
+        experiment=experiment,
+        tier=tier,
+        parameters=json.dumps(parameters, sort_keys=True),
+        modules=json.dumps(sorted(modules)),
+        numerics=provenance.source_hash(modules),
+        commit=provenance.commit(),
+        versions=json.dumps(provenance.versions()),
+        device=provenance.device(),
+        data=data_note,
+        wall_time=float(seconds),
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+    )
+    target = path_of(experiment, tier) if path is None else Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    compressed = {
+        name: {"zlib": True} for name, v in dataset.variables.items() if v.dtype.kind in "fiu"
+    }
+    handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=".nc")
+    os.close(handle)
+    try:
+        stamped.to_netcdf(partial, engine="h5netcdf", encoding=compressed)
+        # On disk before it takes the name: a crash leaves the old record or the new one.
+        with open(partial, "rb") as written:
+            os.fsync(written.fileno())
+        os.chmod(partial, 0o644)
+        os.replace(partial, target)
+    finally:
+        Path(partial).unlink(missing_ok=True)
+    return target
+
+
+def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
+    """Read a record into memory.
+
+    Raises FileNotFoundError if it has not been run, ValueError if the file is damaged or not one
+    of this experiment and tier; both name the file.
+    """
+    source = path_of(experiment, tier) if path is None else Path(path)
+    if not source.exists():
+        raise FileNotFoundError(f"no record of {experiment} at tier {tier}: {source} is missing")
+    try:
+        with xr.open_dataset(source, engine="h5netcdf") as opened:
+            dataset = opened.load()
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{source} is damaged or not a record: {reason}") from error
+    if dataset.attrs.get("format") != FORMAT:
+        raise ValueError(f"{source} was not written by iterlin.records (no '{FORMAT}' stamp)")
+    found = dataset.attrs["experiment"], dataset.attrs["tier"]
+    if found != (experiment, tier):
+        raise ValueError(f"{source} holds {found[0]} at tier {found[1]}, not {experiment}/{tier}")
+    return dataset
+
+
+def best(experiment: str) -> xr.Dataset | None:
+    """The record of the highest tier that has been run and committed, or None."""
+    for tier in reversed(TIERS[1:]):
+        if path_of(experiment, tier).exists():
+            return load(experiment, tier)
+    return None
+
+
+def is_stale(dataset: xr.Dataset) -> bool:
+    """Whether the numerics that the record came from have changed since."""
+    try:
+        current = provenance.source_hash(json.loads(dataset.attrs["modules"]))
+    except ValueError:  # a module it came from is gone
+        return True
+    return current != dataset.attrs["numerics"]
+
+
+def caption(dataset: xr.Dataset) -> str:
+    """One line for a figure: tier, seeds, device, date and time, and whether it is stale."""
+    a = dataset.attrs
+    seeds = f"{dataset.sizes['seed']} seeds, " if "seed" in dataset.sizes else ""
+    minutes = a["wall_time"] / 60
+    cost = f"{minutes:.0f} min" if minutes >= 1.5 else f"{a['wall_time']:.0f} s"
+    stale = "; STALE: the library has changed since" if is_stale(dataset) else ""
+    return f"{a['tier']} tier: {seeds}{cost} on {a['device']}, {a['date']}{stale}"
+
+
+def interval_variable(interval) -> tuple[str, np.ndarray]:
+    """An `intervals.Interval` of a scalar statistic as a variable over ("bound",)."""
+    return "bound", np.asarray([float(value) for value in interval])

@@ -1,0 +1,73 @@
+"""Checks of arguments, made before any compute: each error names the offender and what is allowed.
+
+Values that JAX is tracing have no concrete value to check and pass; their callers check the
+concrete arrays before tracing begins.
+"""
+
+import math
+from numbers import Integral, Real
+
+import jax
+import numpy as np
+
+
+def is_traced(value) -> bool:
+    return isinstance(value, jax.core.Tracer)
+
+
+def positive_integer(name: str, value, *, infinity: bool = False) -> None:
+    """Refuses anything but a whole number of at least 1 (or infinity, where it has a meaning)."""
+    if is_traced(value):
+        return
+    if infinity and isinstance(value, float) and value == math.inf:
+        return
+    scalar = (
+        value.item() if isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 0 else value
+    )
+    if isinstance(scalar, bool) or not isinstance(scalar, Integral) or scalar < 1:
+        allowed = "a positive integer or infinity" if infinity else "a positive integer"
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
+def non_negative(name: str, value, *, infinity: bool = False) -> None:
+    """Refuses a negative, NaN or (unless allowed) infinite real number or array of them."""
+    _real(name, value, infinity, "non-negative", lambda v: v >= 0)
+
+
+def positive(name: str, value, *, infinity: bool = False) -> None:
+    """Refuses a non-positive, NaN or (unless allowed) infinite real number or array of them."""
+    _real(name, value, infinity, "positive", lambda v: v > 0)
+
+
+def _real(name, value, infinity, sign, holds) -> None:
+    if is_traced(value):
+        return
+    array = None if isinstance(value, bool) else np.asarray(value)
+    if array is None or not (isinstance(value, Real) or np.issubdtype(array.dtype, np.number)):
+        raise ValueError(f"{name} must be a {sign} real number, got {value!r}")
+    in_range = holds(array) & (True if infinity else np.isfinite(array))
+    if not np.all(in_range):
+        finite = "" if infinity else "finite and "
+        raise ValueError(f"{name} must be {finite}{sign}, got {value!r}")
+
+
+def open_unit(name: str, value) -> None:
+    """Refuses anything outside the open interval (0, 1)."""
+    positive(name, value)
+    if not is_traced(value) and not np.all(np.asarray(value) < 1):
+        raise ValueError(f"{name} must lie strictly between 0 and 1, got {value!r}")
+
+
+def same_shape(outputs, targets) -> None:
+    """Refuses targets whose shape differs from the outputs' (broadcasting would hide the error)."""
+    if np.shape(outputs) != np.shape(targets):
+        raise ValueError(
+            f"targets have shape {np.shape(targets)} but the network's outputs have shape "
+            f"{np.shape(outputs)}: they must be equal"
+        )
+
+
+def one_of(name: str, value, allowed) -> None:
+    """Refuses a value that is not among the allowed ones, and lists those."""
+    if value not in allowed:
+        raise ValueError(f"unknown {name} {value!r}; allowed: {', '.join(sorted(allowed))}")
