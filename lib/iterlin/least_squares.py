@@ -189,7 +189,7 @@ def _norm(tree):
 
 
 def _iterate(f, params, x, y, step, max_steps, tolerance, target_loss) -> Solution:
-    """Repeat `step` (theta -> new theta, info) until the loss settles, blows up, or steps run out."""
+    """Repeat `step` (theta -> new theta, info) until the loss settles or blows up."""
     positive_integer("max_steps", max_steps)
     non_negative("tolerance", tolerance)
     non_negative("target_loss", target_loss)

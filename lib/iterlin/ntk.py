@@ -1,4 +1,4 @@
-"""The empirical neural tangent kernel J J^T (eq. 5) within a memory bound, and measures of its change.
+"""The empirical neural tangent kernel J J^T (eq. 5) within a memory bound; measures of its change.
 
 Examples must not be coupled by f (no batch normalisation in training mode): each row of J is
 taken from its own example.
