@@ -17,6 +17,7 @@ _EXPORTS = {
     "every": "schedules",
     "flow_filter": "gradient_flow",
     "gauss_newton": "least_squares",
+    "iterative_linearization": "least_squares",
     "jacobian": "linearization",
     "jacobian_products": "linearization",
     "kernel_alignment": "ntk",

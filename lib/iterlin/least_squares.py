@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from iterlin.gradient_flow import eigenmodes
 from iterlin.linearization import Network, jacobian, jacobian_products, tree_add, tree_sub
 from iterlin.validation import (
+    is_traced,
     non_negative,
     one_of,
     open_unit,
@@ -110,6 +111,47 @@ def _damped_step(f, theta, x, y, damping, independent):
 def _solve(gram, damping, right_hand_side):
     factor = jax.scipy.linalg.cho_factor(gram + damping * jnp.eye(gram.shape[0]))
     return jax.scipy.linalg.cho_solve(factor, right_hand_side)
+
+
+def iterative_linearization(
+    f: Network,
+    params: PyTree,
+    x: Array,
+    y: Array,
+    *,
+    step_size: float,
+    period,
+    max_steps: int,
+    tolerance: float = 0.0,
+    target_loss: float = 0.0,
+    independent: bool = True,
+) -> Solution:
+    """Algorithm 3 for full batch and squared loss, each period of K gradient steps in closed form.
+
+    One step of the Solution is one linearisation: K steps of size `step_size` on the summed loss
+    (for a loss divided by N pass eta / N), at a cost independent of K; `period` may be traced, and
+    infinite for the minimum-norm Gauss-Newton step. "certificate" in the history is the tolerance
+    beta at which each of them is a step of truncated Gauss-Newton. Stops as `gauss_newton` does.
+
+    Raises ValueError for a step size that is not positive and finite, or a period that is not a
+    positive integer or infinity, and as `gauss_newton`.
+    """
+    positive("step_size", step_size)
+    positive_integer("period", period, infinity=True)
+    if not is_traced(period) and isinstance(period, float):
+        return gauss_newton(
+            f, params, x, y, max_steps=max_steps, tolerance=tolerance, target_loss=target_loss
+        )
+
+    def step(theta):
+        modes = eigenmodes(f, theta, x, y, independent=independent)
+        info = {
+            "gradient_norm": jnp.linalg.norm(modes.singular_values * modes.coefficients),
+            "certificate": modes.residual_ratio(step_size, period),
+        }
+        return modes.descent(step_size, period), info
+
+    return _iterate(f, params, x, y, step, max_steps, tolerance, target_loss)
 
 
 def truncated_gauss_newton(
