@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from iterlin.validation import one_of, positive_integer
+from iterlin.validation import non_negative, one_of, positive_integer
 
 
 class Dataset(NamedTuple):
@@ -29,6 +29,7 @@ def xor(key: Array, size: int, *, variance: float = 0.1) -> Dataset:
     (size, 2), y is (size, 1).
     """
     positive_integer("size", size)
+    non_negative("variance", variance)
     corner_key, noise_key = jax.random.split(key)
     z = jax.random.rademacher(corner_key, (size, 2), dtype=jnp.result_type(float))
     x = z + jnp.sqrt(variance) * jax.random.normal(noise_key, (size, 2))

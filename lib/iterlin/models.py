@@ -36,12 +36,15 @@ def mlp(
     Biases are drawn from N(0, bias_scale^2). Parameters are a list of {"weight": (fan_in, fan_out),
     "bias": (fan_out,)}, the last without a bias if `output_bias` is false.
 
-    Raises ValueError for an unknown activation or parameterisation, or a non-positive width.
+    Raises ValueError for an unknown activation or parameterisation, or widths that are not at least
+    two positive integers.
     """
     one_of("activation", activation, ACTIVATIONS)
     one_of("parameterization", parameterization, ("standard", "ntk"))
     for width in widths:
         positive_integer("width", width)
+    if len(widths) < 2:
+        raise ValueError(f"widths must hold at least inputs and outputs, got {tuple(widths)}")
     non_negative("bias_scale", bias_scale)
     if weight_scale is not None:
         non_negative("weight_scale", weight_scale)
@@ -70,7 +73,7 @@ def mlp(
             h = act(h) if index else h
             fan_in = layer["weight"].shape[0]
             h = h @ layer["weight"] / (math.sqrt(fan_in) if parameterization == "ntk" else 1)
-            h = h + layer["bias"] if "bias" in layer else h
+            h = h + layer["bias"][None, :] if "bias" in layer else h
         return h
 
     return Model(init, apply)

@@ -91,12 +91,12 @@ def train(
     integer, a batch larger than the data, a minibatch without key, inputs and targets of different
     lengths, or evaluation steps outside [0, num_steps].
     """
-    engine = _Engine(f, data, loss, optimizer, batch_size, target_loss)
+    engine = _Engine(f, loss, optimizer, batch_size, target_loss)
     eval_steps = _check(data, num_steps, batch_size, key, eval_steps, target_loss)
     key = jax.random.key(0) if key is None else key
-    advance = jax.jit(lambda state, count: engine.advance(state, count, schedule))
+    advance = jax.jit(lambda state, count: engine.advance(state, data, count, schedule))
     observe = jax.jit(_observer(f, evaluate, metrics or {"loss": loss}))
-    return _drive(engine.start(params, key), advance, observe, eval_steps, progress)
+    return _drive(engine.start(params, data, key), advance, observe, eval_steps, progress)
 
 
 def train_sweep(
@@ -120,31 +120,33 @@ def train_sweep(
     """`train` for every period (K of them, infinity allowed) and every key (S), as one program.
 
     Each key draws its initial parameters, init(key), and its order of examples, the same for
-    every period. The state's leaves but `step` lead with (K, S); the history's arrays but "step"
-    are (K, S, T). Everything else, errors included, is as for `train`.
+    every period; where `data` is a function, also its own examples, data(key). The state's
+    leaves but `step` lead with (K, S); the history's arrays but "step" are (K, S, T). Everything
+    else, errors included, is as for `train`.
     """
-    engine = _Engine(f, data, loss, optimizer, batch_size, target_loss)
-    eval_steps = _check(data, num_steps, batch_size, keys, eval_steps, target_loss)
+    engine = _Engine(f, loss, optimizer, batch_size, target_loss)
+    datasets, data_axis = (jax.vmap(data)(keys), 0) if callable(data) else (data, None)
+    example = jax.tree.map(lambda a: a[0], datasets) if callable(data) else data
+    eval_steps = _check(example, num_steps, batch_size, keys, eval_steps, target_loss)
     periods = periods_array(periods)
+    # The step counter is common to all runs.
     state_axes = TrainState(None, *[0] * (len(TrainState._fields) - 1))
 
-    def over_runs(function, *others):
-        """vmap over seeds, then over periods; the step counter is common to all runs."""
-        by_seed = jax.vmap(function, (state_axes, *others, None), state_axes)
-        return jax.vmap(by_seed, (state_axes, *others, 0), state_axes)
-
     @jax.jit
-    def advance(state, count):
-        run = over_runs(lambda s, n, period: engine.advance(s, n, schedule(period)), None)
-        return run(state, count, periods)
+    def advance(states, count):
+        def run(state, run_data, period):
+            return engine.advance(state, run_data, count, schedule(period))
+
+        over_seeds = jax.vmap(run, (state_axes, data_axis, None), state_axes)
+        return jax.vmap(over_seeds, (state_axes, None, 0), state_axes)(states, datasets, periods)
 
     observe_run = _observer(f, evaluate, metrics or {"loss": loss})
     observe = jax.jit(jax.vmap(jax.vmap(observe_run, (state_axes,)), (state_axes,)))
 
-    def start(key):
-        return engine.start(init(key), jax.random.fold_in(key, 1))
+    def start(key, run_data):
+        return engine.start(init(key), run_data, jax.random.fold_in(key, 1))
 
-    seeds = jax.vmap(start, out_axes=state_axes)(keys)
+    seeds = jax.vmap(start, (0, data_axis), state_axes)(keys, datasets)
     states = jax.vmap(lambda _: seeds, out_axes=state_axes)(periods)
     return _drive(states, advance, observe, eval_steps, progress)
 
@@ -156,26 +158,25 @@ def log_steps(num_steps: int, per_decade: int = 6) -> np.ndarray:
 
 
 class _Engine:
-    """The step of Algorithm 3 on fixed data."""
+    """The step of Algorithm 3; data (x, y) is an argument, so that runs may have their own."""
 
-    def __init__(self, f, data, loss, optimizer, batch_size, target_loss):
-        self.f, self.loss, self.optimizer, self.target_loss = f, loss, optimizer, target_loss
-        self.x, self.y = data
-        self.batch_size = batch_size
+    def __init__(self, f, loss, optimizer, batch_size, target_loss):
+        self.f, self.loss, self.optimizer = f, loss, optimizer
+        self.batch_size, self.target_loss = batch_size, target_loss
 
-    def start(self, params, key) -> TrainState:
+    def start(self, params, data, key) -> TrainState:
         zero, not_yet = jnp.asarray(0, jnp.int32), jnp.asarray(NOT_YET, jnp.int32)
-        order = jnp.arange(0 if self.batch_size is None else self.y.shape[0], dtype=jnp.int32)
+        order = jnp.arange(0 if self.batch_size is None else data[1].shape[0], dtype=jnp.int32)
         opt = self.optimizer.init(params)
         return TrainState(zero, params, params, opt, key, order, zero, not_yet, not_yet)
 
-    def advance(self, state: TrainState, count, schedule: Schedule) -> TrainState:
-        return jax.lax.fori_loop(0, count, lambda _, s: self.step(s, schedule), state)
+    def advance(self, state: TrainState, data, count, schedule: Schedule) -> TrainState:
+        return jax.lax.fori_loop(0, count, lambda _, s: self.step(s, data, schedule), state)
 
-    def step(self, state: TrainState, schedule: Schedule) -> TrainState:
+    def step(self, state: TrainState, data, schedule: Schedule) -> TrainState:
         linearizing = (state.step == 0) | schedule(state.step, state)
         anchor = _where(linearizing, state.params, state.anchor)
-        order, x, y = self.batch(state)
+        order, x, y = self.batch(state, data)
 
         outputs, jvp, vjp = jacobian_products(self.f, anchor, x)
         proxy = outputs + jvp(tree_sub(state.params, anchor))
@@ -201,9 +202,10 @@ class _Engine:
             converged_at=jnp.where(~state.ended & finite & reached, state.step, state.converged_at),
         )
 
-    def batch(self, state: TrainState):
+    def batch(self, state: TrainState, data):
+        x, y = data
         if self.batch_size is None:
-            return state.order, self.x, self.y
+            return state.order, x, y
         size = state.order.shape[0]
         per_epoch = size // self.batch_size
         epoch, index = state.step // per_epoch, state.step % per_epoch
@@ -216,7 +218,7 @@ class _Engine:
             lambda: state.order,
         )
         chosen = jax.lax.dynamic_slice_in_dim(order, index * self.batch_size, self.batch_size)
-        return order, jnp.take(self.x, chosen, 0), jnp.take(self.y, chosen, 0)
+        return order, jnp.take(x, chosen, 0), jnp.take(y, chosen, 0)
 
 
 def _observer(f, evaluate, metrics):
