@@ -1,0 +1,67 @@
+# The book in two commands: `make book`, and `make test` before a change goes in. `make help`.
+
+PYTHON ?= python3
+JOBS ?= 2
+PORT ?= 8000
+VENV := .venv
+BIN := $(VENV)/bin
+# Named after the lock and the project file, so that another version of either installs again.
+INSTALLED := $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml | cksum | tr ' ' '-')
+# Two notebooks at a time share the cores (XLA sizes its thread pools by NPROC).
+ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0
+
+.DEFAULT_GOAL := help
+.PHONY: help book results serve test lint format references lock clean
+
+help: ## what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@echo "Variables: TIER=laptop PAGE=xor for results; JOBS=$(JOBS) notebooks at a time; PORT=$(PORT)."
+
+$(INSTALLED):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing the pinned versions of requirements.lock (minutes, once)"
+	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --require-hashes \
+	  -r requirements.lock
+	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --no-build-isolation \
+	  --no-index -e .
+	@rm -f $(VENV)/.installed-* && touch $@
+
+book: $(INSTALLED) ## run every page at the quick tier and build _build/html
+	@$(BIN)/python -m iterlin_book.build book --jobs $(JOBS)
+	@$(BIN)/python -m iterlin.claims
+
+results: JOBS = 1
+results: $(INSTALLED) ## run TIER=laptop|gpu|paper [PAGE=xor] and record the results
+	@$(BIN)/python -m iterlin_book.build results --tier "$(TIER)" --jobs $(JOBS) \
+	  $(if $(PAGE),--page "$(PAGE)")
+
+serve: book ## show the book on this machine
+	@echo "http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"
+	@$(BIN)/python -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
+
+lint: $(INSTALLED) ## check the style of the code
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: $(INSTALLED) ## bring the code into that style
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+test: lint book ## everything: style, book, its links, tests, notebooks against their references
+	@$(BIN)/python -m iterlin_book.offline _build/html
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 --dist loadscope --nbval
+
+references: $(INSTALLED) ## make tests/notebooks anew from the pages that run now
+	@$(BIN)/python -m iterlin_book.references --jobs $(JOBS)
+
+lock: $(INSTALLED) ## pin the newest versions that fit pyproject.toml (needs uv)
+	@sed '/^[^#]/,$$d' requirements.lock > requirements.new
+	@echo h5py | uv pip compile --universal --python-version 3.11 --generate-hashes --upgrade \
+	  --no-emit-index-url --no-annotate --no-header --group dev pyproject.toml - -q >> requirements.new
+	@mv requirements.new requirements.lock
+	@$(BIN)/python -m iterlin_book.environment > environment.yml
+
+clean: ## remove what was built, but not the installation
+	rm -rf _build .snakemake

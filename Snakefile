@@ -1,0 +1,87 @@
+# The book's pipeline: page -> executed notebook -> page with outputs -> HTML.
+#
+# `make book` and `make results` run it through iterlin_book.build, which also keeps two builds
+# from meeting. Freshness is by content: every file or stamp made here has in its name the digest
+# of all that it depends on (iterlin_book.freshness), so an existing file is a fresh one.
+
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+from iterlin_book import execute as run, pages, render
+
+ROOT = Path.cwd()
+TIER = config.get("tier", pages.QUICK)
+NAMES = pages.toc(ROOT)
+CHOSEN = [name for name in str(config.get("pages", "")).split(",") if name] or [
+    name for name in NAMES if pages.read(ROOT, name) is not None
+]
+PYTHON = sys.executable
+OUTPUTS = {
+    page: pages.executed(ROOT, page, TIER, run.prepare(ROOT, page, TIER)[2]).relative_to(ROOT)
+    for page in CHOSEN
+}
+FOLDER = "_build/executed" if TIER == pages.QUICK else f"_build/executed-{TIER}"
+
+
+def source_digest():
+    """Everything the merged sources hold: outputs, prose, pictures, bibliography."""
+    hashed = sha256(Path(run.__file__).with_name("merge.py").read_bytes())
+    for path in OUTPUTS.values():
+        hashed.update(str(path).encode())
+    for path in sorted(Path("book").rglob("*")):
+        if path.is_file():
+            hashed.update(f"{path}\n".encode() + path.read_bytes())
+    hashed.update(Path("_toc.yml").read_bytes())
+    return hashed.hexdigest()[:12]
+
+
+def html_digest():
+    """The sources, the frame, and the library's text, which the API page quotes."""
+    hashed = sha256((source_digest() + render.frame_digest(ROOT)).encode())
+    import iterlin
+
+    for path in sorted(Path(iterlin.__file__).parent.glob("*.py")):
+        hashed.update(path.read_bytes())
+    return hashed.hexdigest()[:12]
+
+
+rule book:
+    input:
+        f"_build/html/.built-{html_digest()}",
+
+
+rule results:
+    input:
+        list(OUTPUTS.values()),
+
+
+rule execute:
+    output:
+        FOLDER + "/{page}.{digest}.ipynb",
+    wildcard_constraints:
+        digest="[0-9a-f]{12}",
+    params:
+        digest=lambda wildcards: wildcards.digest,
+    shell:
+        # `exec`: the job is Snakemake's own child, and ends with it.
+        "exec {PYTHON:q} -m iterlin_book.execute {wildcards.page:q} --tier {TIER}"
+        " --digest {params.digest} --parent"
+
+
+rule merge:
+    input:
+        list(OUTPUTS.values()),
+    output:
+        "_build/source/.merged-{digest}",
+    shell:
+        "exec {PYTHON:q} -m iterlin_book.merge --stamp {output}"
+
+
+rule html:
+    input:
+        f"_build/source/.merged-{source_digest()}",
+    output:
+        "_build/html/.built-{digest}",
+    shell:
+        "exec {PYTHON:q} -m iterlin_book.render --stamp {output}"

@@ -1,0 +1,149 @@
+"""Run one page as a notebook: ``python -m iterlin_book.execute experiments/xor --tier gpu``.
+
+The result is put in place only when every cell has run and nothing that it depends on has changed
+meanwhile, so that what an earlier run left is never damaged.
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+import threading
+import time
+from pathlib import Path
+
+import nbformat
+
+from iterlin_book import freshness, pages, parameters
+from iterlin_book.pages import BookError
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_TRACEBACK_LINES = 16
+
+
+class CellFailed(Exception):
+    """A cell raised; the message names the page, the cell and where to look on."""
+
+
+def prepare(root, page, tier):
+    """The page as a notebook, the values it runs with and the digest of both."""
+    notebook = pages.read(root, page)
+    if notebook is None:
+        raise BookError(f"{page}: has no code cells to run")
+    values = parameters.load(root, page, tier, notebook)
+    return notebook, values, freshness.digest(root, page, tier, notebook, values)
+
+
+def execute(root, page, tier, expected=None):
+    """Run a page and return the path of the executed notebook."""
+    notebook, values, digest = prepare(root, page, tier)
+    changed = f"{page}: the page or what it uses changed during the build: run it again"
+    if expected is not None and digest != expected:
+        raise BookError(changed)
+    partial = Path(root) / "_build" / "partial" / tier / f"{page}.ipynb"
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    executed = _run(root, page, notebook, values, partial)
+    seconds = round(time.monotonic() - started, 1)
+    if prepare(root, page, tier)[2] != digest:
+        raise BookError(changed)
+    executed.metadata["iterlin_book"] = {
+        "page": page,
+        "tier": tier,
+        "digest": digest,
+        "seconds": seconds,
+    }
+    path = pages.executed(root, page, tier, digest)
+    pages.write_atomically(path, nbformat.writes(executed))
+    partial.unlink(missing_ok=True)
+    return path
+
+
+def _run(root, page, notebook, values, partial):
+    import papermill  # slow to import: after the checks of what was asked
+
+    # Figures must land in the notebook whatever backend the caller's shell prefers.
+    os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    try:
+        return papermill.execute_notebook(
+            notebook,
+            str(partial),
+            parameters=values,
+            kernel_name="python3",
+            progress_bar=False,
+            cwd=str(root),
+            extra_arguments=["--log-level=50"],  # nothing of plain TCP on the loopback
+        )
+    except papermill.exceptions.PapermillExecutionError as error:
+        raise CellFailed(_failure(root, page, error, partial)) from None
+
+
+def _failure(root, page, error, partial):
+    """Page, cell and the end of the traceback: what one needs to see in a terminal."""
+    source = pages.source(root, page)
+    before, found, _ = source.read_text("utf8").partition(error.source)
+    place = f" (from line {before.count(chr(10)) + 1} of {source})" if found else ""
+    frames = _ANSI.sub("", "\n".join(error.traceback)).splitlines()
+    shown = frames[-_TRACEBACK_LINES:]
+    if len(frames) > len(shown):
+        shown = ["...", *shown]
+    return "\n".join(
+        [
+            f"{page}: cell {error.exec_count}{place} failed: {error.ename}: "
+            f"{pages.one_line(error.evalue)}",
+            *(f"    {line}" for line in shown),
+            f"{page}: the notebook up to the failure is {partial}",
+        ]
+    )
+
+
+def _stop_with_parent():
+    """End this process when the build that started it is gone, killed ones included."""
+    parent = os.getppid()
+
+    def watch():
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)  # the kernel watches this process in the same way
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise BookError(f"{self.prog}: {message}")
+
+
+def main(arguments=None):
+    parser = Parser(prog="iterlin_book.execute", description=__doc__.splitlines()[0])
+    parser.add_argument("page", help="the page's file or name, such as xor")
+    parser.add_argument("--tier", default=pages.QUICK, help="quick unless told")
+    parser.add_argument("--root", default=".", type=Path, help="the project's folder")
+    parser.add_argument("--digest", help="stop where this is not the page's digest (the build's)")
+    parser.add_argument("--parent", action="store_true", help="end when the calling process ends")
+    try:
+        options = parser.parse_args(arguments)
+        if options.parent:
+            _stop_with_parent()
+        page = pages.find(options.root, options.page)
+        prepare(options.root, page, options.tier)  # nothing is announced that cannot start
+        print(f"{page} ({options.tier}): started", flush=True)
+        path = execute(options.root, page, options.tier, options.digest)
+    except BookError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except CellFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{page} ({options.tier}): interrupted", file=sys.stderr)
+        return 130
+    seconds = json.loads(path.read_text("utf8"))["metadata"]["iterlin_book"]["seconds"]
+    print(f"{page} ({options.tier}): finished in {seconds} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

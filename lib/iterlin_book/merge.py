@@ -1,0 +1,98 @@
+"""Put the stored outputs of every page into its current text: ``_build/source``, the book's input.
+
+Prose can change without any code running again, because only code cells are matched.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import nbformat
+
+from iterlin_book import execute, pages
+from iterlin_book.pages import BookError
+
+_NOT_COPIED = {".md", ".yml"}  # pages are merged; parameters and claims are no part of the site
+
+
+def with_outputs(page, notebook, executed):
+    """The page's cells with what the executed notebook's cells printed and drew."""
+    ran = [
+        cell for cell in pages.code_cells(executed) if "injected-parameters" not in pages.tags(cell)
+    ]
+    cells = pages.code_cells(notebook)
+    if [cell.source for cell in cells] != [cell.source for cell in ran]:
+        raise BookError(f"{page}: its code is not what the stored outputs come from")
+    heading = page.rpartition("/")[2]
+    stored = iter(ran)
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            heading = _last_heading(cell.source) or heading
+        elif cell.cell_type == "code":
+            done = next(stored)
+            cell.outputs, cell.execution_count = done.outputs, done.execution_count
+            _describe_figures(cell, heading)
+    return notebook
+
+
+def _last_heading(text):
+    headings = [line.lstrip("#").strip() for line in text.splitlines() if line.startswith("#")]
+    return headings[-1] if headings else None
+
+
+def _describe_figures(cell, heading):
+    """A text in place of the picture for readers who do not see it, unless the page gives one."""
+    if any("image/png" in output.get("data", {}) for output in cell.outputs):
+        image = cell.metadata.setdefault("mystnb", {}).setdefault("image", {})
+        image.setdefault("alt", f"Figure computed in the section “{heading}”")
+
+
+def build_source(root, folder):
+    """Bring ``folder`` in line with the book; files that stay equal keep their time stamps."""
+    root, folder = Path(root), Path(folder)
+    wanted, stored = {}, set()
+    for page in pages.toc(root):
+        if pages.read(root, page) is None:
+            wanted[folder / f"{page}.md"] = pages.source(root, page).read_bytes()
+            continue
+        notebook, _, digest = execute.prepare(root, page, pages.QUICK)
+        path = pages.executed(root, page, pages.QUICK, digest)
+        if not path.is_file():
+            raise BookError(f"{page}: changed during the build: run it again")
+        merged = with_outputs(page, notebook, nbformat.read(path, as_version=4))
+        wanted[folder / f"{page}.ipynb"] = nbformat.writes(merged).encode()
+        stored.add(path)
+    for asset in (root / "book").rglob("*"):
+        if asset.is_file() and asset.suffix not in _NOT_COPIED:
+            wanted[folder / asset.relative_to(root / "book")] = asset.read_bytes()
+    for path, data in wanted.items():
+        pages.write_if_changed(path, data)
+    _remove_others(folder, wanted)
+    _remove_others(root / "_build" / "executed", stored)
+
+
+def _remove_others(folder, kept):
+    """Delete what no page of the book accounts for any more."""
+    for path in list(folder.rglob("*")):
+        if path.is_file() and path not in kept:
+            path.unlink()
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="iterlin_book.merge", description=__doc__)
+    parser.add_argument("--root", default=".", type=Path)
+    parser.add_argument("--stamp", required=True, type=Path, help="written when all is in place")
+    options = parser.parse_args(arguments)
+    try:
+        # The stamp of another state would lie about a half-changed folder.
+        pages.remove_stamps(options.stamp)
+        build_source(options.root, options.stamp.parent)
+        options.stamp.touch()
+    except BookError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""The pages of the book: which exist, how to read them, where their results are kept."""
+
+import os
+from pathlib import Path
+
+import yaml
+
+QUICK = "quick"
+
+
+class BookError(Exception):
+    """A mistake in what the book was given, told in one line."""
+
+
+def toc(root):
+    """Names of all pages in reading order, such as ``experiments/xor``."""
+    path = Path(root) / "_toc.yml"
+    try:
+        tree = yaml.safe_load(path.read_text("utf8"))
+    except FileNotFoundError:
+        raise BookError(f"{path} does not exist") from None
+    except yaml.YAMLError as error:
+        raise BookError(f"{path}: {one_line(error)}") from None
+
+    def walk(node):
+        if isinstance(node, list):
+            for child in node:
+                yield from walk(child)
+        elif isinstance(node, dict):
+            for key in ("root", "file"):
+                if key in node:
+                    yield str(node[key]).removesuffix(".md")
+            for key in ("parts", "chapters", "sections", "subtrees", "entries"):
+                yield from walk(node.get(key))
+
+    names = list(walk(tree))
+    missing = [name for name in names if not source(root, name).is_file()]
+    if missing:
+        raise BookError(f"_toc.yml lists pages that do not exist: {', '.join(missing)}")
+    return names
+
+
+def source(root, page):
+    """The MyST file of a page."""
+    return Path(root) / "book" / f"{page}.md"
+
+
+def find(root, text):
+    """The page that ``text`` means: its name, its last part, or the path of its file."""
+    names = toc(root)
+    path = Path(text)
+    book = (Path(root) / "book").resolve()
+    if path.resolve().is_relative_to(book):
+        path = path.resolve().relative_to(book)
+    wanted = path.as_posix().removesuffix(".md")
+    matches = [name for name in names if name == wanted] or [
+        name for name in names if name.rpartition("/")[2] == wanted
+    ]
+    if len(matches) != 1:
+        problem = "unknown page" if not matches else "ambiguous page"
+        raise BookError(f"{problem} '{text}' (pages: {', '.join(matches or names)})")
+    return matches[0]
+
+
+def read(root, page):
+    """A page as a notebook, or None where it is plain prose."""
+    path = source(root, page)
+    text = path.read_text("utf8")
+    if "{code-cell}" not in text:
+        return None
+    if not text.startswith("---") or "kernelspec:" not in text.split("\n---", 1)[0]:
+        raise BookError(f"{path}: has code cells but no jupytext and kernelspec front matter")
+    import jupytext  # only pages with code pay for it
+
+    notebook = jupytext.reads(text, fmt="md:myst")
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number}"  # random otherwise, and then nothing is ever unchanged
+    return notebook
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def tags(cell):
+    return list(cell.metadata.get("tags", []))
+
+
+def tiers(root, page):
+    """The tiers a page can run at: quick, and one for each parameter file beside it."""
+    path = source(root, page)
+    stems = (file.name.split(".") for file in path.parent.glob(f"{path.stem}.*.yml"))
+    return [QUICK, *sorted(parts[1] for parts in stems if len(parts) == 3)]
+
+
+def parameter_file(root, page, tier):
+    return source(root, page).with_suffix(f".{tier}.yml")
+
+
+def executed(root, page, tier, digest):
+    """Where the outputs of a run live; the digest names everything that they depend on."""
+    folder = "executed" if tier == QUICK else f"executed-{tier}"
+    return Path(root) / "_build" / folder / f"{page}.{digest}.ipynb"
+
+
+def one_line(text):
+    return " ".join(str(text).split())
+
+
+def write_atomically(path, text):
+    """Write a file so that a reader, or a crash, sees the old text or the new one, never a mix."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, "utf8")
+    temporary.replace(path)
+
+
+def write_if_changed(path, data):
+    """Leave a file whose content is right alone, time stamp included; return whether it changed."""
+    if path.is_file() and path.read_bytes() == data:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return True
+
+
+def remove_stamps(stamp):
+    """Forget that a folder was complete; a stamp is ``.NAME-DIGEST`` in the folder it speaks of."""
+    for other in stamp.parent.glob(f"{stamp.name.rpartition('-')[0]}-*"):
+        other.unlink()

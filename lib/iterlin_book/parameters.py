@@ -1,0 +1,119 @@
+"""Parameters of a run: the page's own defaults, replaced by the tier's file once it is checked."""
+
+import ast
+import re
+from collections.abc import Hashable
+
+import yaml
+
+from iterlin_book import pages
+from iterlin_book.pages import BookError
+
+# What YAML 1.1 leaves as text although its author meant a number: no point, or no sign of exponent.
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+_UNKNOWN = object()
+
+
+class _Loader(yaml.SafeLoader):
+    """A repeated key is a mistake; plain YAML keeps the last one silently."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if isinstance(key, Hashable) and keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"'{key}' is given twice", problem_mark=node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def defaults(notebook):
+    """Name -> default of the cell tagged ``parameters``; non-literals are unknown."""
+    found = {}
+    for cell in pages.code_cells(notebook):
+        if "parameters" not in pages.tags(cell):
+            continue
+        for statement in ast.parse(cell.source).body:
+            if isinstance(statement, ast.Assign):
+                targets, value = statement.targets, statement.value
+            elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+                targets, value = [statement.target], statement.value
+            else:
+                continue
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    found[target.id] = _literal(value)
+    return found
+
+
+def _literal(node):
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return _UNKNOWN
+
+
+def load(root, page, tier, notebook):
+    """The values to run a page with at a tier; raise BookError for whatever would not fit it."""
+    available = pages.tiers(root, page)
+    if tier not in available:
+        raise BookError(f"{page}: unknown tier '{tier}' (tiers: {', '.join(available)})")
+    if tier == pages.QUICK:
+        return {}
+    path = pages.parameter_file(root, page, tier)
+    try:
+        values = yaml.load(path.read_text("utf8"), _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BookError(f"{path}: not valid YAML: {pages.one_line(error)}") from None
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        raise BookError(f"{path}: expected lines of the form 'name: value'")
+    allowed = defaults(notebook)
+    check(path, values, {name: allowed[name] for name in allowed if name != "tier"})
+    return {**values, "tier": tier} if "tier" in allowed else values
+
+
+def check(path, values, allowed):
+    """Every value must have a name and a type that the parameters cell knows."""
+    for name, value in values.items():
+        if name not in allowed:
+            names = ", ".join(allowed) or "none: the page has no cell tagged 'parameters'"
+            raise BookError(f"{path}: unknown parameter '{name}' (allowed: {names})")
+        if problem := _mismatch(value, allowed[name]):
+            raise BookError(f"{path}: parameter '{name}' {problem}")
+
+
+def _mismatch(value, default):
+    """What is wrong with a value given the default in its place, or None."""
+    if default is _UNKNOWN or default is None:
+        return None
+    if isinstance(default, list | tuple):
+        if not isinstance(value, list):
+            return f"must be a list, not {_described(value)}"
+        if not default or any(item is None for item in default):
+            return None
+        for item in value:
+            problems = [_mismatch(item, other) for other in default]
+            if all(problems):
+                return f"has a wrong element: it {problems[0]}"
+        return None
+    expected = type(default)
+    # bool is a subclass of int in Python, hence `type` and not `isinstance`.
+    if type(value) is expected or (expected is float and type(value) is int):
+        return None
+    hint = ""
+    if expected in (int, float) and isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        hint = f": write {_yaml_number(value.strip())}"
+    return f"must be {expected.__name__}, not {_described(value)}{hint}"
+
+
+def _described(value):
+    return f"{type(value).__name__} {value!r}"
+
+
+def _yaml_number(text):
+    """The same number spelled so that YAML 1.1 reads a number: 1e-5 -> 1.0e-5."""
+    mantissa, exponent = re.split("[eE]", text)
+    if "." not in mantissa:
+        mantissa += ".0"
+    return f"{mantissa}e{exponent if exponent[0] in '+-' else '+' + exponent}"

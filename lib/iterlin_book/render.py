@@ -1,0 +1,95 @@
+"""Turn ``_build/source`` into the HTML book, warnings being errors, and only what changed anew."""
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from iterlin_book import pages
+
+# Lines that other pages repeat or point at: headings, labels, numbered things, directives' names.
+_FRAME = re.compile(r"^(#|\(.+\)=|:label:|:name:|`{3,}\{|:{3,}\{|\$\$ *\()|\$\$ *\(.+\)$")
+
+
+def frame_digest(root):
+    """What every page shows: contents, settings, titles, numbering, bibliography."""
+    root = Path(root)
+    hashed = hashlib.sha256()
+    for path in (root / "_config.yml", root / "_toc.yml", root / "requirements.lock"):
+        hashed.update(path.read_bytes() if path.is_file() else b"-")
+    for path in sorted((root / "book").rglob("*.bib")):
+        hashed.update(path.read_bytes())
+    for page in pages.toc(root):
+        lines = pages.source(root, page).read_text("utf8").splitlines()
+        hashed.update(json.dumps([line for line in lines if _FRAME.search(line)]).encode())
+    return hashed.hexdigest()
+
+
+def render(root):
+    """Build ``_build/html``; return the exit status of jupyter-book."""
+    root = Path(root).resolve()
+    build = root / "_build"
+    html, doctrees = build / "html", build / ".doctrees"
+    frame_file, frame = doctrees / "frame", frame_digest(root)
+    if not (frame_file.is_file() and frame_file.read_text() == frame and html.is_dir()):
+        shutil.rmtree(html, ignore_errors=True)
+        shutil.rmtree(doctrees, ignore_errors=True)
+    # After a build that failed or was killed all pages are read again: kept state would hide the
+    # warnings of those that have not changed since.
+    frame_file.unlink(missing_ok=True)
+    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
+    command += ["build", str(build / "source")]
+    command += ["--path-output", str(root), "--config", str(root / "_config.yml")]
+    command += ["--toc", str(root / "_toc.yml"), "-W", "--keep-going", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(_warnings(done.stderr or done.stdout, root), file=sys.stderr)
+        return done.returncode
+    frame_file.write_text(frame)
+    return 0
+
+
+def _warnings(text, root):
+    """What Sphinx complained of, with the pages' own files and lines."""
+
+    def place(match):
+        page, number, line = match[1], int(match[2]) - 1, int(match[3]) - 1
+        source = pages.source(root, page)
+        cells = json.loads((root / "_build/source" / f"{page}.ipynb").read_text())["cells"]
+        before, found, _ = source.read_text("utf8").partition("".join(cells[number]["source"]))
+        start = f":{before.count(chr(10)) + line}" if found else ""
+        return f"book/{page}.md{start}:"
+
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    text = text.replace(f"{root / '_build' / 'source'}/", "book/")
+    # Notebooks are numbered by cell and line, the latter from 2: 40002 starts the fourth cell.
+    text = re.sub(r"book/(\S+)\.ipynb:(\d+?)(\d{4}):", place, text)
+    return "\n".join([line for line in text.splitlines() if line.strip()][-60:])
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="iterlin_book.render", description=__doc__)
+    parser.add_argument("--root", default=".", type=Path)
+    parser.add_argument("--stamp", required=True, type=Path, help="written when the book is built")
+    options = parser.parse_args(arguments)
+    pages.remove_stamps(options.stamp)
+    print("book: started", flush=True)
+    started = time.monotonic()
+    try:
+        status = render(options.root)
+    except pages.BookError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if status == 0:
+        print(f"book: finished in {time.monotonic() - started:.1f} s", flush=True)
+        options.stamp.touch()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
