@@ -36,6 +36,7 @@ _EXPORTS = {
 
 _MODULES = (
     "claims",
+    "claims_table",
     "data",
     "decomposition",
     "features",

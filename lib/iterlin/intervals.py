@@ -33,3 +33,23 @@ def quantile_interval(samples, quantile: float, confidence: float = 0.95) -> Int
     result = stats.quantile_test(samples[~np.isnan(samples)], q=0, p=quantile)
     interval = result.confidence_interval(confidence)
     return Interval(np.nanquantile(samples, quantile), interval.low, interval.high)
+
+
+def bootstrap_interval(
+    statistic, *samples, confidence: float = 0.95, resamples: int = 2000
+) -> Interval:
+    """Any statistic of one or more samples, with its percentile bootstrap interval.
+
+    The samples are indexed by the same seeds and resampled together. The generator is fixed, so
+    the interval is a function of the samples.
+    """
+    samples = [np.asarray(sample, dtype=float) for sample in samples]
+    rng = np.random.default_rng(0)
+    size = len(samples[0])
+    draws = []
+    for _ in range(resamples):
+        chosen = rng.integers(0, size, size)
+        draws.append(statistic(*(sample[chosen] for sample in samples)))
+    tail = (1 - confidence) / 2
+    lower, upper = np.nanquantile(draws, [tail, 1 - tail])
+    return Interval(statistic(*samples), lower, upper)

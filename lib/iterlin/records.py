@@ -41,8 +41,8 @@ def save(
     data_note: str = "",
     wall_time: float | None = None,
     path: Path | None = None,
-) -> Path:
-    """Write a record, whole or not at all, and return where.
+) -> xr.Dataset:
+    """Write a record, whole or not at all, and return it with its provenance as attributes.
 
     modules: the library's modules whose numerics it came from (their imports are followed).
     wall_time: seconds, by default since the library was loaded. data_note names the data set.
@@ -79,7 +79,7 @@ def save(
         os.replace(partial, target)
     finally:
         Path(partial).unlink(missing_ok=True)
-    return target
+    return stamped
 
 
 def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
