@@ -45,10 +45,15 @@ def code_of(source: str) -> str:
     return "\n".join(line.rstrip() for line in "".join(lines).splitlines() if line.strip())
 
 
-def _imports(path: Path) -> set[str]:
+def sources(package: Path = PACKAGE) -> dict[str, str]:
+    """The text of every module of the package, by name."""
+    return {path.stem: path.read_text() for path in package.glob("*.py")}
+
+
+def _imports(source: str) -> set[str]:
     """Modules of this package that a module of it imports, anywhere in its code."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module:
             if node.module == "iterlin":
                 found |= {alias.name for alias in node.names}
@@ -59,28 +64,30 @@ def _imports(path: Path) -> set[str]:
     return found
 
 
-def dependencies(modules: Iterable[str], package: Path = PACKAGE) -> list[str]:
-    """The given modules of the package and all that they import from it, sorted.
+def dependencies(modules: Iterable[str], texts: dict[str, str] | None = None) -> list[str]:
+    """The given modules and all that they import from the package, sorted.
 
-    Raises ValueError for a module that does not exist.
+    `texts` is what `sources` returned, by default as the files are now. Raises ValueError for a
+    module that does not exist.
     """
+    texts = sources() if texts is None else texts
     done, waiting = set(), list(modules)
     while waiting:
         module = waiting.pop()
-        path = package / f"{module}.py"
-        if not path.exists():
+        if module not in texts:
             raise ValueError(f"iterlin has no module {module!r}")
         if module not in done:
             done.add(module)
-            waiting += _imports(path)
+            waiting += _imports(texts[module])
     return sorted(done)
 
 
-def source_hash(modules: Iterable[str], package: Path = PACKAGE) -> str:
+def source_hash(modules: Iterable[str], texts: dict[str, str] | None = None) -> str:
     """SHA-256 over the code of the modules and of all that they import from the package."""
+    texts = sources() if texts is None else texts
     digest = hashlib.sha256()
-    for module in dependencies(modules, package):
-        digest.update(f"{module}\n{code_of((package / f'{module}.py').read_text())}\n".encode())
+    for module in dependencies(modules, texts):
+        digest.update(f"{module}\n{code_of(texts[module])}\n".encode())
     return digest.hexdigest()
 
 

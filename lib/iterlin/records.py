@@ -20,7 +20,10 @@ from iterlin.validation import one_of
 
 TIERS = ("quick", "laptop", "gpu", "paper")
 FORMAT = "iterlin record 1"
+
+# As the run began: a file edited while it computes is not what it came from.
 _STARTED = time.perf_counter()
+_SOURCES = provenance.sources()
 
 
 def path_of(experiment: str, tier: str) -> Path:
@@ -55,7 +58,7 @@ def save(
         tier=tier,
         parameters=json.dumps(parameters, sort_keys=True),
         modules=json.dumps(sorted(modules)),
-        numerics=provenance.source_hash(modules),
+        numerics=provenance.source_hash(modules, _SOURCES),
         commit=provenance.commit(),
         versions=json.dumps(provenance.versions()),
         device=provenance.device(),
