@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
@@ -52,7 +51,8 @@ def descent_filter(eigenvalues: Float[Array, " R"], step_size, num_steps) -> Flo
     x = step_size * safe
     steps, odd = _steps_and_parity(num_steps)
     below = -jnp.expm1(steps * jnp.log1p(-jnp.where(x < 1, x, 0)))
-    beyond = 1 - jnp.where(odd, -1, 1) * jnp.exp(steps * jnp.log(jnp.where(x > 1, x - 1, 1)))
+    logarithm = steps * jnp.log(jnp.where(x > 1, x - 1, 1))
+    beyond = jnp.where(odd, 1 + jnp.exp(logarithm), -jnp.expm1(logarithm))
     power = jnp.where(x < 1, below, jnp.where(x > 1, beyond, 1))
     return jnp.where(eigenvalues > 0, power / safe, step_size * steps)
 
@@ -61,6 +61,11 @@ def damping_filter(eigenvalues: Float[Array, " R"], damping) -> Float[Array, " R
     """1 / (l + lambda), and 0 where both vanish (pseudo-inverse: the minimum-norm step)."""
     total = eigenvalues + damping
     return jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
+
+
+def _log_contraction(x):
+    """log |1 - x|, right to rounding however small x is (-infinity at 1)."""
+    return jnp.where(x < 1, jnp.log1p(-jnp.where(x < 1, x, 0)), jnp.log(jnp.where(x < 1, 1, x - 1)))
 
 
 def _steps_and_parity(num_steps):
@@ -115,7 +120,7 @@ class Eigenmodes(NamedTuple):
         steps, _ = _steps_and_parity(num_steps)
         weights = (self.singular_values * self.coefficients) ** 2
         total = jnp.sum(weights)
-        contraction = jnp.abs(1 - step_size * self.eigenvalues) ** (2.0 * steps)
+        contraction = jnp.exp(2 * steps * _log_contraction(step_size * self.eigenvalues))
         return jnp.where(
             total > 0, jnp.sqrt(jnp.sum(weights * contraction) / jnp.where(total > 0, total, 1)), 0
         )
@@ -226,13 +231,14 @@ def worst_case_steps(modes: Eigenmodes, *, step_size: float, beta: float) -> int
     """
     open_unit("beta", beta)
     _stable(modes, step_size)
-    eigenvalues = np.asarray(modes.eigenvalues)
-    rho = np.max(np.abs(1 - step_size * eigenvalues[eigenvalues > 0]))
-    return max(1, math.ceil(math.log(1 / beta) / -math.log(rho))) if rho > 0 else 1
+    moving = modes.eigenvalues[modes.eigenvalues > 0]
+    slowest = float(jnp.max(_log_contraction(step_size * moving), initial=-jnp.inf))
+    return max(1, math.ceil(math.log(beta) / slowest))
 
 
 def _stable(modes, step_size) -> None:
     positive("step_size", step_size)
-    limit = 2 / float(jnp.max(modes.eigenvalues))
+    largest = float(jnp.max(modes.eigenvalues))
+    limit = 2 / largest if largest > 0 else math.inf
     if not step_size < limit:
         raise ValueError(f"step_size must be below 2 / lambda_max = {limit:.3g}, got {step_size!r}")

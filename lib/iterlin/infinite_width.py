@@ -30,9 +30,11 @@ def relu_mlp_ntk(
     for _ in range(depth):
         scale = jnp.sqrt(variance1[:, None] * variance2[None, :])
         # The ratio can leave [-1, 1] by rounding on the diagonal, where arccos has no derivative.
-        angle = jnp.arccos(jnp.clip(sigma / scale, -1, 1))
+        # At an input 0 it is 0/0: nothing passes the ReLU there, whose derivative at 0 is 0.
+        alive = scale > 0
+        angle = jnp.arccos(jnp.clip(jnp.where(alive, sigma / jnp.where(alive, scale, 1), 0), -1, 1))
         sigma = scale * (jnp.sin(angle) + (jnp.pi - angle) * jnp.cos(angle)) / (2 * jnp.pi)
-        derivative = (jnp.pi - angle) / (2 * jnp.pi)
+        derivative = jnp.where(alive, (jnp.pi - angle) / (2 * jnp.pi), 0)
         theta = sigma + bias + derivative * theta
         variance1, variance2 = variance1 / 2, variance2 / 2
     return theta
