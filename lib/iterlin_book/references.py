@@ -41,6 +41,7 @@ def reference(root, page):
     merged.cells = pages.code_cells(merged)
     for number, cell in enumerate(merged.cells):
         cell.id = f"code-{number + 1}"
+        cell.source = silent(cell.source)
         cell.metadata = {"tags": pages.tags(cell)} if pages.tags(cell) else {}
         for output in cell.outputs:
             for kind in [kind for kind in output.get("data", {}) if kind.startswith("image/")]:
@@ -48,6 +49,14 @@ def reference(root, page):
             output.pop("transient", None)
     merged.metadata = {"kernelspec": stored.metadata["kernelspec"]}
     return merged
+
+
+def silent(source):
+    """Code whose last value is not shown if it ends in a semicolon.
+
+    IPython looks that up in its history, which nbval's cells do not enter.
+    """
+    return f"{source}\nNone" if source.rstrip().endswith(";") else source
 
 
 def is_compared(cell):

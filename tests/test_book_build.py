@@ -1,0 +1,208 @@
+"""The pipeline end to end on a toy book: what runs again after which change, failures, kills."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+import toy_book
+from toy_book import build, edit, executed, html
+
+XOR, OTHER = "experiments/xor", "other"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A book built once; `book` hands out copies."""
+    root = toy_book.create(tmp_path_factory.mktemp("toy") / "book")
+    assert build(root) == [XOR, OTHER]
+    return root
+
+
+@pytest.fixture
+def book(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "book")
+
+
+def test_pages_show_outputs_mathematics_and_citations(finished):
+    page = html(finished, XOR)
+    assert "result 12 quick 0.5 [1, 10]" in page
+    assert "Figure computed in the section “A picture”" in page
+    assert "Some One" in html(finished, "last")
+    assert toy_book.run(finished, "offline").returncode == 0
+
+
+def test_nothing_runs_twice_nor_where_only_prose_changed(book):
+    assert build(book) == []
+    edit(book, f"book/{XOR}.md", "The prose of", "Better prose of")
+    assert build(book) == []
+    assert "Better prose of" in html(book, XOR)
+    assert "result 12" in html(book, XOR)
+
+
+def test_a_touched_file_runs_nothing(book):
+    os.utime(book / "book" / f"{XOR}.md")
+    os.utime(book / "lib" / "iterlin" / "alpha.py")
+    assert build(book) == []
+
+
+def test_a_changed_code_cell_runs_its_page(book):
+    edit(book, f"book/{XOR}.md", "quadruple(3)", "quadruple(5)")
+    assert build(book) == [XOR]
+    assert "result 20" in html(book, XOR)
+    assert len(executed(book, XOR)) == 1
+
+
+def test_a_library_change_runs_the_pages_that_depend_on_it(book):
+    edit(book, "lib/iterlin/alpha.py", "2 * x", "3 * x")
+    assert build(book) == [XOR]
+    assert "result 27" in html(book, XOR)
+    edit(book, "lib/iterlin/gamma.py", "return -x", "return -x - 1")
+    assert build(book) == [OTHER]
+    # Back to an earlier state: its outputs are gone and must not be mistaken for these.
+    edit(book, "lib/iterlin/alpha.py", "3 * x", "2 * x")
+    assert build(book) == [XOR]
+    assert "result 12" in html(book, XOR)
+
+
+def test_comments_and_docstrings_of_the_library_run_nothing(book):
+    edit(book, "lib/iterlin/alpha.py", '"""Twice x."""', '"""Two times x."""')
+    edit(book, "lib/iterlin/alpha.py", "# exact", "# in integers")
+    assert build(book) == []
+
+
+def test_a_new_lock_runs_everything(book):
+    edit(book, "requirements.lock", "numpy==1", "numpy==2")
+    assert build(book) == [XOR, OTHER]
+
+
+def test_a_new_record_runs_its_page_only(book):
+    record = book / "data" / "results" / "xor" / "laptop.nc"
+    record.parent.mkdir(parents=True)
+    record.write_bytes(b"one")
+    shutil.copy(toy_book.ROOT / "lib" / "iterlin" / "records.py", book / "lib" / "iterlin")
+    shutil.copy(toy_book.ROOT / "lib" / "iterlin" / "validation.py", book / "lib" / "iterlin")
+    assert build(book) == [XOR]
+    assert build(book) == []
+
+
+def test_claims_and_all_records_belong_to_pages_that_use_the_claims(book):
+    edit(book, f"book/{OTHER}.md", "negate(7)", "from iterlin import claims")
+    assert build(book) == [OTHER]
+    edit(book, "book/claims.yml", "[]", "[1]")
+    assert build(book) == [OTHER]
+
+
+def test_a_page_taken_out_of_the_contents_disappears(book):
+    edit(book, "_toc.yml", "  - file: other\n", "")
+    (book / "book" / "other.md").unlink()
+    assert build(book) == []
+    assert not (book / "_build" / "html" / "other.html").exists()
+    assert "Second page" not in html(book, XOR)
+    assert executed(book, OTHER) == []
+
+
+def test_a_new_heading_reaches_the_contents_of_other_pages(book):
+    edit(book, f"book/{OTHER}.md", "# Second page", "# Renamed page")
+    assert build(book) == []
+    assert "Renamed page" in html(book, XOR)
+
+
+def test_a_failing_cell_fails_the_build_and_damages_nothing(book):
+    before = executed(book, OTHER)[0].read_bytes()
+    edit(book, f"book/{OTHER}.md", "negate(7)", "x = 1\nnegate(7) / 0")
+    done = toy_book.run(book, "build", "book")
+    assert done.returncode == 1
+    assert "other: cell 1 (from line 15 of book/other.md) failed: ZeroDivisionError" in done.stderr
+    assert "----> 4 negate(7) / 0" in done.stderr
+    assert len(done.stderr.splitlines()) < 30
+    assert "_build/partial/quick/other.ipynb" in done.stderr
+    assert "ZeroDivisionError" in (book / "_build/partial/quick/other.ipynb").read_text()
+    assert [path.read_bytes() for path in executed(book, OTHER)] == [before]
+    assert "-7" in html(book, OTHER)
+    # Taking the mistake back finds the earlier result.
+    edit(book, f"book/{OTHER}.md", "x = 1\nnegate(7) / 0", "negate(7)")
+    assert build(book) == []
+
+
+def test_a_warning_of_the_book_is_an_error_each_time(book):
+    edit(book, f"book/{XOR}.md", "The prose of", "See {doc}`nowhere`. The prose of")
+    for _ in range(2):
+        done = toy_book.run(book, "build", "book")
+        assert done.returncode == 1
+        assert f"book/{XOR}.md:14: WARNING: unknown document: 'nowhere'" in done.stderr
+
+
+def _start(root):
+    """A build in a session of its own, once it is inside a slow cell."""
+    edit(root, f"book/{OTHER}.md", "negate(7)", SLOW)
+    process = subprocess.Popen(
+        toy_book.command("build", "book"),
+        cwd=root,
+        env=toy_book.environment(root),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (root / "started").exists() and process.poll() is None:
+        assert time.monotonic() < deadline, "the slow cell never began"
+        time.sleep(0.05)
+    assert process.poll() is None, process.stdout.read()
+    return process
+
+
+SLOW = """\
+import time
+from pathlib import Path
+if not Path("started").exists():
+    Path("started").touch()
+    time.sleep(60)
+Path("ended").touch()
+negate(7)"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_an_interrupted_build_goes_on_with_the_same_command(book, how):
+    process = _start(book)
+    refused = toy_book.run(book, "build", "book")
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        f"another build is running here (process {process.pid}): wait for it or stop it\n"
+    )
+    if how == signal.SIGKILL:
+        process.kill()  # the build alone: its notebooks have to notice
+    else:
+        os.killpg(process.pid, how)  # as a terminal does
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert not (book / "ended").exists()
+    assert build(book) == [OTHER]
+    assert "-7" in html(book, OTHER)
+
+
+def test_a_change_during_a_run_is_not_taken_for_its_result(book):
+    edit(book, f"book/{OTHER}.md", "negate(7)", CHANGES_LIBRARY)
+    done = toy_book.run(book, "build", "book")
+    assert done.returncode == 1
+    assert "changed during the build: run it again" in done.stderr
+    assert build(book) == [OTHER]
+    assert "-8" in html(book, OTHER)
+
+
+CHANGES_LIBRARY = """\
+from pathlib import Path
+Path("lib/iterlin/gamma.py").write_text("def negate(x):\\n    return -x - 1\\n")
+negate(7)"""
+
+
+def test_results_run_at_their_tier_beside_the_book(book):
+    done = toy_book.run(book, "build", "results", "--tier", "laptop", "--page", "xor")
+    assert done.returncode == 0, done.stderr
+    assert "experiments/xor (laptop): finished in" in done.stdout
+    (path,) = (book / "_build" / "executed-laptop" / "experiments").glob("xor.*.ipynb")
+    assert "result 12 laptop 0.25 [5]" in path.read_text()
+    assert build(book) == []

@@ -1,0 +1,75 @@
+"""The check of the built book finds what it is there to find, and nothing in a sound page."""
+
+import pytest
+from iterlin_book import offline
+
+PAGE = """<html><head><link rel="stylesheet" href="_static/a.css"></head><body><article>
+<h1 id="top">Title</h1> <a href="#top">up</a> <a href="other.html#there">on</a>
+<a href="https://example.org/">elsewhere</a> <code>{eq}`shown` a ?? b</code>
+<img src="_static/a.png" alt="A plot">{extra}</article></body></html>"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "_static").mkdir()
+    (tmp_path / "_static" / "a.css").write_text("p { color: red }")
+    (tmp_path / "_static" / "a.png").write_bytes(b"")
+    (tmp_path / "other.html").write_text('<html><body><p id="there">text</p></body></html>')
+    return tmp_path
+
+
+def problems(folder, extra):
+    (folder / "page.html").write_text(PAGE.replace("{extra}", extra))
+    return list(offline.check(folder))
+
+
+def test_a_sound_page_passes(folder):
+    assert problems(folder, "") == []
+
+
+@pytest.mark.parametrize(
+    ("extra", "problem"),
+    [
+        (
+            '<script src="https://cdn.example/x.js"></script>',
+            "<script> loads https://cdn.example/x.js",
+        ),
+        ('<script src="//cdn.example/x.js"></script>', "<script> loads //cdn.example/x.js"),
+        (
+            '<link rel="stylesheet" href="https://c.example/a.css">',
+            "<link> loads https://c.example/a.css",
+        ),
+        ('<img alt="A plot" src="http://c.example/a.png">', "<img> loads http://c.example/a.png"),
+        ("<style>@import 'https://c.example/f';</style>", "style loads https://c.example/f"),
+        ('<p style="background: url(//c.example/f)">', "style loads //c.example/f"),
+        ('<script>load("https://c.example/m.js")</script>', "script names https://c.example/m.js"),
+        ('<a href="gone.html">x</a>', "dead link gone.html"),
+        ('<a href="other.html#gone">x</a>', "dead anchor other.html#gone"),
+        ('<a href="#gone">x</a>', "dead anchor #gone"),
+        ("See {eq}`eq-1`.", "unrendered: {eq}`"),
+        ("By {cite:t}`x`.", "unrendered: {cite:t}`"),
+        ("Equation ??.", "unrendered: ??"),
+        ('<img src="_static/a.png">', "picture without words: _static/a.png"),
+        ('<img src="_static/a.png" alt="_static/a.png">', "picture without words: _static/a.png"),
+    ],
+)
+def test_each_planted_problem_is_one_line(folder, extra, problem):
+    assert problems(folder, extra) == [f"page.html: {problem}"]
+
+
+def test_a_caption_is_words_enough(folder):
+    extra = '<figure><img src="_static/a.png"><figcaption>Seen.</figcaption></figure>'
+    assert problems(folder, extra) == []
+
+
+def test_style_sheets_are_searched(folder):
+    (folder / "_static" / "a.css").write_text("@import url('https://fonts.example/f.css');")
+    assert problems(folder, "") == ["_static/a.css: loads https://fonts.example/f.css"]
+
+
+def test_the_command_fails_on_problems_and_on_an_empty_folder(folder, tmp_path, capsys):
+    (folder / "page.html").write_text(PAGE.replace("{extra}", '<a href="gone.html">x</a>'))
+    assert offline.main([str(folder)]) == 1
+    assert capsys.readouterr().out == "page.html: dead link gone.html\n"
+    (tmp_path / "empty").mkdir()
+    assert offline.main([str(tmp_path / "empty")]) == 1

@@ -1,0 +1,125 @@
+"""Tier files are checked against the page's own parameters before anything runs."""
+
+import jupytext
+import pytest
+import toy_book
+from iterlin_book import pages, parameters
+from iterlin_book.pages import BookError
+from toy_book import HEADER
+
+CELL = """
+```{code-cell} ipython3
+:tags: [parameters]
+
+tier = "quick"
+step_size = 0.5
+num_steps: int = 10
+name = "mlp"
+verbose = False
+periods = [1, 10]
+rates = (0.1, 1.0)
+limit = float("inf")
+seed = None
+```
+"""
+
+
+@pytest.fixture
+def book(tmp_path):
+    root = toy_book.create(tmp_path)
+    (root / "book" / "experiments" / "xor.md").write_text(HEADER + CELL)
+    return root
+
+
+def load(root, text, tier="laptop"):
+    path = root / "book" / "experiments" / f"xor.{tier}.yml"
+    path.write_text(text)
+    notebook = pages.read(root, "experiments/xor")
+    return parameters.load(root, "experiments/xor", tier, notebook)
+
+
+def test_defaults_are_those_of_the_tagged_cell():
+    found = parameters.defaults(jupytext.reads(HEADER + CELL, fmt="md:myst"))
+    assert found["num_steps"] == 10
+    assert found["rates"] == (0.1, 1.0)
+    assert list(found)[-2:] == ["limit", "seed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("step_size: 2", {"step_size": 2}),
+        ("step_size: 1.0e-5", {"step_size": 1e-5}),
+        ("periods: [5]\nverbose: true", {"periods": [5], "verbose": True}),
+        ("rates: [1, 0.5]", {"rates": [1, 0.5]}),
+        ("limit: 3\nseed: 4", {"limit": 3, "seed": 4}),
+        ("# nothing but a comment", {}),
+    ],
+)
+def test_fitting_values_pass_and_the_tier_is_added(book, text, values):
+    assert load(book, text) == {**values, "tier": "laptop"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stepsize: 1", r"unknown parameter 'stepsize' \(allowed: step_size, num_steps, name"),
+        ("tier: gpu", r"unknown parameter 'tier' \(allowed: step_size"),
+        ("step_size: 1e-5", r"'step_size' must be float, not str '1e-5': write 1\.0e-5$"),
+        ("step_size: 1.5e5", r"'step_size' must be float, not str '1\.5e5': write 1\.5e\+5$"),
+        ("step_size: fast", r"'step_size' must be float, not str 'fast'$"),
+        ("step_size: true", r"'step_size' must be float, not bool True"),
+        ("num_steps: true", r"'num_steps' must be int, not bool True"),
+        ("num_steps: 1.5", r"'num_steps' must be int, not float 1\.5"),
+        ("verbose: 1", r"'verbose' must be bool, not int 1"),
+        ("name: 3", r"'name' must be str, not int 3"),
+        ("periods: 3", r"'periods' must be a list, not int 3"),
+        ("periods: [1, 2.5]", r"'periods' has a wrong element: it must be int, not float 2\.5"),
+        ("rates: [1e-3]", r"'rates' has a wrong element: .* write 1\.0e-3"),
+        ("step_size: [1", r"not valid YAML: "),
+        ("step_size: 1\nstep_size: 2", r"not valid YAML: 'step_size' is given twice"),
+        ("- step_size", r"expected lines of the form 'name: value'"),
+    ],
+)
+def test_each_mistake_is_told_in_one_line(book, text, message):
+    with pytest.raises(BookError, match=message) as error:
+        load(book, text)
+    assert "experiments/xor.laptop.yml: " in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_suggested_spelling_is_read_as_a_number(book):
+    for written in ("1e-5", "3.e4", ".5e2", "-2E6"):
+        with pytest.raises(BookError, match="write ") as error:
+            load(book, f"step_size: {written}")
+        suggested = str(error.value).rpartition("write ")[2]
+        assert load(book, f"step_size: {suggested}")["step_size"] == float(written)
+
+
+def test_an_unknown_tier_names_those_that_exist(book):
+    notebook = pages.read(book, "experiments/xor")
+    with pytest.raises(BookError, match=r"unknown tier 'gpu' \(tiers: quick, laptop\)"):
+        parameters.load(book, "experiments/xor", "gpu", notebook)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "unknown page 'nowhere' (pages: index, experiments/xor, other, last)"),
+        (["xor", "--tier", "gpu"], "experiments/xor: unknown tier 'gpu' (tiers: quick, laptop)"),
+        (["last"], "last: has no code cells to run"),
+        (["xor", "--speed", "2"], "iterlin_book.execute: unrecognized arguments: --speed 2"),
+    ],
+)
+def test_the_command_answers_bad_input_with_one_line(book, arguments, message):
+    done = toy_book.run(book, "execute", *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message + "\n")
+
+
+def test_results_check_every_page_before_the_first_runs(book):
+    (book / "book" / "other.laptop.yml").write_text("nothing: 1\n")
+    done = toy_book.run(book, "build", "results", "--tier", "laptop")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "other.laptop.yml: unknown parameter 'nothing' (allowed: none" in done.stderr
+    done = toy_book.run(book, "build", "results", "--tier", "moon")
+    assert done.stderr == "no page has the tier 'moon' (tiers: laptop, quick)\n"

@@ -1,0 +1,84 @@
+"""References for nbval: they compare, and those in the repository are of the pages as they are."""
+
+import subprocess
+import sys
+
+import nbformat
+import pytest
+import toy_book
+from iterlin_book import pages, references
+from toy_book import ROOT
+
+COMPARED, LEFT_OUT = references.listed(ROOT)
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    root = toy_book.create(tmp_path_factory.mktemp("toy") / "book")
+    folder = root / references.FOLDER
+    folder.mkdir(parents=True)
+    (folder / "pages.txt").write_text("xor  # quick\n\n-other  above a minute\n")
+    (folder / "old.ipynb").write_text("{}")
+    done = toy_book.run(root, "references")
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def nbval(root, path):
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", str(path)],
+        cwd=root,
+        env=toy_book.environment(root),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_references_are_of_the_listed_pages_and_hold_no_pictures(toy):
+    found = [path.name for path in (toy / references.FOLDER).rglob("*.ipynb")]
+    assert found == ["xor.ipynb"]
+    notebook = nbformat.read(references.path_of(toy, "experiments/xor"), as_version=4)
+    assert [cell.execution_count for cell in notebook.cells] == [1, 2, 3]
+    assert "image/png" not in nbformat.writes(notebook)
+    assert "<Figure" in nbformat.writes(notebook)
+
+
+def test_nbval_compares_what_cells_print(toy):
+    path = references.path_of(toy, "experiments/xor")
+    passed = nbval(toy, path)
+    assert passed.returncode == 0, passed.stdout
+    assert "3 passed" in passed.stdout
+    text = path.read_text()
+    try:
+        toy_book.edit(toy, "tests/notebooks/experiments/xor.ipynb", "result 12", "result 13")
+        failed = nbval(toy, path)
+    finally:
+        path.write_text(text)
+    assert failed.returncode == 1
+    assert "1 failed, 2 passed" in failed.stdout
+
+
+def test_nbval_notices_a_broken_library(toy):
+    toy_book.edit(toy, "lib/iterlin/alpha.py", "2 * x", "2 * x + 1")
+    try:
+        failed = nbval(toy, references.path_of(toy, "experiments/xor"))
+    finally:
+        toy_book.edit(toy, "lib/iterlin/alpha.py", "2 * x + 1", "2 * x")
+    assert "1 failed, 2 passed" in failed.stdout
+
+
+def test_every_page_with_code_is_compared_or_left_out_on_purpose():
+    with_code = {page for page in pages.toc(ROOT) if pages.read(ROOT, page) is not None}
+    assert with_code == {*COMPARED, *LEFT_OUT}
+
+
+@pytest.mark.parametrize("page", COMPARED)
+def test_a_reference_is_of_the_page_as_it_is(page):
+    reference = nbformat.read(references.path_of(ROOT, page), as_version=4)
+    current = pages.code_cells(pages.read(ROOT, page))
+    sources = [references.silent(cell.source) for cell in current]
+    assert [cell.source for cell in reference.cells] == sources, "make references"
+    assert [pages.tags(cell) for cell in reference.cells] == [pages.tags(cell) for cell in current]
+    assert all(cell.execution_count for cell in reference.cells)
+    assert any(references.is_compared(cell) for cell in reference.cells)

@@ -1,0 +1,175 @@
+"""A book of four small pages over a toy library, built by the real pipeline in a folder of its own.
+
+The library is a copy that tests may edit; it shadows `iterlin` in the processes started here.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+HEADER = """\
+---
+jupytext:
+  text_representation:
+    extension: .md
+    format_name: myst
+kernelspec:
+  display_name: Python 3
+  language: python
+  name: python3
+---
+"""
+
+LIBRARY = {
+    "__init__.py": """\
+from importlib import import_module
+
+_EXPORTS = {"double": "alpha", "quadruple": "beta", "negate": "gamma"}
+
+
+def __getattr__(name):
+    if name not in _EXPORTS:
+        raise AttributeError(name)
+    return getattr(import_module(f"iterlin.{_EXPORTS[name]}"), name)
+""",
+    "alpha.py": 'def double(x):\n    """Twice x."""\n    return 2 * x  # exact\n',
+    "beta.py": (
+        "from iterlin.alpha import double\n\n\ndef quadruple(x):\n    return double(double(x))\n"
+    ),
+    "gamma.py": "def negate(x):\n    return -x\n",
+    "claims.py": "TEXT = 'claims'\n",
+}
+
+PAGES = {
+    "index.md": "# Toy\n\nPlain prose, {cite:t}`someone`, {doc}`experiments/xor`.\n\n"
+    "$$ a^2 = b $$ (square)\n\nSee {eq}`square`.\n",
+    "experiments/xor.md": HEADER
+    + """
+# First page
+
+The prose of the first page.
+
+```{code-cell} ipython3
+:tags: [parameters]
+
+tier = "quick"
+step_size = 0.5
+periods = [1, 10]
+```
+
+```{code-cell} ipython3
+import iterlin as il
+
+print("result", il.quadruple(3), tier, step_size, periods)
+```
+
+## A picture
+
+```{code-cell} ipython3
+:tags: [hide-input]
+
+import matplotlib.pyplot as plt
+
+fig, ax = plt.subplots(figsize=(1, 1))
+ax.plot([0, 1]);
+```
+""",
+    "other.md": HEADER
+    + """
+# Second page
+
+```{code-cell} ipython3
+from iterlin import negate
+
+negate(7)
+```
+""",
+    "last.md": "# Last page\n\n```{bibliography}\n```\n",
+    "experiments/xor.laptop.yml": "step_size: 0.25\nperiods: [5]\n",
+    "references.bib": "@book{someone, title={A Title}, author={Some One}, year={2000},"
+    " publisher={P}}\n",
+    "claims.yml": "[]\n",
+}
+
+TOC = """\
+format: jb-book
+root: index
+chapters:
+  - file: experiments/xor
+  - file: other
+  - file: last
+"""
+
+
+def create(root):
+    """Write the book and its library below ``root``."""
+    library = root / "lib" / "iterlin"
+    library.mkdir(parents=True)
+    for name, text in LIBRARY.items():
+        (library / name).write_text(text)
+    shutil.copy(ROOT / "lib" / "iterlin" / "provenance.py", library)
+    for name, text in PAGES.items():
+        path = root / "book" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (root / "_toc.yml").write_text(TOC)
+    (root / "requirements.lock").write_text("numpy==1\n")
+    shutil.copy(ROOT / "_config.yml", root)
+    return root
+
+
+def command(module, *arguments):
+    return [sys.executable, "-m", f"iterlin_book.{module}", *arguments]
+
+
+def environment(root):
+    """Variables with which a process finds the toy library and this checkout's machinery."""
+    path = os.pathsep.join([str(root / "lib"), str(ROOT / "lib")])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def run(root, module, *arguments):
+    """The finished process of one of the machinery's commands, run in the book's folder."""
+    return subprocess.run(
+        command(module, *arguments),
+        cwd=root,
+        env=environment(root),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def build(root):
+    """Build a book that must succeed; return the pages that were run for it."""
+    done = run(root, "build", "book")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return started(done.stdout)
+
+
+def started(output):
+    return sorted(re.findall(r"^(\S+) \(\w+\): started$", output, re.MULTILINE))
+
+
+def edit(root, name, old, new):
+    """Replace a piece of text that must be there."""
+    path = root / name
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def html(root, page):
+    return (root / "_build" / "html" / f"{page}.html").read_text()
+
+
+def executed(root, page):
+    """Executed notebooks of a page, in `_build/executed`."""
+    folder, _, stem = page.rpartition("/")
+    return sorted((root / "_build" / "executed" / folder).glob(f"{stem}.*.ipynb"))
