@@ -45,7 +45,7 @@ class TrainState(NamedTuple):
     converged_at: Int[Array, ""]
 
     @property
-    def ended(self) -> Bool[Array, ""]:
+    def ended(self) -> Bool[Array, "..."]:
         return (self.diverged_at != NOT_YET) | (self.converged_at != NOT_YET)
 
 
@@ -55,7 +55,7 @@ Metrics = Mapping[str, Callable[[Array, Array], Array]]
 
 def train(
     f: Network,
-    params: PyTree,
+    params: PyTree | TrainState,
     data,
     *,
     loss: Loss,
@@ -72,6 +72,7 @@ def train(
 ) -> tuple[TrainState, History]:
     """Train f by iterative linearisation from params; returns the final state and the history.
 
+    params may be the state of an earlier run, which then goes on, exactly, up to num_steps in all.
     data is (x, y) with N examples; loss(outputs, y) is what is minimised (whether it is divided by
     N is its own affair, see `losses.mean`). batch_size=None is full batch; otherwise examples are
     drawn without replacement, an incomplete last batch of an epoch is left out, and `key` orders
@@ -89,14 +90,17 @@ def train(
 
     Raises ValueError before any compute for a num_steps or batch_size that is not a positive
     integer, a batch larger than the data, a minibatch without key, inputs and targets of different
-    lengths, or evaluation steps outside [0, num_steps].
+    lengths, or evaluation steps that are not whole, increasing and in [0, num_steps].
     """
     engine = _Engine(f, loss, optimizer, batch_size, target_loss)
-    eval_steps = _check(data, num_steps, batch_size, key, eval_steps, target_loss)
+    begun = params if isinstance(params, TrainState) else None
+    first, key = (int(begun.step), begun.key) if begun else (0, key)
+    eval_steps = _check(data, num_steps, batch_size, key, eval_steps, target_loss, first)
     key = jax.random.key(0) if key is None else key
     advance = jax.jit(lambda state, count: engine.advance(state, data, count, schedule))
     observe = jax.jit(_observer(f, evaluate, metrics or {"loss": loss}))
-    return _drive(engine.start(params, data, key), advance, observe, eval_steps, progress)
+    state = begun or engine.start(params, data, key)
+    return _drive(state, advance, observe, eval_steps, progress, first)
 
 
 def train_sweep(
@@ -234,12 +238,12 @@ def _observer(f, evaluate, metrics):
     return observe
 
 
-def _drive(state, advance, observe, eval_steps, progress) -> tuple[TrainState, History]:
+def _drive(state, advance, observe, eval_steps, progress, first=0) -> tuple[TrainState, History]:
     """Alternate compiled chunks and evaluations; once every run has ended, only evaluations."""
     progress = sys.stderr.isatty() if progress is None else progress
     rows = []
-    with tqdm(total=int(eval_steps[-1]), unit="step", disable=not progress) as bar:
-        for before, after in zip([0, *eval_steps[:-1]], eval_steps, strict=True):
+    with tqdm(total=int(eval_steps[-1]), initial=first, unit="step", disable=not progress) as bar:
+        for before, after in zip([first, *eval_steps[:-1]], eval_steps, strict=True):
             if after > before and not bool(jnp.all(state.ended)):
                 state = advance(state, int(after - before))
             rows.append(jax.device_get(observe(state)))
@@ -250,7 +254,7 @@ def _drive(state, advance, observe, eval_steps, progress) -> tuple[TrainState, H
     return state, {"step": np.asarray(eval_steps), **history}
 
 
-def _check(data, num_steps, batch_size, key, eval_steps, target_loss) -> np.ndarray:
+def _check(data, num_steps, batch_size, key, eval_steps, target_loss, first=0) -> np.ndarray:
     x, y = data
     positive_integer("num_steps", num_steps)
     if len(x) != len(y):
@@ -263,11 +267,18 @@ def _check(data, num_steps, batch_size, key, eval_steps, target_loss) -> np.ndar
             raise ValueError(f"batch_size {batch_size} exceeds the {len(x)} examples there are")
         if key is None:
             raise ValueError("a minibatch run needs a key to order its examples")
-    steps = np.asarray(log_steps(num_steps) if eval_steps is None else eval_steps)
-    if steps.ndim != 1 or steps.size == 0 or np.any(np.diff(steps) <= 0):
-        raise ValueError("eval_steps must be a strictly increasing list of steps")
-    if steps[0] < 0 or steps[-1] > num_steps:
-        raise ValueError(f"eval_steps must lie in [0, {num_steps}], got {steps[0]}..{steps[-1]}")
+    if num_steps < first:
+        raise ValueError(f"num_steps {num_steps} is below the {first} steps already taken")
+    if eval_steps is None:
+        steps = np.unique(np.maximum(log_steps(num_steps), first))
+    else:
+        steps = np.asarray(eval_steps)
+    whole = np.issubdtype(steps.dtype, np.integer)
+    if steps.ndim != 1 or steps.size == 0 or not whole or np.any(np.diff(steps) <= 0):
+        raise ValueError("eval_steps must be a strictly increasing list of whole steps")
+    if steps[0] < first or steps[-1] > num_steps:
+        limits = f"[{first}, {num_steps}]"
+        raise ValueError(f"eval_steps must lie in {limits}, got {steps[0]}..{steps[-1]}")
     return steps if steps[-1] == num_steps else np.append(steps, num_steps)
 
 
