@@ -28,7 +28,7 @@ def every(period: int | float | Array) -> Schedule:
     Raises ValueError unless it is a positive integer or infinity.
     """
     positive_integer("period", period, infinity=True)
-    if isinstance(period, (int, float)):
+    if not isinstance(period, Array):
         period = int(min(period, NEVER))
 
     def schedule(step, state):
