@@ -17,6 +17,9 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent
 
+# From Python 3.12 on the text of an f-string is a token of its own.
+STRINGS = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+
 
 def project_root() -> Path:
     """The checkout this library is part of: the folder that holds book/ and lib/."""
@@ -25,24 +28,36 @@ def project_root() -> Path:
 
 def code_of(source: str) -> str:
     """Source without comments, docstrings, blank lines and trailing space."""
-    lines = source.splitlines(keepends=True)
+    lines = source.split("\n")
     dropped = []  # (start, end) as (row, column) pairs, rows from 1
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             value = first.value if isinstance(first, ast.Expr) else None
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                end = len(lines[first.end_lineno - 1])
-                dropped.append(((first.lineno, 0), (first.end_lineno, end)))
+                dropped.append(
+                    (
+                        _place(lines, first.lineno, first.col_offset),
+                        _place(lines, first.end_lineno, first.end_col_offset),
+                    )
+                )
+    docstrings = {start for start, _ in dropped}
+    kept = set()  # rows whose end lies inside a string: blanks there are part of its value
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             dropped.append((token.start, token.end))
+        elif token.type in STRINGS and token.start not in docstrings:
+            kept |= set(range(token.start[0], token.end[0]))
     for (row, start), (end_row, end) in sorted(dropped, reverse=True):
-        if row == end_row:
-            lines[row - 1] = lines[row - 1][:start] + lines[row - 1][end:]
-        else:
-            lines[row - 1 : end_row] = [""] * (end_row - row + 1)
-    return "\n".join(line.rstrip() for line in "".join(lines).splitlines() if line.strip())
+        rest = lines[end_row - 1][end:]
+        lines[row - 1 : end_row] = [lines[row - 1][:start] + rest] + [""] * (end_row - row)
+    stripped = (line if row in kept else line.rstrip() for row, line in enumerate(lines, start=1))
+    return "\n".join(line for row, line in enumerate(stripped, start=1) if line or row in kept)
+
+
+def _place(lines, row, byte) -> tuple[int, int]:
+    """ast counts columns in UTF-8 bytes, tokenize in characters."""
+    return row, len(lines[row - 1].encode()[:byte].decode())
 
 
 def sources(package: Path = PACKAGE) -> dict[str, str]:
