@@ -1,0 +1,64 @@
+"""Small problems that the tests share: networks, and affine ones with any Jacobian."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from iterlin import models
+
+CASES = {  # examples, outputs, parameters, rank: N O < P, = P, > P, and rank deficient
+    "wide": (3, 2, 11, 6),
+    "square": (4, 2, 8, 8),
+    "tall": (6, 2, 5, 5),
+    "deficient wide": (4, 2, 12, 5),
+    "deficient tall": (6, 2, 7, 3),
+}
+
+
+def affine(params, x):
+    """f(params, x)_no = sum_p x_nop params_p: its Jacobian is x, flattened to (N O, P)."""
+    return jnp.einsum("nop,p->no", x, params)
+
+
+def with_singular_values(values, examples, outputs, parameters, seed=0):
+    """x (N, O, P) of an `affine` problem whose Jacobian has the given non-zero singular values."""
+    rng = np.random.default_rng(seed)
+    left = np.linalg.qr(rng.normal(size=(examples * outputs, examples * outputs)))[0]
+    right = np.linalg.qr(rng.normal(size=(parameters, parameters)))[0]
+    rank = len(values)
+    matrix = left[:, :rank] * np.asarray(values) @ right[:rank]
+    return jnp.asarray(matrix.reshape(examples, outputs, parameters))
+
+
+def affine_problem(case, seed=0, low=0.3):
+    """params, x, y of an affine problem of that shape and rank, singular values in [low, 1]."""
+    examples, outputs, parameters, rank = CASES[case] if isinstance(case, str) else case
+    x = with_singular_values(np.geomspace(1, low, rank), examples, outputs, parameters, seed)
+    rng = np.random.default_rng(seed + 1)
+    params = jnp.asarray(rng.normal(size=parameters))
+    return params, x, jnp.asarray(rng.normal(size=(examples, outputs)))
+
+
+def network(widths=(3, 5, 2), seed=0, examples=4, activation="tanh", **settings):
+    """f, params, x, y of a small smooth network."""
+    keys = jax.random.split(jax.random.key(seed), 3)
+    model = models.mlp(widths, activation=activation, bias_scale=0.1, **settings)
+    x = jax.random.normal(keys[1], (examples, widths[0]))
+    y = jax.random.normal(keys[2], (examples, widths[-1]))
+    return model.apply, model.init(keys[0]), x, y
+
+
+def flat(tree):
+    return np.asarray(jax.flatten_util.ravel_pytree(tree)[0])
+
+
+def dense(f, params, x):
+    """The Jacobian (N O, P) by forward mode through the whole batch: another route."""
+    vector, unravel = jax.flatten_util.ravel_pytree(params)
+    return np.asarray(jax.jacfwd(lambda p: f(unravel(p), x).reshape(-1))(vector))
+
+
+def bare(function):
+    """The function without the checks of types and shapes that tests add: it meets bad input."""
+    return inspect.unwrap(function)

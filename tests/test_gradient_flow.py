@@ -1,0 +1,389 @@
+"""Closed forms of linearised training against explicit steps, ODE solvers and dense algebra."""
+
+import decimal
+import math
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+from hypothesis import given
+from hypothesis import strategies as st
+from iterlin import (
+    damping_filter,
+    descent_filter,
+    eigenmodes,
+    flow_filter,
+    linearize,
+    linearized_gradient_descent,
+    linearized_gradient_flow,
+    steps_for_tolerance,
+)
+from iterlin.gradient_flow import worst_case_steps
+from problems import CASES, affine, affine_problem, bare, dense, flat, network, with_singular_values
+
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def parts(f, params, x, y):
+    """theta, J and z = f - y as dense arrays."""
+    return flat(params), dense(f, params, x), np.ravel(f(params, x) - y)
+
+
+def steps_by_hand(matrix, theta, z, step_size, num_steps):
+    """The explicit iteration theta <- theta - eta J^T (z + J (theta - theta_s))."""
+    moved = np.zeros_like(theta)
+    for _ in range(num_steps):
+        moved = moved - step_size * matrix.T @ (z + matrix @ moved)
+    return theta + moved
+
+
+@every_case
+@pytest.mark.parametrize("scaled", [0.3, 1.0, 1.7], ids=lambda s: f"eta*lambda={s}")
+@pytest.mark.parametrize("num_steps", [1, 2, 7, 3000])
+def test_explicit_steps_equal_the_closed_form(case, scaled, num_steps):
+    """eta lambda in (1, 2) flips sign at every step: 7 and 2 have both parities."""
+    params, x, y = affine_problem(case)
+    theta, matrix, z = parts(affine, params, x, y)
+    step_size = scaled / np.linalg.norm(matrix, 2) ** 2
+    expected = steps_by_hand(matrix, theta, z, step_size, num_steps)
+    found = eigenmodes(affine, params, x, y).descent(step_size, num_steps)
+    np.testing.assert_allclose(found, expected, atol=1e-11)
+
+
+def test_steps_of_the_linearised_network_equal_the_closed_form():
+    f, params, x, y = network()
+    f_lin = linearize(f, params)
+
+    def loss(theta):
+        return 0.5 * jnp.sum((f_lin(theta, x) - y) ** 2)
+
+    def step(_, theta):
+        return jax.tree.map(lambda a, g: a - 0.03 * g, theta, jax.grad(loss)(theta))
+
+    expected = jax.lax.fori_loop(0, 400, step, params)
+    found = linearized_gradient_descent(f, params, x, y, step_size=0.03, num_steps=400)
+    assert jax.tree.structure(found) == jax.tree.structure(params)
+    np.testing.assert_allclose(flat(found), flat(expected), atol=1e-11)
+
+
+@every_case
+@pytest.mark.parametrize("time", [0.0, 0.1, 3.0, 50.0])
+def test_flow_equals_the_matrix_exponential(case, time):
+    """d/dt (theta, 1) = [[-J^T J, -J^T (z - J theta_s)], [0, 0]] (theta, 1)."""
+    params, x, y = affine_problem(case)
+    theta, matrix, z = parts(affine, params, x, y)
+    size = len(theta)
+    generator = np.zeros((size + 1, size + 1))
+    generator[:size, :size] = -matrix.T @ matrix
+    generator[:size, size] = -matrix.T @ (z - matrix @ theta)
+    expected = (scipy.linalg.expm(generator * time) @ np.append(theta, 1))[:size]
+    found = eigenmodes(affine, params, x, y).flow(time)
+    np.testing.assert_allclose(found, expected, atol=1e-11)
+
+
+def test_flow_equals_a_stiff_ode_solver():
+    f, params, x, y = network()
+    f_lin = linearize(f, params)
+    flat0, unravel = jax.flatten_util.ravel_pytree(params)
+
+    def velocity(t, theta, _):
+        return -jax.grad(lambda p: 0.5 * jnp.sum((f_lin(unravel(p), x) - y) ** 2))(theta)
+
+    with jax.numpy_rank_promotion("allow"):
+        solution = diffrax.diffeqsolve(
+            diffrax.ODETerm(velocity),
+            diffrax.Kvaerno5(),
+            0.0,
+            2.5,
+            0.01,
+            flat0,
+            stepsize_controller=diffrax.PIDController(rtol=1e-9, atol=1e-11),
+            max_steps=10_000,
+        )
+    found = linearized_gradient_flow(f, params, x, y, time=2.5)
+    np.testing.assert_allclose(flat(found), solution.ys[0], atol=1e-7)
+
+
+@every_case
+def test_infinite_time_is_the_minimum_norm_gauss_newton_step(case):
+    params, x, y = affine_problem(case)
+    theta, matrix, z = parts(affine, params, x, y)
+    expected = theta - np.linalg.pinv(matrix, rcond=1e-12) @ z
+    modes = eigenmodes(affine, params, x, y)
+    np.testing.assert_allclose(modes.flow(math.inf), expected, atol=1e-12)
+    np.testing.assert_allclose(modes.flow(1e6), expected, atol=1e-12)
+    np.testing.assert_allclose(modes.descent(1.0, 10**6), expected, atol=1e-12)
+    np.testing.assert_allclose(modes.damped(0.0), expected, atol=1e-12)
+    np.testing.assert_allclose(modes.damped(1e-14), expected, atol=1e-11)
+
+
+@every_case
+@pytest.mark.parametrize("damping", [1e-3, 0.7, 1e3])
+def test_damped_step_is_penalised_least_squares(case, damping):
+    """min 1/2 ||z + J s||^2 + damping/2 ||s||^2 is least squares on [J; sqrt(damping) I]."""
+    params, x, y = affine_problem(case)
+    theta, matrix, z = parts(affine, params, x, y)
+    augmented = np.vstack([matrix, math.sqrt(damping) * np.eye(len(theta))])
+    target = np.concatenate([-z, np.zeros(len(theta))])
+    step = np.linalg.lstsq(augmented, target, rcond=None)[0]
+    found = eigenmodes(affine, params, x, y).damped(damping)
+    np.testing.assert_allclose(found, theta + step, atol=1e-12)
+
+
+@every_case
+def test_gram_route_equals_the_svd_route(case):
+    """A memory limit below J's size works on J J^T in blocks, and gives the same answers."""
+    params, x, y = affine_problem(case)
+    by_svd = eigenmodes(affine, params, x, y)
+    limit = 2 * params.nbytes * 2  # two rows of J at a time
+    by_gram = eigenmodes(affine, params, x, y, memory_limit=limit)
+    assert limit < x.nbytes
+    for answer in (
+        lambda m: m.flow(2.0),
+        lambda m: m.flow(math.inf),
+        lambda m: m.descent(1.3, 9),
+        lambda m: m.damped(0.2),
+        lambda m: m.residual_ratio(1.3, 9),
+    ):
+        np.testing.assert_allclose(answer(by_gram), answer(by_svd), atol=1e-10)
+
+
+@pytest.mark.parametrize("num_steps", [1, 1000, 10**9, 10**22])
+def test_ill_conditioned_jacobian(num_steps):
+    """cond J = 1e10, so eigenvalues span 1e20: each mode moves as it alone would."""
+    values = np.array([1, 1e-5, 1e-10])
+    x = with_singular_values(values, 3, 1, 40)
+    rng = np.random.default_rng(3)
+    left, _, right = np.linalg.svd(np.asarray(x)[:, 0], full_matrices=False)
+    z = left @ rng.normal(size=3)
+    modes = eigenmodes(affine, jnp.zeros(40), x, -jnp.asarray(z)[:, None])
+    moved = right @ np.asarray(modes.descent(0.5, num_steps))
+    weights = -np.expm1(num_steps * np.log1p(-0.5 * values**2)) / values
+    np.testing.assert_allclose(moved, -weights * (left.T @ z), rtol=3e-5)
+
+
+def test_zero_jacobian_stands_still():
+    x, y, params = jnp.zeros((3, 2, 4)), jnp.ones((3, 2)), jnp.arange(4.0)
+    modes = eigenmodes(affine, params, x, y)
+    for moved in (modes.flow(math.inf), modes.flow(5.0), modes.descent(0.1, 10), modes.damped(0.0)):
+        np.testing.assert_array_equal(moved, params)
+    assert float(modes.residual_ratio(0.1, 3)) == 0
+    assert steps_for_tolerance(modes, step_size=0.1, beta=0.5) == 1
+    assert worst_case_steps(modes, step_size=0.1, beta=0.5) == 1
+
+
+def test_step_size_beyond_the_bound_diverges_as_the_iteration_does():
+    params, x, y = affine_problem("square")
+    theta, matrix, z = parts(affine, params, x, y)
+    step_size = 2.2 / np.linalg.norm(matrix, 2) ** 2
+    for num_steps in (40, 41):
+        expected = steps_by_hand(matrix, theta, z, step_size, num_steps)
+        found = eigenmodes(affine, params, x, y).descent(step_size, num_steps)
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+        assert np.linalg.norm(found) > 100 * np.linalg.norm(theta)
+
+
+@given(
+    st.integers(1, 4), st.integers(1, 3), st.integers(1, 8), st.integers(0, 8), st.integers(0, 99)
+)
+def test_any_shape_and_rank(examples, outputs, parameters, rank, seed):
+    rank = min(rank, examples * outputs, parameters)
+    params, x, y = affine_problem((examples, outputs, parameters, rank), seed)
+    theta, matrix, z = (
+        np.asarray(params),
+        np.asarray(x).reshape(-1, parameters),
+        np.ravel(affine(params, x) - y),
+    )
+    modes = eigenmodes(affine, params, x, y)
+    assert int(jnp.sum(modes.singular_values > 0)) == rank
+    expected = steps_by_hand(matrix, theta, z, 1.5, 12)
+    np.testing.assert_allclose(modes.descent(1.5, 12), expected, atol=1e-11)
+    pinv = theta - np.linalg.pinv(matrix, rcond=1e-12) @ z
+    np.testing.assert_allclose(modes.flow(math.inf), pinv, atol=1e-11)
+
+
+# The filters, one eigenvalue at a time.
+
+
+def exact_descent(eigenvalue, step_size, num_steps):
+    """(1 - (1 - eta l)^K) / l in 60 digits."""
+    with decimal.localcontext() as context:
+        context.prec = 60
+        eigenvalue, x = (
+            decimal.Decimal(eigenvalue),
+            1 - decimal.Decimal(eigenvalue) * (decimal.Decimal(step_size)),
+        )
+        return float((1 - x**num_steps) / eigenvalue)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 1000, 10**6 + 1, 10**12, 10**12 + 1])
+def test_descent_filter_to_rounding(num_steps):
+    eigenvalues = np.array([1e-14, 1e-9, 1e-3, 0.3, 0.5, 1.0, 1.2, 1.9, 1.999999])
+    found = descent_filter(jnp.asarray(eigenvalues), 1.0, num_steps)
+    expected = [exact_descent(float(value), 1.0, num_steps) for value in eigenvalues]
+    # At eta l just below 2 the rounding of eta l - 1 is itself raised to the power K.
+    np.testing.assert_allclose(found, expected, rtol=1e-9 if num_steps > 1000 else 1e-12)
+
+
+def test_descent_filter_has_the_parity_of_its_power():
+    assert float(descent_filter(jnp.asarray([1.5]), 1.0, 2)[0]) == pytest.approx(0.75 / 1.5)
+    assert float(descent_filter(jnp.asarray([1.5]), 1.0, 3)[0]) == pytest.approx(1.125 / 1.5)
+    # At eta l = 2 the iterate jumps between two points for ever, however large K is.
+    two = jnp.asarray([2.0])
+    assert float(descent_filter(two, 1.0, 10**30)[0]) == 0
+    assert float(descent_filter(two, 1.0, 10**30 + 1)[0]) == 1
+
+
+def test_filters_at_their_limits():
+    eigenvalues = jnp.asarray([0.0, 1e-300, 0.5, 2.0])
+    np.testing.assert_allclose(
+        descent_filter(eigenvalues, 0.1, 7),
+        [0.7, 0.7, (1 - 0.95**7) / 0.5, (1 - 0.8**7) / 2],
+        rtol=1e-12,
+    )
+    np.testing.assert_array_equal(flow_filter(eigenvalues, 0.0), 0)
+    np.testing.assert_allclose(
+        flow_filter(eigenvalues, 3.0),
+        [3, 3, (1 - math.exp(-1.5)) / 0.5, (1 - math.exp(-6)) / 2],
+        rtol=1e-12,
+    )
+    np.testing.assert_allclose(flow_filter(eigenvalues, math.inf), [0, 1e300, 2, 0.5], rtol=1e-12)
+    np.testing.assert_allclose(damping_filter(eigenvalues, 0.0), [0, 1e300, 2, 0.5], rtol=1e-12)
+    np.testing.assert_allclose(damping_filter(eigenvalues, 2.0), [0.5, 0.5, 0.4, 0.25], rtol=1e-12)
+
+
+@given(st.floats(1e-8, 10), st.floats(1e-6, 1), st.integers(1, 10**6))
+def test_one_filter_value_at_a_traced_number_of_steps(eigenvalue, scaled, num_steps):
+    step_size = scaled / eigenvalue
+    traced = jax.jit(descent_filter)(jnp.asarray([eigenvalue]), step_size, num_steps)
+    exact = exact_descent(eigenvalue, step_size, num_steps)
+    assert float(traced[0]) == pytest.approx(exact, rel=1e-9)
+
+
+def test_descent_approaches_flow_as_the_step_shrinks():
+    eigenvalues = jnp.asarray([0.2, 1.0, 3.0])
+    steps = np.array([100, 1000, 10_000])
+    flow = np.asarray(flow_filter(eigenvalues, 2.0))
+    errors = [np.abs(descent_filter(eigenvalues, 2 / int(k), int(k)) - flow).max() for k in steps]
+    assert -np.polyfit(np.log(steps), np.log(errors), 1)[0] == pytest.approx(1, abs=0.05)
+
+
+# How many steps make a truncated Gauss-Newton step.
+
+
+@every_case
+@pytest.mark.parametrize("scaled", [0.4, 1.6])
+def test_residual_ratio_is_the_measured_one(case, scaled):
+    params, x, y = affine_problem(case)
+    theta, matrix, z = parts(affine, params, x, y)
+    step_size = scaled / np.linalg.norm(matrix, 2) ** 2
+    modes = eigenmodes(affine, params, x, y)
+    for num_steps in (1, 6, 31):
+        moved = steps_by_hand(matrix, theta, z, step_size, num_steps) - theta
+        measured = np.linalg.norm(matrix.T @ (z + matrix @ moved)) / np.linalg.norm(matrix.T @ z)
+        assert float(modes.residual_ratio(step_size, num_steps)) == pytest.approx(
+            measured, rel=1e-9
+        )
+
+
+@given(st.integers(0, 99), st.floats(0.05, 1.95), st.floats(1e-6, 0.99))
+def test_steps_for_tolerance_is_the_smallest(seed, scaled, beta):
+    params, x, y = affine_problem((3, 2, 8, 5), seed, low=0.05)
+    modes = eigenmodes(affine, params, x, y)
+    steps = steps_for_tolerance(modes, step_size=scaled, beta=beta)
+    assert float(modes.residual_ratio(scaled, steps)) <= beta
+    assert steps == 1 or float(modes.residual_ratio(scaled, steps - 1)) > beta
+    assert steps <= worst_case_steps(modes, step_size=scaled, beta=beta)
+
+
+@given(st.integers(0, 99), st.floats(0.05, 1.95), st.floats(1e-4, 0.9))
+def test_worst_case_is_enough_for_every_residual_and_tight_for_one(seed, scaled, beta):
+    params, x, y = affine_problem((3, 2, 8, 5), seed, low=0.2)
+    modes = eigenmodes(affine, params, x, y)
+    steps = worst_case_steps(modes, step_size=scaled, beta=beta)
+    rng = np.random.default_rng(seed)
+    for _ in range(5):
+        other = modes._replace(coefficients=jnp.asarray(rng.normal(size=6)))
+        assert float(other.residual_ratio(scaled, steps)) <= beta * (1 + 1e-9)
+    slowest = np.argmax(np.where(modes.eigenvalues > 0, np.abs(1 - scaled * modes.eigenvalues), -1))
+    worst = modes._replace(coefficients=jnp.eye(6)[slowest])
+    assert steps == steps_for_tolerance(worst, step_size=scaled, beta=beta)
+
+
+def test_steps_for_tolerance_of_an_extremely_slow_mode():
+    """1 - eta l rounds to 1, yet the number of steps is known: ln(1/beta) / (eta l)."""
+    x = with_singular_values([1.0, 1e-10], 2, 1, 2)
+    left = np.linalg.svd(np.asarray(x)[:, 0])[0]
+    modes = eigenmodes(affine, jnp.zeros(2), x, -jnp.asarray(left[:, 1:]))
+    modes = modes._replace(coefficients=jnp.asarray([0.0, 1.0]))
+    expected = math.log(2) / 1e-20
+    for steps in (steps_for_tolerance, worst_case_steps):
+        assert steps(modes, step_size=1.0, beta=0.5) == pytest.approx(expected, rel=1e-5)
+
+
+# Bad input.
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return affine, *affine_problem("wide")
+
+
+@pytest.mark.parametrize("time", [-1.0, math.nan, True, "3", None])
+def test_bad_time_is_refused(problem, time):
+    with pytest.raises(ValueError, match=r"time must be .*non-negative.*got"):
+        linearized_gradient_flow(*problem, time=time)
+
+
+@pytest.mark.parametrize("step_size", [0.0, -0.1, math.nan, math.inf, "0.1", True])
+def test_bad_step_size_is_refused(problem, step_size):
+    with pytest.raises(ValueError, match=r"step_size must be .*positive.*got"):
+        linearized_gradient_descent(*problem, step_size=step_size, num_steps=3)
+
+
+@pytest.mark.parametrize("num_steps", [0, -1, 2.5, True, "3", math.inf])
+def test_bad_number_of_steps_is_refused(problem, num_steps):
+    with pytest.raises(ValueError, match="num_steps must be a positive integer, got"):
+        bare(linearized_gradient_descent)(*problem, step_size=0.1, num_steps=num_steps)
+
+
+@pytest.mark.parametrize("damping", [-1e-9, math.nan, math.inf, "1"])
+def test_bad_damping_is_refused(problem, damping):
+    with pytest.raises(ValueError, match=r"damping must be .*non-negative.*got"):
+        eigenmodes(*problem).damped(damping)
+
+
+def test_targets_of_another_shape_are_refused(problem):
+    f, params, x, y = problem
+    with pytest.raises(ValueError, match=r"targets have shape \(3,\).*outputs.*\(3, 2\)"):
+        eigenmodes(f, params, x, y[:, 0])
+
+
+def test_step_size_or_beta_out_of_range_is_refused(problem):
+    modes = eigenmodes(*problem)
+    for steps in (steps_for_tolerance, worst_case_steps):
+        with pytest.raises(
+            ValueError, match=r"step_size must be below 2 / lambda_max = 2, got 2.01"
+        ):
+            steps(modes, step_size=2.01, beta=0.1)
+        for beta in (0.0, 1.0, -0.5, math.nan):
+            with pytest.raises(ValueError, match="beta must"):
+                steps(modes, step_size=1.0, beta=beta)
+
+
+def test_coupled_examples_that_do_not_fit_are_refused():
+    params, x = jnp.ones((3, 1)), jax.random.normal(jax.random.key(0), (4, 3))
+
+    def coupled(params, x):
+        return x @ params / jnp.sum(x**2)
+
+    with pytest.raises(ValueError, match=r"more than memory_limit=90.*independent"):
+        eigenmodes(coupled, params, x, jnp.ones((4, 1)), memory_limit=90, independent=False)
+    theta, matrix, z = parts(coupled, params, x, jnp.ones((4, 1)))
+    modes = eigenmodes(coupled, params, x, jnp.ones((4, 1)), independent=False)
+    np.testing.assert_allclose(
+        flat(modes.damped(0.0)), theta - np.linalg.pinv(matrix) @ z, atol=1e-11
+    )

@@ -1,0 +1,95 @@
+"""The analytic kernel against quadrature of its expectations and against wide networks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from iterlin import empirical_ntk, models, relu_mlp_ntk
+
+
+def expectations(covariance):
+    """E[relu(u) relu(v)] and P(u > 0, v > 0) of a Gaussian pair, by quadrature over the angle.
+
+    (u, v) = L (r cos a, r sin a): the radius integrates to 2 and 1, the angle is left over.
+    """
+    (variance, cross), (_, other) = covariance
+    a = np.sqrt(variance)
+    b, c = cross / a, np.sqrt(max(other - cross**2 / variance, 0))
+    angles = (np.arange(400_000) + 0.5) * 2 * np.pi / 400_000 - np.pi
+    u, v = a * np.cos(angles), b * np.cos(angles) + c * np.sin(angles)
+    both = (u > 0) & (v > 0)
+    return np.mean(np.where(both, 2 * u * v, 0)), np.mean(both)
+
+
+def by_quadrature(x1, x2, depth, bias):
+    dim = len(x1)
+    covariance = np.array([[x1 @ x1, x1 @ x2], [x1 @ x2, x2 @ x2]]) / dim
+    kernel = covariance[0, 1] + bias
+    for _ in range(depth):
+        (cross, derivative) = expectations(covariance)
+        covariance = np.array([[covariance[0, 0] / 2, cross], [cross, covariance[1, 1] / 2]])
+        kernel = cross + bias + derivative * kernel
+    return kernel
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("depth", [0, 1, 2, 4])
+def test_recursion_equals_quadrature(depth, bias):
+    x1 = np.array([[0.3, -1.2, 0.7], [1.0, 0.5, -0.4]])
+    x2 = np.array([[0.8, 0.1, 2.0], [-0.3, 1.2, -0.7], [0.6, -2.4, 1.4]])
+    found = relu_mlp_ntk(jnp.asarray(x1), jnp.asarray(x2), depth=depth, bias=bias)
+    expected = [[by_quadrature(a, b, depth, bias) for b in x2] for a in x1]
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_diagonal_and_symmetry():
+    x = jax.random.normal(jax.random.key(0), (4, 3))
+    kernel = np.asarray(relu_mlp_ntk(x, depth=3))
+    np.testing.assert_allclose(kernel, kernel.T, rtol=1e-12)
+    assert np.linalg.eigvalsh(kernel)[0] > 0
+    # On the diagonal S = s/2 and S' = 1/2: Theta_d = (d + 1) s / 2^d + bias (2 - 2^-d).
+    expected = 4 * np.sum(np.asarray(x) ** 2, 1) / 3 / 8 + 2 - 1 / 8
+    np.testing.assert_allclose(np.diag(kernel), expected, rtol=1e-12)
+
+
+def empirical(width, x, keys, depth, bias):
+    """Kernels of several draws, and whether a bias counts."""
+    model = models.mlp([x.shape[1], *[width] * depth, 1], parameterization="ntk")
+
+    def kernel(key):
+        params = model.init(key)
+        if not bias:
+            params = [{"weight": layer["weight"]} for layer in params]
+        return empirical_ntk(model.apply, params, x, trace=True)
+
+    return np.asarray(jax.lax.map(jax.jit(kernel), keys))
+
+
+@pytest.mark.parametrize(("depth", "bias"), [(1, True), (2, False)])
+def test_mean_over_wide_networks_agrees_within_its_error(depth, bias):
+    x = jnp.asarray([[1.0, 0.3], [-0.4, 0.9], [0.0, 0.0]])
+    analytic = np.asarray(relu_mlp_ntk(x, depth=depth, bias=bias))
+    kernels = empirical(256, x, jax.random.split(jax.random.key(0), 60), depth, bias)
+    error = kernels.std(0, ddof=1) / np.sqrt(len(kernels))
+    # The mean at finite width is off by O(1/width): allow for it beside the sampling error.
+    assert np.all(np.abs(kernels.mean(0) - analytic) <= 4 * error + 2 / 256 * np.abs(analytic))
+    assert np.linalg.norm(kernels.mean(0) - analytic) < 0.03 * np.linalg.norm(analytic)
+
+
+def test_networks_approach_the_kernel_with_width():
+    x = jax.random.normal(jax.random.key(1), (3, 2))
+    analytic = np.asarray(relu_mlp_ntk(x, depth=1))
+    keys = jax.random.split(jax.random.key(2), 40)
+    errors = []
+    for width in (16, 256):
+        kernels = empirical(width, x, keys, 1, True)
+        errors.append(np.sqrt(np.mean((kernels - analytic) ** 2)))
+    assert 0.5 < np.log(errors[0] / errors[1]) / np.log(16) / 0.5 < 1.5
+
+
+def test_an_input_at_zero_has_a_kernel():
+    x = jnp.asarray([[0.0], [1.0]])
+    for bias in (True, False):
+        kernel = np.asarray(relu_mlp_ntk(x, depth=2, bias=bias))
+        assert np.all(np.isfinite(kernel))
+        assert kernel[0, 0] == float(bias)

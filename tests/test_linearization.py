@@ -1,0 +1,114 @@
+"""f_lin is exact on affine models and second-order otherwise; Jacobian products are adjoint."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from iterlin import jacobian, jacobian_products, linearize
+from iterlin.linearization import jacobian_rows
+from problems import affine, affine_problem, dense, flat, network
+
+
+def test_linearize_is_exact_on_a_model_affine_in_its_parameters():
+    params, x, _ = affine_problem("wide")
+    far = params + 100 * jnp.cos(jnp.arange(params.size))
+    np.testing.assert_allclose(linearize(affine, params)(far, x), affine(far, x), rtol=1e-12)
+
+
+def test_linearize_equals_the_network_and_its_gradient_at_the_anchor():
+    f, params, x, _ = network()
+    f_lin = linearize(f, params)
+    np.testing.assert_array_equal(f_lin(params, x), f(params, x))
+    np.testing.assert_allclose(dense(f_lin, params, x), dense(f, params, x), atol=1e-14)
+
+
+def test_linearize_error_is_of_second_order():
+    f, params, x, _ = network()
+    direction = jax.tree.map(
+        lambda leaf: jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), params
+    )
+    f_lin = linearize(f, params)
+    steps = np.geomspace(1e-3, 1e-1, 5)
+    errors = []
+    for step in steps:
+        moved = jax.tree.map(lambda a, b, step=step: a + step * b, params, direction)
+        errors.append(np.linalg.norm(f(moved, x) - f_lin(moved, x)))
+    order = np.polyfit(np.log(steps), np.log(errors), 1)[0]
+    assert 1.9 < order < 2.1
+
+
+def test_linearize_takes_other_inputs_and_moves_with_the_parameters():
+    f, params, x, _ = network()
+    other = x[:2] + 1
+    moved = jax.tree.map(lambda leaf: leaf + 0.01, params)
+    expected = np.asarray(f(params, other)).ravel() + dense(f, params, other) @ (
+        flat(moved) - flat(params)
+    )
+    np.testing.assert_allclose(np.ravel(linearize(f, params)(moved, other)), expected, atol=1e-13)
+
+
+@pytest.mark.parametrize("independent", [True, False])
+@pytest.mark.parametrize("widths", [(3, 5, 2), (1, 1)], ids=["wide", "tall"])
+def test_jacobian_equals_forward_mode_and_finite_differences(independent, widths):
+    f, params, x, _ = network(widths)
+    found = jacobian(f, params, x, independent=independent)
+    np.testing.assert_allclose(found, dense(f, params, x), atol=1e-14)
+    vector, unravel = jax.flatten_util.ravel_pytree(params)
+    step = 1e-6
+    for column in range(0, vector.size, 5):
+        shift = jnp.zeros_like(vector).at[column].set(step)
+        difference = f(unravel(vector + shift), x) - f(unravel(vector - shift), x)
+        np.testing.assert_allclose(found[:, column], difference.ravel() / (2 * step), atol=1e-8)
+
+
+def test_jacobian_rows_of_some_outputs():
+    f, params, x, _ = network()
+    rows = jacobian_rows(f, params, x, slice(1, 2))
+    expected = dense(f, params, x).reshape(4, 2, -1)[:, 1:2]
+    np.testing.assert_allclose(rows, expected, atol=1e-14)
+
+
+@given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 9), st.integers(0, 99))
+def test_jacobian_products_are_those_of_the_dense_jacobian(examples, outputs, parameters, seed):
+    rank = min(examples * outputs, parameters)
+    params, x, u = affine_problem((examples, outputs, parameters, rank), seed)
+    products = jacobian_products(affine, params, x)
+    matrix = np.asarray(x).reshape(-1, parameters)
+    v = jnp.sin(params)
+    np.testing.assert_allclose(products.outputs, affine(params, x), atol=1e-13)
+    np.testing.assert_allclose(np.ravel(products.jvp(v)), matrix @ v, atol=1e-13)
+    np.testing.assert_allclose(products.vjp(u), matrix.T @ np.ravel(u), atol=1e-13)
+
+
+def test_jacobian_products_are_adjoint_on_a_network():
+    f, params, x, u = network()
+    products = jacobian_products(f, params, x)
+    v = jax.tree.map(jnp.sin, params)
+    left = np.sum(np.asarray(products.jvp(v)) * np.asarray(u))
+    right = flat(v) @ flat(products.vjp(u))
+    assert left == pytest.approx(right, rel=1e-12)
+
+
+def normalise(params, x):
+    """Batch normalisation in training mode: every output depends on the whole batch."""
+    h = x @ params
+    return (h - jnp.mean(h, 0, keepdims=True)) / jnp.std(h, axis=0, keepdims=True)
+
+
+def ignores_inputs(params, x):
+    return params.reshape(-1, 1)
+
+
+@pytest.mark.parametrize("f", [normalise, ignores_inputs])
+def test_jacobian_refuses_coupled_examples_unless_told(f):
+    params, x = (
+        jax.random.normal(jax.random.key(0), (2, 2)),
+        jax.random.normal(jax.random.key(1), (4, 2)),
+    )
+    with pytest.raises(ValueError, match=r"couples its examples.*independent=False"):
+        jacobian(f, params, x)
+    np.testing.assert_allclose(
+        jacobian(f, params, x, independent=False), dense(f, params, x), atol=1e-12
+    )

@@ -1,0 +1,56 @@
+"""Losses are sums with the right gradients; shapes that would broadcast are refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from iterlin import losses
+from problems import bare
+
+OUTPUTS = jnp.asarray([[1.0, -2.0, 0.5], [0.0, 3.0, 1.0]])
+
+
+def test_squared_error_is_half_the_sum_and_its_gradient_the_residual():
+    targets = jnp.asarray([[0.0, 1.0, 0.5], [2.0, 2.0, 2.0]])
+    assert float(losses.squared_error(OUTPUTS, targets)) == (1 + 9 + 0 + 4 + 1 + 1) / 2
+    gradient = jax.grad(losses.squared_error)(OUTPUTS, targets)
+    np.testing.assert_array_equal(gradient, OUTPUTS - targets)
+
+
+def test_cross_entropy_is_the_sum_and_its_gradient_softmax_minus_one_hot():
+    labels = jnp.asarray([2, 1])
+    weights = np.exp(np.asarray(OUTPUTS))
+    softmax = weights / weights.sum(1, keepdims=True)
+    expected = -np.log(softmax[0, 2]) - np.log(softmax[1, 1])
+    assert float(losses.cross_entropy(OUTPUTS, labels)) == pytest.approx(expected, rel=1e-12)
+    gradient = jax.grad(losses.cross_entropy)(OUTPUTS, labels)
+    one_hot = np.array([[0, 0, 1], [0, 1, 0]])
+    np.testing.assert_allclose(gradient, softmax - one_hot, atol=1e-12)
+
+
+def test_cross_entropy_survives_large_outputs():
+    assert float(losses.cross_entropy(jnp.asarray([[1e4, 0.0]]), jnp.asarray([1]))) == 1e4
+
+
+def test_mean_divides_by_the_examples_alone():
+    targets = jnp.zeros_like(OUTPUTS)
+    mean = losses.mean(losses.squared_error)
+    assert float(mean(OUTPUTS, targets)) == float(losses.squared_error(OUTPUTS, targets)) / 2
+
+
+def test_accuracy():
+    assert float(losses.accuracy(OUTPUTS, jnp.asarray([0, 0]))) == 0.5
+    assert float(losses.accuracy(OUTPUTS, jnp.asarray([0, 1]))) == 1
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 1), (1, 3), (3, 2)])
+def test_squared_error_refuses_other_shapes(shape):
+    message = rf"targets have shape \({shape[0]}.*outputs have shape \(2, 3\).*must be equal"
+    with pytest.raises(ValueError, match=message):
+        bare(losses.squared_error)(OUTPUTS, jnp.zeros(shape))
+
+
+@pytest.mark.parametrize("targets", [jnp.zeros(3, int), jnp.zeros((2, 3), int), jnp.zeros(2)])
+def test_cross_entropy_refuses_other_targets(targets):
+    with pytest.raises(ValueError, match="targets must be 2 integer labels, got shape"):
+        bare(losses.cross_entropy)(OUTPUTS, targets)

@@ -1,0 +1,48 @@
+"""When to re-linearise: fixed periods, traced periods, never."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from iterlin import every, never
+from iterlin.schedules import NEVER, periods_array
+from problems import bare
+
+
+def asked(schedule, steps):
+    return [bool(schedule(jnp.asarray(step), None)) for step in range(steps)]
+
+
+@given(st.integers(1, 12))
+def test_every_is_due_at_multiples(period):
+    assert asked(every(period), 25) == [step % period == 0 for step in range(25)]
+
+
+@pytest.mark.parametrize("period", [None, math.inf, 10**15, np.int64(2**40)])
+def test_a_period_beyond_the_run_is_due_at_the_start_alone(period):
+    schedule = never() if period is None else bare(every)(period)
+    assert asked(schedule, 5) == [True, False, False, False, False]
+    assert not bool(schedule(jnp.asarray(2**31 - 2, jnp.int32), None))
+
+
+def test_periods_may_be_traced():
+    periods = periods_array([1, 3, math.inf])
+    assert periods.dtype == jnp.int32
+    assert int(periods[-1]) == NEVER
+    due = jax.jit(jax.vmap(lambda k: every(k)(jnp.asarray(6), None)))(periods)
+    assert due.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("period", [0, -1, 2.5, True, "3", None, -math.inf, math.nan, 3.0])
+def test_bad_period_is_refused(period):
+    with pytest.raises(
+        ValueError, match="period must be a positive integer or infinity, got"
+    ) as error:
+        bare(every)(period)
+    assert repr(period) in str(error.value)
+    with pytest.raises(ValueError, match="period must be a positive integer or infinity, got"):
+        periods_array([1, period])

@@ -1,0 +1,522 @@
+"""Algorithm 3: the compiled loop against a plain one, its limits in K, and how runs end."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from iterlin import every, linearize, losses, models, never, train, train_sweep
+from iterlin.training import TrainState, log_steps
+from problems import bare, dense, flat, network
+
+MEAN_ENTROPY = losses.mean(losses.cross_entropy)
+OPTIMIZERS = {"sgd": optax.sgd(0.05), "adam": optax.adam(0.01)}
+
+
+def classification(dtype=jnp.float64):
+    """A small network with labels: f, params, (x, labels)."""
+    f, params, x, _ = network((3, 6, 3), examples=10, activation="relu")
+    params, x = jax.tree.map(lambda leaf: leaf.astype(dtype), (params, x))
+    return f, params, (x, jnp.arange(10) % 3)
+
+
+def regression():
+    f, params, x, y = network((3, 6, 2), examples=10)
+    return f, params, (x, y)
+
+
+def batches(key, size, batch_size, num_steps):
+    """The order that a key gives, epoch by epoch, an incomplete last batch left out."""
+    per_epoch = size // batch_size
+    for step in range(num_steps):
+        epoch, index = divmod(step, per_epoch)
+        order = jax.random.permutation(jax.random.fold_in(key, epoch), size)
+        yield np.asarray(order[index * batch_size : (index + 1) * batch_size])
+
+
+def algorithm_3(f, params, data, loss, optimizer, due, num_steps, chosen):
+    """Algorithm 3 by hand: a dense Jacobian at the anchor, gradients J^T l'(f_s + J d)."""
+    x, y = data
+    vector, unravel = jax.flatten_util.ravel_pytree(params)
+    state = optimizer.init(vector)
+    outputs_of = jax.jit(f)
+    slope = jax.jit(jax.grad(loss))
+    jacobian_of = jax.jit(jax.jacfwd(lambda v: f(unravel(v), x)))
+    anchors = []
+    for step in range(num_steps):
+        if step == 0 or due(step):
+            anchor = vector
+            anchors.append(step)
+            outputs, jacobian = outputs_of(unravel(anchor), x), np.asarray(jacobian_of(anchor))
+        rows = np.arange(len(x)) if chosen is None else next(chosen)
+        proxy = np.asarray(outputs)[rows] + jacobian[rows] @ np.asarray(vector - anchor)
+        pull = np.asarray(slope(jnp.asarray(proxy), y[rows]))
+        gradient = np.einsum("nop,no->p", jacobian[rows], pull)
+        updates, state = optimizer.update(jnp.asarray(gradient), state, vector)
+        vector = optax.apply_updates(vector, updates)
+    return vector, anchor, len(anchors) - 1
+
+
+@pytest.mark.parametrize(
+    ("problem", "loss", "optimizer", "period", "batch_size"),
+    [
+        (regression, losses.squared_error, "sgd", 3, None),
+        (regression, losses.squared_error, "adam", 7, None),
+        (regression, losses.mean(losses.squared_error), "adam", 5, 4),
+        (classification, MEAN_ENTROPY, "sgd", 1, None),
+        (classification, MEAN_ENTROPY, "adam", 4, 3),
+        (classification, MEAN_ENTROPY, "sgd", math.inf, 10),
+    ],
+)
+def test_training_equals_a_plain_loop(problem, loss, optimizer, period, batch_size):
+    f, params, data = problem()
+    key, num_steps = jax.random.key(5), 20
+    state, history = train(
+        f,
+        params,
+        data,
+        loss=loss,
+        optimizer=OPTIMIZERS[optimizer],
+        schedule=every(period),
+        num_steps=num_steps,
+        batch_size=batch_size,
+        key=key,
+        evaluate={"all": data},
+    )
+    chosen = None if batch_size is None else batches(key, 10, batch_size, num_steps)
+    vector, anchor, updates = algorithm_3(
+        f,
+        params,
+        data,
+        loss,
+        OPTIMIZERS[optimizer],
+        lambda step: step % period == 0,
+        num_steps,
+        chosen,
+    )
+    np.testing.assert_allclose(flat(state.params), vector, atol=1e-11)
+    np.testing.assert_allclose(flat(state.anchor), anchor, atol=1e-11)
+    assert int(state.step) == num_steps
+    assert int(state.updates) == history["updates"][-1] == updates
+    assert float(state.diverged_at) == float(state.converged_at) == -1
+    final = float(loss(f(state.params, data[0]), data[1]))
+    assert history["all_loss"][-1] == pytest.approx(final, rel=1e-12)
+    proxy = linearize(f, state.anchor)(state.params, data[0])
+    assert history["all_loss_proxy"][-1] == pytest.approx(float(loss(proxy, data[1])), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_period_one_is_plain_gradient_descent_bit_for_bit(dtype, batch_size):
+    f, params, data = classification(dtype)
+    key, num_steps = jax.random.key(3), 40
+    state, _ = train(
+        f,
+        params,
+        data,
+        loss=MEAN_ENTROPY,
+        optimizer=optax.sgd(0.1),
+        schedule=every(1),
+        num_steps=num_steps,
+        batch_size=batch_size,
+        key=key,
+    )
+
+    @jax.jit
+    def step(params, x, y):
+        gradient = jax.grad(lambda p: MEAN_ENTROPY(f(p, x), y))(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+    x, y = data
+    plain = params
+    chosen = batches(key, 10, batch_size or 10, num_steps)
+    for rows in chosen:
+        plain = step(plain, x, y) if batch_size is None else step(plain, x[rows], y[rows])
+    for found, expected in zip(jax.tree.leaves(state.params), jax.tree.leaves(plain), strict=True):
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(flat(state.anchor), flat(state.params), atol=0.1)
+
+
+def test_never_is_training_of_the_linearised_network():
+    f, params, data = classification()
+    settings = {
+        "loss": MEAN_ENTROPY,
+        "optimizer": optax.adam(0.02),
+        "num_steps": 60,
+        "batch_size": 5,
+        "key": jax.random.key(1),
+    }
+    state, history = train(f, params, data, schedule=never(), **settings)
+    plain, _ = train(linearize(f, params), params, data, schedule=every(1), **settings)
+    np.testing.assert_allclose(flat(state.params), flat(plain.params), atol=1e-12)
+    np.testing.assert_array_equal(flat(state.anchor), flat(params))
+    assert history["updates"][-1] == 0
+
+
+def test_a_schedule_may_look_at_the_drift_of_the_parameters():
+    f, params, data = regression()
+    limit = 0.3
+
+    def drifted(step, state):
+        leaves = zip(jax.tree.leaves(state.params), jax.tree.leaves(state.anchor), strict=True)
+        return sum(jnp.sum((a - b) ** 2) for a, b in leaves) > limit**2
+
+    state, _ = train(
+        f,
+        params,
+        data,
+        loss=losses.squared_error,
+        optimizer=optax.sgd(0.02),
+        schedule=drifted,
+        num_steps=60,
+    )
+    # By hand, with the gradient of the proxy from `linearize`.
+    theta = anchor = params
+    updates = 0
+    descend = jax.jit(
+        lambda theta, anchor: jax.tree.map(
+            lambda p, g: p - 0.02 * g,
+            theta,
+            jax.grad(lambda t: losses.squared_error(linearize(f, anchor)(t, data[0]), data[1]))(
+                theta
+            ),
+        )
+    )
+    for _ in range(60):
+        if np.linalg.norm(flat(theta) - flat(anchor)) > limit:
+            anchor, updates = theta, updates + 1
+        theta = descend(theta, anchor)
+    np.testing.assert_allclose(flat(state.params), flat(theta), atol=1e-11)
+    assert int(state.updates) == updates
+    assert 1 < updates < 30
+
+
+# Sweeps, chunks and resumption.
+
+
+def sweep(periods=(1, 5, math.inf), seeds=2, num_steps=12, lr=0.05, **settings):
+    f, _, data = classification()
+    model = models.mlp((3, 6, 3))
+    keys = jax.random.split(jax.random.key(7), seeds)
+    return (
+        f,
+        model,
+        data,
+        keys,
+        train_sweep(
+            f,
+            model.init,
+            data,
+            periods=periods,
+            keys=keys,
+            loss=MEAN_ENTROPY,
+            optimizer=optax.sgd(lr),
+            num_steps=num_steps,
+            batch_size=4,
+            evaluate={"train": data},
+            metrics={"loss": MEAN_ENTROPY, "accuracy": losses.accuracy},
+            **settings,
+        ),
+    )
+
+
+def test_a_sweep_equals_its_runs_one_by_one():
+    periods = (1, 5, math.inf)
+    f, model, data, keys, (states, history) = sweep(periods)
+    assert history["train_loss"].shape == (3, 2, len(history["step"]))
+    for i, period in enumerate(periods):
+        for j, key in enumerate(keys):
+            state, single = train(
+                f,
+                model.init(key),
+                data,
+                loss=MEAN_ENTROPY,
+                optimizer=optax.sgd(0.05),
+                schedule=every(period),
+                num_steps=12,
+                batch_size=4,
+                key=jax.random.fold_in(key, 1),
+                evaluate={"train": data},
+                metrics={"loss": MEAN_ENTROPY, "accuracy": losses.accuracy},
+            )
+            chosen = jax.tree.map(lambda leaf, i=i, j=j: leaf[i, j], states.params)
+            np.testing.assert_allclose(flat(chosen), flat(state.params), atol=1e-12)
+            assert int(states.updates[i, j]) == int(state.updates)
+            for name in single.keys() - {"step"}:
+                np.testing.assert_allclose(history[name][i, j], single[name], atol=1e-12)
+
+
+def test_a_sweep_may_draw_its_data_from_its_keys():
+    model = models.mlp((2, 4, 1))
+
+    def draw(key):
+        x = jax.random.normal(jax.random.fold_in(key, 9), (6, 2))
+        return x, jnp.prod(x, 1, keepdims=True)
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    settings = {"loss": losses.squared_error, "optimizer": optax.sgd(0.01), "num_steps": 8}
+    states, _ = train_sweep(model.apply, model.init, draw, periods=[2], keys=keys, **settings)
+    for j, key in enumerate(keys):
+        state, _ = train(model.apply, model.init(key), draw(key), schedule=every(2), **settings)
+        chosen = jax.tree.map(lambda leaf, j=j: leaf[0, j], states.params)
+        np.testing.assert_allclose(flat(chosen), flat(state.params), atol=1e-12)
+
+
+def test_chunks_do_not_change_the_result():
+    f, params, data = classification()
+    settings = {
+        "loss": MEAN_ENTROPY,
+        "optimizer": optax.adam(0.02),
+        "schedule": every(3),
+        "num_steps": 25,
+        "batch_size": 4,
+        "key": jax.random.key(2),
+        "evaluate": {"train": data},
+    }
+    grids = [[25], [0, 1, 2, 3, 7, 24, 25], None, list(range(26))]
+    runs = [train(f, params, data, eval_steps=grid, **settings) for grid in grids]
+    full = runs[-1][1]
+    for state, history in runs:
+        np.testing.assert_array_equal(flat(state.params), flat(runs[0][0].params))
+        np.testing.assert_array_equal(full["train_loss"][history["step"]], history["train_loss"])
+    # At a multiple of K the proxy is the old one: it is renewed by the step that follows.
+    steps = np.arange(26)
+    np.testing.assert_array_equal(full["updates"], np.maximum(-(-steps // 3) - 1, 0))
+
+
+def test_a_resumed_run_is_the_uninterrupted_one():
+    f, params, data = classification()
+    settings = {
+        "loss": MEAN_ENTROPY,
+        "optimizer": optax.adam(0.02),
+        "schedule": every(5),
+        "batch_size": 4,
+        "evaluate": {"train": data},
+    }
+    key = jax.random.key(2)
+    whole, history = train(f, params, data, num_steps=23, key=key, **settings)
+    half, _ = train(f, params, data, num_steps=11, key=key, **settings)
+    saved = jax.tree.map(
+        lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf),
+        half,
+    )
+    resumed, rest = train(f, jax.tree.map(jnp.asarray, saved), data, num_steps=23, **settings)
+    for name in TrainState._fields:
+        if name != "key":
+            np.testing.assert_array_equal(
+                flat(getattr(resumed, name)), flat(getattr(whole, name)), err_msg=name
+            )
+    assert rest["step"][0] == 11
+    assert rest["step"][-1] == 23
+    assert rest["train_loss"][-1] == history["train_loss"][-1]
+
+
+# How runs end.
+
+
+def test_divergence_is_recorded_with_its_step_and_not_raised():
+    f, params, data = regression()
+    state, history = train(
+        f,
+        params,
+        data,
+        loss=losses.squared_error,
+        optimizer=optax.sgd(1e3),
+        schedule=every(1),
+        num_steps=50,
+        evaluate={"train": data},
+    )
+    step = int(state.diverged_at)
+    assert 0 < step < 50
+    assert int(state.converged_at) == -1
+    assert np.all(np.isfinite(flat(state.params)))
+    # One step fewer has not diverged yet, and leaves the same parameters.
+    before, _ = train(
+        f,
+        params,
+        data,
+        loss=losses.squared_error,
+        optimizer=optax.sgd(1e3),
+        schedule=every(1),
+        num_steps=step,
+    )
+    assert int(before.diverged_at) == -1
+    np.testing.assert_array_equal(flat(before.params), flat(state.params))
+    assert history["step"][-1] == 50
+
+
+def test_the_other_runs_of_a_sweep_go_on():
+    """A target that one seed's data makes infinite ends that run alone, for every period."""
+    model = models.mlp((2, 4, 1))
+    keys = jax.random.split(jax.random.key(0), 3)
+
+    def draw(key):
+        x = jax.random.normal(key, (6, 2))
+        bad = jnp.all(jax.random.key_data(key) == jax.random.key_data(keys[1]))
+        return x, jnp.where(bad, jnp.inf, jnp.prod(x, 1, keepdims=True))
+
+    settings = {"loss": losses.squared_error, "optimizer": optax.sgd(0.02), "num_steps": 30}
+    states, _ = train_sweep(model.apply, model.init, draw, periods=[1, 10], keys=keys, **settings)
+    assert states.diverged_at.tolist() == [[-1, 0, -1]] * 2
+    for j in (0, 2):
+        alone, _ = train(
+            model.apply, model.init(keys[j]), draw(keys[j]), schedule=every(10), **settings
+        )
+        chosen = jax.tree.map(lambda leaf, j=j: leaf[1, j], states.params)
+        np.testing.assert_allclose(flat(chosen), flat(alone.params), atol=1e-12)
+
+
+def test_target_loss_ends_a_run_at_a_linearisation():
+    f, params, data = regression()
+    settings = {"loss": losses.squared_error, "optimizer": optax.sgd(0.02), "num_steps": 400}
+    _, history = train(
+        f,
+        params,
+        data,
+        schedule=every(10),
+        evaluate={"train": data},
+        eval_steps=list(range(401)),
+        **settings,
+    )
+    target = float(history["train_loss"][200])
+    reached = next(s for s in range(0, 401, 10) if history["train_loss"][s] <= target)
+    state, _ = train(f, params, data, schedule=every(10), target_loss=target, **settings)
+    assert int(state.converged_at) == reached
+    assert int(state.diverged_at) == -1
+    found = float(losses.squared_error(f(state.params, data[0]), data[1]))
+    assert found == pytest.approx(float(history["train_loss"][reached]), rel=1e-9)
+
+
+# Compilation.
+
+
+def test_one_program_serves_all_periods_seeds_and_chunks():
+    """`f` is traced once a program: more chunks, periods or seeds trace it no more often."""
+    traces = []
+    model = models.mlp((2, 4, 1))
+
+    def f(params, x):
+        traces.append(x.shape)
+        return model.apply(params, x)
+
+    def count(periods, seeds, eval_steps):
+        traces.clear()
+        x = jnp.arange(12.0).reshape(6, 2) / 10
+        train_sweep(
+            f,
+            model.init,
+            (x, x[:, :1]),
+            periods=periods,
+            keys=jax.random.split(jax.random.key(0), seeds),
+            loss=losses.squared_error,
+            optimizer=optax.sgd(0.01),
+            num_steps=20,
+            eval_steps=eval_steps,
+        )
+        return len(traces)
+
+    fewest = count([3], 1, [20])
+    assert fewest >= 1
+    assert count([3], 1, list(range(21))) == fewest
+    assert count([1, 3, 10, math.inf], 3, [0, 2, 9, 20]) == fewest
+
+
+def test_a_period_beyond_the_run_costs_no_linearisation():
+    f, params, data = regression()
+    _, history = train(
+        f,
+        params,
+        data,
+        loss=losses.squared_error,
+        optimizer=optax.sgd(0.01),
+        schedule=every(10**12),
+        num_steps=10,
+    )
+    assert history["updates"].tolist() == [0] * len(history["step"])
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 7, 1000, 10**6])
+def test_log_steps(num_steps):
+    steps = log_steps(num_steps)
+    assert steps[0] == 0
+    assert steps[-1] == num_steps
+    assert np.all(np.diff(steps) > 0)
+
+
+# Bad input.
+
+
+def attempt(**changes):
+    f, params, data = regression()
+    settings = {
+        "data": data,
+        "loss": losses.squared_error,
+        "optimizer": optax.sgd(0.01),
+        "schedule": every(1),
+        "num_steps": 5,
+    }
+    return bare(train)(f, params, **(settings | changes))
+
+
+@pytest.mark.parametrize("num_steps", [0, -1, 2.5, True, "3"])
+def test_bad_number_of_steps_is_refused(num_steps):
+    with pytest.raises(ValueError, match="num_steps must be a positive integer, got"):
+        attempt(num_steps=num_steps)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0, "key": 0}, "batch_size must be a positive integer, got 0"),
+        ({"batch_size": 2.5, "key": 0}, "batch_size must be a positive integer, got 2.5"),
+        ({"batch_size": 11, "key": 0}, "batch_size 11 exceeds the 10 examples there are"),
+        ({"batch_size": 4}, "minibatch run needs a key"),
+        ({"target_loss": -1.0}, "target_loss must be finite and positive, got -1.0"),
+        ({"target_loss": math.nan}, "target_loss must be finite and positive, got nan"),
+        ({"eval_steps": [0, 6]}, r"eval_steps must lie in \[0, 5\], got 0..6"),
+        ({"eval_steps": [-1, 3]}, r"eval_steps must lie in \[0, 5\], got -1..3"),
+        ({"eval_steps": [3, 3]}, "eval_steps must be a strictly increasing list"),
+        ({"eval_steps": []}, "eval_steps must be a strictly increasing list"),
+        ({"eval_steps": [0, 2.5]}, "eval_steps must be a strictly increasing list of whole steps"),
+    ],
+)
+def test_bad_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        attempt(**changes)
+
+
+def test_data_of_different_lengths_or_shapes_are_refused():
+    _, _, (x, y) = regression()
+    with pytest.raises(ValueError, match="inputs and targets differ in length: 10 and 9"):
+        attempt(data=(x, y[:9]))
+    with pytest.raises(ValueError, match="must be 10 integer labels"):
+        attempt(loss=lambda o, t: bare(losses.cross_entropy)(o, t))
+    with pytest.raises(ValueError, match=r"targets have shape \(10, 1\)"):
+        attempt(data=(x, y[:, :1]), loss=lambda o, t: bare(losses.squared_error)(o, t))
+
+
+def test_a_run_cannot_be_resumed_backwards():
+    f, params, data = regression()
+    settings = {"loss": losses.squared_error, "optimizer": optax.sgd(0.01), "schedule": every(2)}
+    state, _ = train(f, params, data, num_steps=6, **settings)
+    with pytest.raises(ValueError, match="num_steps 5 is below the 6 steps already taken"):
+        train(f, state, data, num_steps=5, **settings)
+    with pytest.raises(ValueError, match=r"eval_steps must lie in \[6, 9\], got 4..9"):
+        train(f, state, data, num_steps=9, eval_steps=[4, 9], **settings)
+
+
+def test_bad_period_of_a_sweep_is_refused():
+    with pytest.raises(ValueError, match="period must be a positive integer or infinity, got 0"):
+        sweep(periods=(1, 0))
+
+
+def test_the_jacobian_of_the_anchor_is_what_moves_the_parameters():
+    """One full-batch step of squared error is -eta J^T z, whatever the schedule."""
+    f, params, data = regression()
+    state, _ = attempt(num_steps=1, schedule=never())
+    z = np.ravel(np.asarray(f(params, data[0]) - data[1]))
+    expected = flat(params) - 0.01 * dense(f, params, data[0]).T @ z
+    np.testing.assert_allclose(flat(state.params), expected, atol=1e-13)
