@@ -15,7 +15,11 @@ import yaml
 from iterlin import provenance, records
 
 REPRODUCED, PARTLY, NOT, NOT_RUN = "reproduced", "partly", "not reproduced", "not yet run"
-RULES = {"above": operator.gt, "below": operator.lt}
+RULES = {
+    "above": operator.gt,
+    "below": operator.lt,
+    "within": lambda found, bound: abs(found) < bound,
+}
 REQUIRED = {"id", "version", "claim", "place", "paper", "page", "expected"}
 
 
@@ -59,7 +63,7 @@ def load_claims(path: Path | None = None) -> list[dict]:
             raise ValueError(f"{path}: claim {name} expects unknown verdict {row['expected']!r}")
         for statement in row.get("statements", []):
             if statement.keys() & RULES.keys() == set():
-                raise ValueError(f"{path}: a statement of claim {name} has no rule (above, below)")
+                raise ValueError(f"{path}: a statement of claim {name} has no rule ({', '.join(RULES)})")
     names = [row["id"] for row in rows]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{path}: repeated claim ids {', '.join(sorted(repeated))}")
