@@ -63,7 +63,8 @@ def load_claims(path: Path | None = None) -> list[dict]:
             raise ValueError(f"{path}: claim {name} expects unknown verdict {row['expected']!r}")
         for statement in row.get("statements", []):
             if statement.keys() & RULES.keys() == set():
-                raise ValueError(f"{path}: a statement of claim {name} has no rule ({', '.join(RULES)})")
+                rules = ", ".join(RULES)
+                raise ValueError(f"{path}: a statement of claim {name} has no rule ({rules})")
     names = [row["id"] for row in rows]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{path}: repeated claim ids {', '.join(sorted(repeated))}")
