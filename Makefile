@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml | c
 ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help book results serve test lint format references lock clean
+.PHONY: help book results serve test lint format references picture lock clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -56,10 +56,13 @@ test: lint book ## everything: style, book, its links, tests, notebooks against 
 references: $(INSTALLED) ## make tests/notebooks anew from the pages that run now
 	@$(BIN)/python -m iterlin_book.references --jobs $(JOBS)
 
+picture: ## take the README's picture from the book's landing page
+	@$(BIN)/python -m iterlin_book.picture
+
 lock: $(INSTALLED) ## pin the newest versions that fit pyproject.toml (needs uv)
 	@sed '/^[^#]/,$$d' requirements.lock > requirements.new
-	@echo h5py | uv pip compile --universal --python-version 3.11 --generate-hashes --upgrade \
-	  --no-emit-index-url --no-annotate --no-header --group dev pyproject.toml - -q >> requirements.new
+	@uv pip compile --universal --python-version 3.11 --generate-hashes --upgrade \
+	  --no-emit-index-url --no-annotate --no-header --group dev pyproject.toml -q >> requirements.new
 	@mv requirements.new requirements.lock
 	@$(BIN)/python -m iterlin_book.environment > environment.yml
 
