@@ -10,7 +10,7 @@ jax.config.update("jax_enable_x64", True)
 # Arrays of different ranks must be aligned by hand: (N, 1) with (N,) would hide an error.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Before the library is imported: its shape annotations are checked at every call, in tests only.
-install_import_hook("iterlin", "beartype.beartype")
+install_import_hook("iterlin", "type_checks.check")
 
 settings.register_profile(
     "repeatable",

@@ -55,6 +55,8 @@ def load_claims(path: Path | None = None) -> list[dict]:
     """The rows of the ledger. Raises ValueError naming the row and the field that is wrong."""
     path = provenance.project_root() / "book" / "claims.yml" if path is None else path
     rows = yaml.safe_load(Path(path).read_text())
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path} must be a list of claims")
     for row in rows:
         name = row.get("id", "a row without id")
         if missing := REQUIRED - row.keys():
@@ -62,13 +64,25 @@ def load_claims(path: Path | None = None) -> list[dict]:
         if row["expected"] not in (REPRODUCED, PARTLY, NOT, NOT_RUN):
             raise ValueError(f"{path}: claim {name} expects unknown verdict {row['expected']!r}")
         for statement in row.get("statements", []):
-            if statement.keys() & RULES.keys() == set():
-                rules = ", ".join(RULES)
-                raise ValueError(f"{path}: a statement of claim {name} has no rule ({rules})")
+            if problem := _problem(statement):
+                raise ValueError(f"{path}: a statement of claim {name} {problem}")
     names = [row["id"] for row in rows]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{path}: repeated claim ids {', '.join(sorted(repeated))}")
     return rows
+
+
+def _problem(statement: dict) -> str:
+    """What is wrong with a statement of the ledger, in words; nothing if nothing is."""
+    if missing := {"says", "statistic"} - statement.keys():
+        return f"lacks {', '.join(sorted(missing))}"
+    rules = statement.keys() & RULES.keys()
+    if len(rules) != 1:
+        return f"has {len(rules)} rules, not one of {', '.join(RULES)}"
+    value = statement[rules.pop()]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"compares with {value!r}, which is not a number (write 1.0e-3 for 1e-3)"
+    return ""
 
 
 def judge(row: dict, record=None) -> Verdict:

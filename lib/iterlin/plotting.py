@@ -50,6 +50,7 @@ def period_axis(axis, periods: Sequence[float], label: str = "period $K$ (steps)
     places = period_positions(periods)
     axis.set_xscale("log")
     finite = places[np.isfinite(np.asarray(periods, dtype=float))]
+    finite = finite if finite.size else np.ones(1)
     low, high = math.floor(math.log10(finite.min())), math.ceil(math.log10(finite.max()))
     step = max(1, (high - low) // 6 + ((high - low) > 6))
     ticks = [10.0**k for k in range(low, high + 1, step)]

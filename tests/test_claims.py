@@ -1,0 +1,189 @@
+"""Verdicts follow from intervals and rules; the ledger and the committed records agree."""
+
+import numpy as np
+import pytest
+import xarray as xr
+import yaml
+from iterlin import claims, provenance, records
+from iterlin.claims import NOT, NOT_RUN, PARTLY, REPRODUCED
+
+ROW = {
+    "id": "C0",
+    "version": "v3",
+    "place": "section 0",
+    "page": "experiments/trial",
+    "experiment": "trial",
+    "claim": "It falls.",
+    "paper": "a figure",
+    "expected": REPRODUCED,
+    "statements": [{"says": "drop", "statistic": "drop", "above": 0.5}],
+}
+ABOVE, BELOW, ACROSS_HIGH, ACROSS_LOW = (
+    (1.0, 0.7, 1.3),
+    (0.1, -0.2, 0.4),
+    (0.6, 0.4, 0.8),
+    (0.4, 0.2, 0.6),
+)
+
+
+def record(**statistics):
+    variables = {name: ("bound", np.asarray(bounds)) for name, bounds in statistics.items()}
+    return xr.Dataset(
+        variables,
+        attrs={
+            "experiment": "trial",
+            "tier": "gpu",
+            "modules": '["validation"]',
+            "numerics": provenance.source_hash(["validation"]),
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "bounds", "outcome", "verdict"),
+    [
+        ("above", ABOVE, "holds", REPRODUCED),
+        ("above", ACROSS_HIGH, "unclear", PARTLY),
+        ("above", ACROSS_LOW, "fails", NOT),
+        ("above", BELOW, "fails", NOT),
+        ("below", BELOW, "holds", REPRODUCED),
+        ("below", ACROSS_LOW, "unclear", PARTLY),
+        ("below", ACROSS_HIGH, "fails", NOT),
+        ("below", ABOVE, "fails", NOT),
+        ("above", (1.0, 0.5, 1.5), "unclear", PARTLY),
+        ("within", (0.0, -0.4, 0.4), "holds", REPRODUCED),
+        ("within", (0.0, -0.6, 0.4), "unclear", PARTLY),
+        ("within", (-0.6, -0.9, -0.1), "fails", NOT),
+        ("above", (0.5, 0.4, 0.6), "fails", NOT),
+        ("above", (1.0, -np.inf, np.inf), "unclear", PARTLY),
+        ("above", (np.nan, np.nan, np.nan), "fails", NOT),
+    ],
+)
+def test_one_statement(rule, bounds, outcome, verdict):
+    row = ROW | {"statements": [{"says": "drop", "statistic": "drop", rule: 0.5}]}
+    found = claims.judge(row, record(drop=bounds))
+    assert found.statements[0].outcome == outcome
+    assert found.statements[0].found == pytest.approx(bounds, nan_ok=True)
+    assert found.verdict == verdict
+    assert found.changed == (verdict != REPRODUCED)
+    assert (found.tier, found.stale) == ("gpu", False)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict"),
+    [
+        (ABOVE, ABOVE, REPRODUCED),
+        (ABOVE, BELOW, PARTLY),
+        (ABOVE, ACROSS_HIGH, PARTLY),
+        (ACROSS_HIGH, BELOW, PARTLY),
+        (BELOW, ACROSS_LOW, NOT),
+    ],
+)
+def test_two_statements(first, second, verdict):
+    statements = [{"says": name, "statistic": name, "above": 0.5} for name in ("a", "b")]
+    found = claims.judge(ROW | {"statements": statements}, record(a=first, b=second))
+    assert found.verdict == verdict
+
+
+def test_no_record_or_no_statement_is_not_yet_run(monkeypatch):
+    monkeypatch.setattr(records, "best", lambda experiment: None)
+    assert claims.judge(ROW).verdict == NOT_RUN
+    silent = {key: value for key, value in ROW.items() if key not in ("experiment", "statements")}
+    assert claims.judge(silent | {"expected": NOT_RUN}).verdict == NOT_RUN
+    assert not claims.judge(silent | {"expected": NOT_RUN}).changed
+
+
+def test_the_record_is_the_best_one(monkeypatch):
+    asked = []
+
+    def best(experiment):
+        asked.append(experiment)
+        return record(drop=ABOVE)
+
+    monkeypatch.setattr(records, "best", best)
+    assert claims.judge(ROW).verdict == REPRODUCED
+    assert asked == ["trial"]
+
+
+def test_a_stale_record_is_shown_as_such():
+    old = record(drop=ABOVE).assign_attrs(numerics="0" * 64)
+    assert claims.judge(ROW, old).stale
+
+
+def test_a_statistic_that_the_record_lacks_is_an_error():
+    with pytest.raises(ValueError, match="record trial has no statistic 'drop'"):
+        claims.judge(ROW, record(other=ABOVE))
+
+
+def ledger(tmp_path, rows):
+    path = tmp_path / "claims.yml"
+    path.write_text(yaml.safe_dump(rows))
+    return path
+
+
+def statement(**changes):
+    return ROW | {"statements": [{"says": "drop", "statistic": "drop"} | changes]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [{k: v for k, v in ROW.items() if k not in ("claim", "page")}],
+            "claim C0 lacks claim, page",
+        ),
+        ([{k: v for k, v in ROW.items() if k != "id"}], "claim a row without id lacks id"),
+        ([ROW | {"expected": "proved"}], "claim C0 expects unknown verdict 'proved'"),
+        ([statement()], "claim C0 has 0 rules, not one of above, below, within"),
+        (
+            [statement(above=1.0, below=2.0)],
+            "claim C0 has 2 rules, not one of above, below, within",
+        ),
+        ([statement(above="1e-3")], "claim C0 compares with '1e-3', which is not a number"),
+        ([statement(above=True)], "claim C0 compares with True, which is not a number"),
+        ([ROW | {"statements": [{"above": 1.0}]}], "claim C0 lacks says, statistic"),
+        ([ROW, ROW | {"id": "C1"}, ROW], "repeated claim ids C0"),
+        ({"C0": ROW}, "must be a list of claims"),
+        (None, "must be a list of claims"),
+    ],
+)
+def test_a_wrong_ledger_is_refused_with_the_row_that_is_wrong(tmp_path, rows, message):
+    path = ledger(tmp_path, rows)
+    with pytest.raises(ValueError, match=message) as error:
+        claims.load_claims(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_right_ledger_is_read(tmp_path):
+    assert claims.load_claims(ledger(tmp_path, [ROW])) == [ROW]
+
+
+def test_summary_counts_every_claim(monkeypatch):
+    found = iter([REPRODUCED, NOT, REPRODUCED, NOT_RUN])
+    monkeypatch.setattr(claims, "load_claims", lambda: [ROW] * 4)
+    monkeypatch.setattr(
+        claims, "judge", lambda row: claims.Verdict(row, next(found), (), "", False)
+    )
+    assert claims.summary() == "4 claims: 2 reproduced, 1 not reproduced, 1 not yet run"
+
+
+# The project's own ledger and records.
+
+LEDGER = claims.load_claims()
+
+
+@pytest.mark.parametrize("row", LEDGER, ids=lambda row: row["id"])
+def test_every_verdict_is_the_expected_one_and_fresh(row):
+    verdict = claims.judge(row)
+    assert verdict.verdict == row["expected"], verdict.statements
+    assert not verdict.stale, f"the record of {row['experiment']} is older than its numerics"
+
+
+def test_every_claim_has_a_page_and_a_reason_if_not_run():
+    book = provenance.project_root() / "book"
+    for row in LEDGER:
+        assert (book / f"{row['page']}.md").exists(), row["id"]
+        if row["expected"] == NOT_RUN:
+            assert row.get("why"), row["id"]
+    assert {page for row in LEDGER if (page := row["page"])} >= {"experiments/xor"}
+    assert len(claims.verdicts("experiments/xor")) >= 2

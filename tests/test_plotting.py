@@ -1,0 +1,92 @@
+"""Figures show the numbers that they were given."""
+
+import math
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from iterlin import plotting
+from iterlin.intervals import mean_interval
+
+
+@pytest.fixture
+def axis():
+    plotting.use_style()
+    figure, axis = plt.subplots()
+    yield axis
+    plt.close(figure)
+
+
+def test_infinity_lies_a_decade_beyond_the_finite_periods():
+    places = plotting.period_positions([1, 10, 3000, math.inf])
+    np.testing.assert_array_equal(places, [1, 10, 3000, 1e5])
+    np.testing.assert_array_equal(plotting.period_positions([2, 5]), [2, 5])
+
+
+@pytest.mark.parametrize(
+    ("periods", "labels"),
+    [
+        ([1, 10, 100, math.inf], ["1", "$10^{1}$", "$10^{2}$", r"$\infty$"]),
+        ([1, 10**8], ["1", "$10^{2}$", "$10^{4}$", "$10^{6}$", "$10^{8}$"]),
+        ([1, math.inf], ["1", r"$\infty$"]),
+        ([math.inf], ["1", r"$\infty$"]),
+    ],
+)
+def test_period_axis_has_ticks_at_powers_and_infinity(axis, periods, labels):
+    places = plotting.period_axis(axis, periods)
+    assert axis.get_xscale() == "log"
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == labels
+    assert axis.get_xlabel() == "period $K$ (steps)"
+    if math.isinf(periods[-1]):
+        assert axis.get_xticks()[-1] == places[-1]
+        separator = axis.get_lines()[0].get_xdata()[0]
+        assert max([1, *places[:-1]]) < separator < places[-1]
+    else:
+        assert len(axis.get_lines()) == 0
+
+
+def test_colours_order_the_periods_and_grey_is_infinity():
+    colours = plotting.colours_by_period([1, 100, 10**4, math.inf])
+    assert colours[-1] == (0.5, 0.5, 0.5)
+    lightness = [np.dot(colour, [0.3, 0.59, 0.11]) for colour in colours[:-1]]
+    assert lightness == sorted(lightness)
+    assert len(set(colours)) == 4
+
+
+@pytest.mark.parametrize(
+    ("period", "label"),
+    [
+        (1, "$K=1$"),
+        (50, "$K=50$"),
+        (1000, "$K=10^{3}$"),
+        (2500, "$K=2500$"),
+        (math.inf, r"$K=\infty$"),
+    ],
+)
+def test_period_labels(period, label):
+    assert plotting.period_label(period) == label
+
+
+def test_band_draws_the_mean_and_its_interval(axis):
+    samples = np.random.default_rng(0).normal(size=(6, 4))
+    plotting.band(axis, np.arange(4), samples, label="mean")
+    interval = mean_interval(samples)
+    np.testing.assert_allclose(axis.get_lines()[0].get_ydata(), interval.estimate)
+    corners = axis.collections[0].get_paths()[0].vertices
+    assert corners[:, 1].max() == pytest.approx(interval.upper.max())
+    assert corners[:, 1].min() == pytest.approx(interval.lower.min())
+
+
+def test_points_draw_error_bars_and_none_for_one_sample(axis):
+    samples = np.array([[1.0, 5.0], [2.0, np.nan], [3.0, np.nan]])
+    plotting.points(axis, [1, 2], samples)
+    interval = mean_interval(samples)
+    segments = axis.collections[0].get_segments()
+    np.testing.assert_allclose(segments[0][:, 1], [interval.lower[0], interval.upper[0]])
+    np.testing.assert_allclose(segments[1][:, 1], [5, 5])
+
+
+def test_figures_can_be_drawn(axis):
+    plotting.period_axis(axis, [1, 10, math.inf])
+    plotting.points(axis, [1, 10, 100], np.random.default_rng(0).normal(size=(5, 3)))
+    axis.figure.canvas.draw()

@@ -1,0 +1,200 @@
+"""Records come back as they were written, say where they came from, and are whole or not there."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import xarray as xr
+from iterlin import intervals, provenance, records
+
+EXPERIMENT = "trial"
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch, tmp_path):
+    """Records go to a folder of the test's own; the library's sources stay where they are."""
+    monkeypatch.setattr(provenance, "project_root", lambda: tmp_path)
+    return tmp_path
+
+
+def results(value=1.0):
+    return xr.Dataset(
+        {
+            "loss": (("period", "seed"), np.array([[value, np.nan, 3.0], [np.inf, -2.0, 0.0]])),
+            "status": (("period", "seed"), np.arange(6, dtype=np.int32).reshape(2, 3)),
+            "label": (("period",), np.array(["short", "long"])),
+            "gap": records.interval_variable(intervals.Interval(1.0, 0.5, 1.5)),
+        },
+        coords={"period": [10.0, np.inf], "seed": [0, 1, 2]},
+    )
+
+
+def save(tier="laptop", value=1.0, **changes):
+    settings = {"parameters": {"lr": 0.1, "K": [1, 10]}, "modules": ["linearization"]}
+    return records.save(results(value), EXPERIMENT, tier, **(settings | changes))
+
+
+def test_a_record_comes_back_as_it_was_written():
+    save(data_note="made up", wall_time=125.0)
+    loaded = records.load(EXPERIMENT, "laptop")
+    xr.testing.assert_identical(loaded.drop_attrs(), results().drop_attrs())
+    assert loaded["status"].dtype == np.int32
+    attrs = loaded.attrs
+    assert json.loads(attrs["parameters"]) == {"lr": 0.1, "K": [1, 10]}
+    assert attrs["numerics"] == provenance.source_hash(["linearization"])
+    assert json.loads(attrs["versions"])["jax"]
+    assert (attrs["tier"], attrs["experiment"], attrs["data"]) == ("laptop", EXPERIMENT, "made up")
+    assert attrs["wall_time"] == 125.0
+    assert attrs["date"][:2] == "20"
+    assert attrs["device"]
+    assert attrs["commit"]
+
+
+def test_save_returns_what_load_will():
+    saved = save()
+    xr.testing.assert_identical(saved, records.load(EXPERIMENT, "laptop"))
+
+
+def test_places(root):
+    assert records.path_of("xor", "gpu") == root / "data" / "results" / "xor" / "gpu.nc"
+    assert records.path_of("xor", "quick") == root / "_build" / "records" / "xor" / "quick.nc"
+
+
+def test_best_is_the_highest_recorded_tier_and_never_quick():
+    assert records.best(EXPERIMENT) is None
+    save("quick")
+    assert records.best(EXPERIMENT) is None
+    for tier in ("laptop", "paper", "gpu"):
+        save(tier)
+    assert records.best(EXPERIMENT).attrs["tier"] == "paper"
+
+
+def test_a_record_is_stale_once_its_numerics_change(monkeypatch):
+    record = save()
+    assert not records.is_stale(record)
+    assert "STALE" not in records.caption(record)
+    texts = provenance.sources()
+    changed = texts | {"validation": texts["validation"] + "\nVALUE = 1\n"}
+    monkeypatch.setattr(provenance, "sources", lambda: changed)
+    assert records.is_stale(record)
+    assert "STALE" in records.caption(record)
+    explained = texts | {"linearization": texts["linearization"] + "\n# A remark.\n"}
+    monkeypatch.setattr(provenance, "sources", lambda: explained)
+    assert not records.is_stale(record)
+    unrelated = texts | {"plotting": "VALUE = 1\n"}
+    monkeypatch.setattr(provenance, "sources", lambda: unrelated)
+    assert not records.is_stale(record)
+    gone = {name: text for name, text in texts.items() if name != "linearization"}
+    monkeypatch.setattr(provenance, "sources", lambda: gone)
+    assert records.is_stale(record)
+
+
+def test_caption_says_tier_seeds_cost_and_device():
+    record = save(wall_time=600.0)
+    line = records.caption(record)
+    assert line.startswith("laptop tier: 3 seeds, 10 min on ")
+    assert record.attrs["device"] in line
+    assert record.attrs["date"] in line
+    assert "20 s on" in records.caption(save(wall_time=20.2))
+
+
+# Failures leave what was there.
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("broken", ["to_netcdf", "replace", "fsync"])
+def test_a_failed_save_leaves_the_old_record_and_nothing_else(monkeypatch, broken):
+    save(value=1.0)
+    path = records.path_of(EXPERIMENT, "laptop")
+    before = path.read_bytes()
+
+    def full(*arguments, **settings):
+        raise OSError(28, "No space left on device")
+
+    def half(dataset, name, **settings):
+        with open(name, "wb") as file:
+            file.write(b"half a record")
+        full()
+
+    with monkeypatch.context() as patch:
+        if broken == "to_netcdf":
+            patch.setattr(xr.Dataset, "to_netcdf", half)
+        else:
+            patch.setattr(os, broken, full)
+        with pytest.raises(OSError, match="No space left"):
+            save(value=2.0)
+    assert path.read_bytes() == before
+    assert names(path.parent) == ["laptop.nc"]
+    save(value=2.0)
+    assert float(records.load(EXPERIMENT, "laptop")["loss"][0, 0]) == 2
+
+
+def test_a_place_that_cannot_be_written_is_an_error(root):
+    (root / "data").mkdir()
+    (root / "data" / "results").write_text("a file where a folder should be")
+    with pytest.raises(OSError, match="results"):
+        save()
+
+
+# Files that are not the record asked for.
+
+
+def test_a_record_that_was_not_run_is_missing(root):
+    with pytest.raises(
+        FileNotFoundError, match=r"no record of trial at tier gpu: .*gpu\.nc is missing"
+    ):
+        records.load(EXPERIMENT, "gpu")
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, 0.5, 0.9])
+def test_a_truncated_record_is_damaged(keep):
+    save()
+    path = records.path_of(EXPERIMENT, "laptop")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: keep if isinstance(keep, int) else int(len(whole) * keep)])
+    with pytest.raises(ValueError, match=r"laptop\.nc is damaged or not a record"):
+        records.load(EXPERIMENT, "laptop")
+
+
+def test_a_text_file_is_damaged():
+    save()
+    path = records.path_of(EXPERIMENT, "laptop")
+    path.write_text("no netCDF at all\n" * 100)
+    with pytest.raises(ValueError, match=r"laptop\.nc is damaged or not a record"):
+        records.load(EXPERIMENT, "laptop")
+
+
+def test_a_foreign_netcdf_file_is_refused():
+    path = records.path_of(EXPERIMENT, "laptop")
+    path.parent.mkdir(parents=True)
+    xr.Dataset({"a": ("x", [1.0])}).to_netcdf(path, engine="h5netcdf")
+    with pytest.raises(ValueError, match=r"laptop\.nc was not written by iterlin\.records"):
+        records.load(EXPERIMENT, "laptop")
+
+
+def test_a_record_of_another_experiment_or_tier_is_refused():
+    save()
+    path = records.path_of(EXPERIMENT, "laptop")
+    with pytest.raises(ValueError, match="holds trial at tier laptop, not xor/laptop"):
+        records.load("xor", "laptop", path=path)
+    with pytest.raises(ValueError, match="holds trial at tier laptop, not trial/gpu"):
+        records.load(EXPERIMENT, "gpu", path=path)
+
+
+def test_unknown_tiers_and_modules_are_refused(root):
+    for attempt in (
+        lambda: records.path_of("xor", "cloud"),
+        lambda: records.load("xor", "cloud"),
+        lambda: save("cloud"),
+    ):
+        with pytest.raises(
+            ValueError, match="unknown tier 'cloud'; allowed: gpu, laptop, paper, quick"
+        ):
+            attempt()
+    with pytest.raises(ValueError, match="iterlin has no module 'resnets'"):
+        save(modules=["resnets"])
+    assert list(root.iterdir()) == []
