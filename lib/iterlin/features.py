@@ -14,6 +14,6 @@ def alignment(weights: Float[Array, "... 2"]) -> Float[Array, "..."]:
     """a(w) = max over c in {-1, 1}^2 of cos(w, c), eq. (11), for features w of shape (..., 2).
 
     Lies in [1/sqrt(2), 1]; 1 on the diagonals, where the four clusters are. Undefined (NaN) at 0.
-    The maximum over the four corners is (|w_1| + |w_2|) / (sqrt(2) ||w||).
+    The maximum over the four corners is ``(|w_1| + |w_2|) / (sqrt(2) ||w||)``.
     """
     return jnp.sum(jnp.abs(weights), -1) / (math.sqrt(2) * jnp.linalg.norm(weights, axis=-1))

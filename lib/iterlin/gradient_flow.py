@@ -227,7 +227,8 @@ def steps_for_tolerance(modes: Eigenmodes, *, step_size: float, beta: float) -> 
 def worst_case_steps(modes: Eigenmodes, *, step_size: float, beta: float) -> int:
     """K that is enough for tolerance beta whatever z: ln(1/beta) / ln(1/rho), rounded up.
 
-    rho is the largest |1 - eta l| over the non-zero eigenvalues. Raises as `steps_for_tolerance`.
+    rho is the largest abs(1 - eta l) over the non-zero eigenvalues. Raises as
+    `steps_for_tolerance`.
     """
     open_unit("beta", beta)
     _stable(modes, step_size)
