@@ -6,9 +6,18 @@ from itertools import pairwise
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import optimistix
 import pytest
-from iterlin import gauss_newton, jacobian, truncated_gauss_newton
+from iterlin import (
+    every,
+    gauss_newton,
+    iterative_linearization,
+    jacobian,
+    losses,
+    train,
+    truncated_gauss_newton,
+)
 from iterlin.least_squares import Status
 from problems import affine, affine_problem, bare, dense, flat, network, with_singular_values
 
@@ -340,6 +349,39 @@ def test_certificate_tells_when_the_inner_steps_ran_out():
     assert float(solution.history["certificate"][0]) > 1e-6
 
 
+@pytest.mark.parametrize("period", [1, 400])
+def test_iterative_linearization_is_its_explicit_steps(period):
+    f, params, x, y = network()
+    whole = iterative_linearization(
+        f, params, x, y, step_size=0.05, period=period, max_steps=2, tolerance=0.0
+    )
+    state, _ = train(
+        f,
+        params,
+        (x, y),
+        loss=losses.squared_error,
+        optimizer=optax.sgd(0.05),
+        schedule=every(period),
+        num_steps=2 * period,
+    )
+    np.testing.assert_allclose(flat(whole.params), flat(state.params), atol=1e-9)
+    # The certificate: how much of J^T z one period leaves, of the linearisation it trains.
+    matrix, z = dense(f, params, x), np.ravel(f(params, x) - y)
+    left = z
+    for _ in range(period):
+        left = left - 0.05 * matrix @ (matrix.T @ left)
+    measured = np.linalg.norm(matrix.T @ left) / np.linalg.norm(matrix.T @ z)
+    assert float(whole.history["certificate"][0]) == pytest.approx(measured, rel=1e-6)
+
+
+def test_iterative_linearization_with_an_infinite_period_is_gauss_newton():
+    f, params, x, y = network((2, 2, 1), examples=12)
+    run = {"max_steps": 3, "tolerance": 0.0}
+    endless = iterative_linearization(f, params, x, y, step_size=0.1, period=math.inf, **run)
+    exact = gauss_newton(f, params, x, y, **run)
+    np.testing.assert_array_equal(flat(endless.params), flat(exact.params))
+
+
 # How runs end.
 
 
@@ -462,6 +504,18 @@ def test_targets_of_another_shape_are_refused(problem):
     for run in (gauss_newton, lambda *a, **k: truncated_gauss_newton(*a, beta=0.5, **k)):
         with pytest.raises(ValueError, match=r"targets have shape \(6,\).*outputs.*\(3, 2\)"):
             run(f, params, x, y.ravel(), max_steps=1, tolerance=0.0)
+
+
+@pytest.mark.parametrize("period", [0, -1, 2.5, True, "3"])
+def test_bad_period_is_refused(problem, period):
+    with pytest.raises(ValueError, match="period must be a positive integer or infinity, got"):
+        iterative_linearization(*problem, step_size=0.1, period=period, max_steps=1)
+
+
+@pytest.mark.parametrize("step_size", [0.0, -1.0, math.nan, math.inf])
+def test_bad_step_size_is_refused(problem, step_size):
+    with pytest.raises(ValueError, match="step_size must be finite and positive, got"):
+        iterative_linearization(*problem, step_size=step_size, period=1, max_steps=1)
 
 
 def test_coupled_examples_are_refused():
