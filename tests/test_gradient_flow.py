@@ -3,7 +3,6 @@
 import decimal
 import math
 
-import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,6 +84,8 @@ def test_flow_equals_the_matrix_exponential(case, time):
 
 
 def test_flow_equals_a_stiff_ode_solver():
+    import diffrax  # takes seconds: not for the tests of mutants
+
     f, params, x, y = network()
     f_lin = linearize(f, params)
     flat0, unravel = jax.flatten_util.ravel_pytree(params)

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import optimistix
 import pytest
 from iterlin import (
     every,
@@ -231,12 +230,15 @@ def test_singular_minimum_is_reached_linearly():
 
 
 @pytest.mark.parametrize("name", ["NIST Misra1a", "Bard"])
-@pytest.mark.parametrize("oracle", [optimistix.GaussNewton, optimistix.LevenbergMarquardt])
+@pytest.mark.parametrize("oracle", ["GaussNewton", "LevenbergMarquardt"])
 def test_gauss_newton_agrees_with_optimistix(name, oracle):
+    import optimistix  # takes seconds: not for the tests of mutants
+
+    solver = getattr(optimistix, oracle)(rtol=1e-12, atol=1e-12)
     f, start, x, y, _ = PUBLISHED[name][0]
     with jax.numpy_rank_promotion("allow"):
         expected = optimistix.least_squares(
-            lambda p, _: (f(p, x) - y).ravel(), oracle(rtol=1e-12, atol=1e-12), start, max_steps=500
+            lambda p, _: (f(p, x) - y).ravel(), solver, start, max_steps=500
         )
     solution = gauss_newton(f, start, x, y, max_steps=100, tolerance=1e-14)
     np.testing.assert_allclose(solution.params, expected.value, rtol=1e-6)

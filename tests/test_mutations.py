@@ -153,7 +153,7 @@ def by_tests(library, mutants):
 
 
 def by_nbval(library, notebook):
-    return run(library, "--nbval", NOTEBOOKS / f"{notebook}.ipynb")
+    return run(library, "--noconftest", "--nbval", NOTEBOOKS / f"{notebook}.ipynb")
 
 
 def copy_of_library(folder, mutant=None):
