@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin import models
+from problems import bare
 
 ACTIVATIONS = {"relu": lambda h: np.maximum(h, 0), "tanh": np.tanh, "identity": lambda h: h}
 
@@ -93,7 +94,7 @@ def test_initialisation_depends_on_the_key_alone():
 )
 def test_bad_settings_are_refused(arguments, settings, message):
     with pytest.raises(ValueError, match=message):
-        models.mlp(*arguments, **settings)
+        bare(models.mlp)(*arguments, **settings)
 
 
 def test_unknown_model_is_refused():
