@@ -26,7 +26,7 @@ from iterlin.validation import (
 
 
 class Status(IntEnum):
-    """How a run ended."""
+    """How a run ended; diverged means non-finite, or settled at a loss above the first."""
 
     CONVERGED = 0
     MAX_STEPS = 1
@@ -109,7 +109,7 @@ def _damped_step(f, theta, x, y, damping, independent):
 
 
 def _solve(gram, damping, right_hand_side):
-    factor = jax.scipy.linalg.cho_factor(gram + damping * jnp.eye(gram.shape[0]))
+    factor = jax.scipy.linalg.cho_factor(gram + damping * jnp.eye(gram.shape[0], dtype=gram.dtype))
     return jax.scipy.linalg.cho_solve(factor, right_hand_side)
 
 
@@ -138,18 +138,16 @@ def iterative_linearization(
     """
     positive("step_size", step_size)
     positive_integer("period", period, infinity=True)
-    if not is_traced(period) and isinstance(period, float):
-        return gauss_newton(
-            f, params, x, y, max_steps=max_steps, tolerance=tolerance, target_loss=target_loss
-        )
+    solved = not is_traced(period) and isinstance(period, float)
 
     def step(theta):
         modes = eigenmodes(f, theta, x, y, independent=independent)
+        ratio = jnp.zeros(()) if solved else modes.residual_ratio(step_size, period)
         info = {
             "gradient_norm": jnp.linalg.norm(modes.singular_values * modes.coefficients),
-            "certificate": modes.residual_ratio(step_size, period),
+            "certificate": ratio.astype(modes.singular_values.dtype),
         }
-        return modes.descent(step_size, period), info
+        return modes.damped(0.0) if solved else modes.descent(step_size, period), info
 
     return _iterate(f, params, x, y, step, max_steps, tolerance, target_loss)
 
@@ -253,8 +251,10 @@ def _iterate(f, params, x, y, step, max_steps, tolerance, target_loss) -> Soluti
         settled = (jnp.abs(new_loss - loss) <= tolerance * loss) | (new_loss <= target_loss)
         history = {k: v.at[count].set(info[k]) if k in info else v for k, v in history.items()}
         history["loss"] = history["loss"].at[count + 1].set(new_loss)
+        # A flat region far above the start (an unbounded step into saturation) is no solution.
+        lost = ~finite | (settled & (new_loss > history["loss"][0]))
         status = jnp.where(
-            ~finite,
+            lost,
             int(Status.DIVERGED),
             jnp.where(
                 settled,
