@@ -525,3 +525,46 @@ def test_coupled_examples_are_refused():
     with pytest.raises(ValueError, match="couples its examples"):
         gauss_newton(f, start, x, y, max_steps=1, tolerance=0.0)
     assert jacobian(f, start, x, independent=False).shape == (2, 2)
+
+
+def test_settling_above_the_start_is_divergence():
+    """Full steps on arctan from 2 run away until the loss is flat: no minimum is anywhere near."""
+    x, y = jnp.zeros((1, 1)), jnp.zeros((1, 1))
+    solution = gauss_newton(
+        lambda p, _: jnp.arctan(p)[None],
+        jnp.asarray([2.0]),
+        x,
+        y,
+        max_steps=50,
+        tolerance=1e-9,
+        independent=False,
+    )
+    assert abs(float(solution.params[0])) > 1e10
+    assert int(solution.status) == Status.DIVERGED
+
+
+def test_an_infinite_period_is_gauss_newton_with_a_certificate_of_zero():
+    f, start, x, y, _ = PUBLISHED["NIST Misra1a"][0]
+    run = {"max_steps": 30, "tolerance": 1e-12}
+    exact = gauss_newton(f, start, x, y, **run)
+    endless = iterative_linearization(f, start, x, y, step_size=1e-9, period=jnp.inf, **run)
+    np.testing.assert_allclose(endless.params, exact.params, rtol=1e-12)
+    steps = int(endless.num_steps)
+    np.testing.assert_array_equal(endless.history["certificate"][:steps], 0.0)
+
+    def coupled(p, x):
+        return p[None, :] * jnp.sum(x)
+
+    ones = jnp.ones((1, 2))
+    solution = iterative_linearization(
+        coupled, jnp.zeros(2), ones, ones, step_size=0.1, period=jnp.inf, independent=False, **run
+    )
+    np.testing.assert_allclose(solution.params, 0.5, rtol=1e-12)
+
+
+def test_the_cholesky_solver_keeps_float32():
+    params, x, y = jax.tree.map(lambda a: a.astype(jnp.float32), affine_problem("wide"))
+    solution = gauss_newton(
+        affine, params, x, y, damping=1.0, solver="cholesky", max_steps=3, tolerance=0.0
+    )
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(solution.params))
