@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 # Named after the lock and the project file, so that another version of either installs again.
 INSTALLED := $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml | cksum | tr ' ' '-')
 # Two notebooks at a time share the cores (XLA sizes its thread pools by NPROC).
-ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0
+ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 \
+  XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false
 
 .DEFAULT_GOAL := help
 .PHONY: help book results serve test lint format references picture lock clean
