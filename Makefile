@@ -3,6 +3,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 PORT ?= 8000
+VERSIONS ?= python3.11 python3.12 python3.13
 VENV := .venv
 BIN := $(VENV)/bin
 # Named after the lock and the project file, so that another version of either installs again.
@@ -12,7 +13,7 @@ ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 
   XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false
 
 .DEFAULT_GOAL := help
-.PHONY: help book results serve test lint format references picture lock clean
+.PHONY: help book results serve test versions library lint format references picture lock clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -53,6 +54,16 @@ format: $(INSTALLED) ## bring the code into that style
 test: lint book ## everything: style, book, its links, tests, notebooks against their references
 	@$(BIN)/python -m iterlin_book.offline _build/html
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 --dist loadscope --nbval
+
+versions: ## the library's tests on each Python of VERSIONS that is there, each in its own .venv-...
+	@for python in $(VERSIONS); do \
+	  if $$python -c '' 2>/dev/null; then echo "== $$python"; \
+	    $(MAKE) --no-print-directory library PYTHON=$$python VENV=.venv-$$(basename $$python) || exit 1; \
+	  else echo "== $$python: not on this machine"; fi; done
+
+library: $(INSTALLED) ## the library's tests alone: no book, no notebooks
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 --dist loadscope tests \
+	  --ignore-glob 'tests/test_book_*.py' --ignore tests/test_mutations.py
 
 references: $(INSTALLED) ## make tests/notebooks anew from the pages that run now
 	@$(BIN)/python -m iterlin_book.references --jobs $(JOBS)
