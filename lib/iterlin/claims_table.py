@@ -16,10 +16,21 @@ def show(page: str | None = None) -> None:
     display(HTML(table(page)))
 
 
+STYLE = """<style>
+table.claims td, table.claims th {
+  padding: 0.4em 0.7em 0.4em 0; vertical-align: top; text-align: left;
+  border-bottom: 1px solid #8884
+}
+table.claims { width: 100% }
+</style>"""
+
+
 def table(page: str | None = None) -> str:
-    rows = "\n".join(_row(verdict, linked=page is None) for verdict in verdicts(page))
+    """The claims as HTML: those that have been run first, each group in the ledger's order."""
+    found = sorted(verdicts(page), key=lambda verdict: verdict.verdict == NOT_RUN)
+    rows = "\n".join(_row(verdict, linked=page is None) for verdict in found)
     return (
-        '<table class="claims"><thead><tr><th>Claim</th><th>The paper</th><th>Verdict</th>'
+        f'{STYLE}<table class="claims"><thead><tr><th>Claim</th><th>The paper</th><th>Verdict</th>'
         f"<th>What we found</th></tr></thead><tbody>\n{rows}\n</tbody></table>"
     )
 
