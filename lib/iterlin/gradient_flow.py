@@ -41,7 +41,7 @@ def flow_filter(eigenvalues: Float[Array, " R"], time) -> Float[Array, " R"]:
 
 
 def descent_filter(eigenvalues: Float[Array, " R"], step_size, num_steps) -> Float[Array, " R"]:
-    """(1 - (1 - eta l)^K) / l, with its limit eta K at l = 0; K may exceed any integer type.
+    """(1 - (1 - eta l)^K) / l, with its limit eta K at l = 0 (0 at K = infinity).
 
     The power is taken through log1p, so that it is right for eta l near 0 (K up to 1e12 and
     beyond), at eta l = 1 (0) and between 1 and 2 (sign by the parity of K). Beyond 2 it overflows,
@@ -54,7 +54,8 @@ def descent_filter(eigenvalues: Float[Array, " R"], step_size, num_steps) -> Flo
     logarithm = steps * jnp.log(jnp.where(x > 1, x - 1, 1))
     beyond = jnp.where(odd, 1 + jnp.exp(logarithm), -jnp.expm1(logarithm))
     power = jnp.where(x < 1, below, jnp.where(x > 1, beyond, 1))
-    return jnp.where(eigenvalues > 0, power / safe, step_size * steps)
+    at_zero = jnp.where(jnp.isinf(steps), 0.0, step_size * steps)
+    return jnp.where(eigenvalues > 0, power / safe, at_zero)
 
 
 def damping_filter(eigenvalues: Float[Array, " R"], damping) -> Float[Array, " R"]:

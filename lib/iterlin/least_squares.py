@@ -13,7 +13,14 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PyTree
 
 from iterlin.gradient_flow import eigenmodes
-from iterlin.linearization import Network, jacobian, jacobian_products, tree_add, tree_sub
+from iterlin.linearization import (
+    Network,
+    jacobian,
+    jacobian_products,
+    require_independent,
+    tree_add,
+    tree_sub,
+)
 from iterlin.validation import (
     is_traced,
     non_negative,
@@ -75,8 +82,11 @@ def gauss_newton(
     `independent=False` is for an f that couples its examples (see `jacobian`).
 
     Raises ValueError for a negative or non-finite damping or tolerance, a max_steps that is not a
-    positive integer, or targets (N, O) that have not the shape of the outputs.
+    positive integer, targets (N, O) that have not the shape of the outputs, or (unless traced) an f
+    that couples examples said to be independent.
     """
+    if independent:  # here, because inside the loop there is no concrete value to check
+        require_independent(f, params, x)
     non_negative("damping", damping)
     one_of("solver", solver, ("svd", "cholesky"))
     if solver == "cholesky":
@@ -138,6 +148,8 @@ def iterative_linearization(
     """
     positive("step_size", step_size)
     positive_integer("period", period, infinity=True)
+    if independent:
+        require_independent(f, params, x)
     solved = not is_traced(period) and isinstance(period, float)
 
     def step(theta):
