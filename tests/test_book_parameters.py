@@ -5,7 +5,7 @@ import pytest
 import toy_book
 from iterlin_book import pages, parameters
 from iterlin_book.pages import BookError
-from toy_book import HEADER
+from toy_book import HEADER, ROOT
 
 CELL = """
 ```{code-cell} ipython3
@@ -60,11 +60,31 @@ def test_fitting_values_pass_and_the_tier_is_added(book, text, values):
     assert load(book, text) == {**values, "tier": "laptop"}
 
 
+def test_every_shipped_parameter_file_fits_its_page():
+    shipped = [
+        (page, tier)
+        for page in pages.toc(ROOT)
+        for tier in pages.tiers(ROOT, page)
+        if tier != pages.QUICK
+    ]
+    assert len(shipped) >= 3
+    for page, tier in shipped:
+        assert parameters.load(ROOT, page, tier, pages.read(ROOT, page))["tier"] == tier
+
+
+def test_a_tier_that_cannot_be_recorded_is_refused(book):
+    with pytest.raises(BookError, match=r"tier 'mine' cannot be recorded .*laptop"):
+        load(book, "num_steps: 3", tier="mine")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("stepsize: 1", r"unknown parameter 'stepsize' \(allowed: step_size, num_steps, name"),
-        ("tier: gpu", r"unknown parameter 'tier' \(allowed: step_size"),
+        (
+            "stepsize: 1",
+            r"unknown parameter 'stepsize' \(allowed: tier, step_size, num_steps, name",
+        ),
+        ("tier: gpu", r"parameter 'tier' must be 'laptop', not 'gpu'"),
         ("step_size: 1e-5", r"'step_size' must be float, not str '1e-5': write 1\.0e-5$"),
         ("step_size: 1.5e5", r"'step_size' must be float, not str '1\.5e5': write 1\.5e\+5$"),
         ("step_size: fast", r"'step_size' must be float, not str 'fast'$"),
@@ -120,6 +140,6 @@ def test_results_check_every_page_before_the_first_runs(book):
     (book / "book" / "other.laptop.yml").write_text("nothing: 1\n")
     done = toy_book.run(book, "build", "results", "--tier", "laptop")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "other.laptop.yml: unknown parameter 'nothing' (allowed: none" in done.stderr
+    assert "other.laptop.yml: unknown parameter 'nothing' (allowed: tier)" in done.stderr
     done = toy_book.run(book, "build", "results", "--tier", "moon")
     assert done.stderr == "no page has the tier 'moon' (tiers: laptop, quick)\n"

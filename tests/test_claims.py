@@ -5,7 +5,7 @@ import pytest
 import xarray as xr
 import yaml
 from iterlin import claims, provenance, records
-from iterlin.claims import NOT, NOT_RUN, PARTLY, REPRODUCED
+from iterlin.claims import NOT, NOT_RUN, PARTLY, REPRODUCED, UNDECIDED
 
 ROW = {
     "id": "C0",
@@ -43,20 +43,22 @@ def record(**statistics):
     ("rule", "bounds", "outcome", "verdict"),
     [
         ("above", ABOVE, "holds", REPRODUCED),
-        ("above", ACROSS_HIGH, "unclear", PARTLY),
-        ("above", ACROSS_LOW, "fails", NOT),
+        ("above", ACROSS_HIGH, "unclear", UNDECIDED),
+        ("above", ACROSS_LOW, "unclear", UNDECIDED),
         ("above", BELOW, "fails", NOT),
         ("below", BELOW, "holds", REPRODUCED),
-        ("below", ACROSS_LOW, "unclear", PARTLY),
-        ("below", ACROSS_HIGH, "fails", NOT),
+        ("below", ACROSS_LOW, "unclear", UNDECIDED),
+        ("below", ACROSS_HIGH, "unclear", UNDECIDED),
         ("below", ABOVE, "fails", NOT),
-        ("above", (1.0, 0.5, 1.5), "unclear", PARTLY),
+        ("above", (1.0, 0.5, 1.5), "unclear", UNDECIDED),
         ("within", (0.0, -0.4, 0.4), "holds", REPRODUCED),
-        ("within", (0.0, -0.6, 0.4), "unclear", PARTLY),
-        ("within", (-0.6, -0.9, -0.1), "fails", NOT),
-        ("above", (0.5, 0.4, 0.6), "fails", NOT),
-        ("above", (1.0, -np.inf, np.inf), "unclear", PARTLY),
-        ("above", (np.nan, np.nan, np.nan), "fails", NOT),
+        ("within", (0.0, -0.6, 0.4), "unclear", UNDECIDED),
+        ("within", (-0.6, -0.9, -0.1), "unclear", UNDECIDED),
+        ("within", (-0.7, -0.9, -0.5), "fails", NOT),
+        ("above", (0.5, 0.4, 0.6), "unclear", UNDECIDED),
+        ("above", (0.4, 0.3, 0.5), "fails", NOT),
+        ("above", (1.0, 0.6, np.inf), "holds", REPRODUCED),
+        ("above", (1.0, -np.inf, np.inf), "unclear", UNDECIDED),
     ],
 )
 def test_one_statement(rule, bounds, outcome, verdict):
@@ -75,7 +77,8 @@ def test_one_statement(rule, bounds, outcome, verdict):
         (ABOVE, ABOVE, REPRODUCED),
         (ABOVE, BELOW, PARTLY),
         (ABOVE, ACROSS_HIGH, PARTLY),
-        (ACROSS_HIGH, BELOW, PARTLY),
+        (ACROSS_HIGH, BELOW, NOT),
+        (ACROSS_HIGH, ACROSS_LOW, UNDECIDED),
         (BELOW, ACROSS_LOW, NOT),
     ],
 )
@@ -83,6 +86,12 @@ def test_two_statements(first, second, verdict):
     statements = [{"says": name, "statistic": name, "above": 0.5} for name in ("a", "b")]
     found = claims.judge(ROW | {"statements": statements}, record(a=first, b=second))
     assert found.verdict == verdict
+
+
+def test_a_statistic_that_is_not_a_number_is_refused():
+    row = ROW | {"statements": [{"says": "drop", "statistic": "drop", "above": 0.5}]}
+    with pytest.raises(ValueError, match="statistic 'drop' is not a number"):
+        claims.judge(row, record(drop=(np.nan, np.nan, np.nan)))
 
 
 def test_no_record_or_no_statement_is_not_yet_run(monkeypatch):

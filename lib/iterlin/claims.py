@@ -2,10 +2,10 @@
 
 A row names an experiment and statements about it. A statement compares one statistic of the
 record (a variable over ("bound",): estimate, lower, upper) with a value. It `holds` if the whole
-95 % interval satisfies the rule, is `unclear` if only the estimate does, and else `fails`.
+95 % interval satisfies the rule, `fails` if no part of it does, and else is `unclear`.
 """
 
-import operator
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +14,14 @@ import yaml
 
 from iterlin import provenance, records
 
-REPRODUCED, PARTLY, NOT, NOT_RUN = "reproduced", "partly", "not reproduced", "not yet run"
+REPRODUCED, PARTLY, UNDECIDED = "reproduced", "partly", "undecided"
+NOT, NOT_RUN = "not reproduced", "not yet run"
+KINDS = (REPRODUCED, PARTLY, UNDECIDED, NOT, NOT_RUN)
+# The open interval that each rule allows.
 RULES = {
-    "above": operator.gt,
-    "below": operator.lt,
-    "within": lambda found, bound: abs(found) < bound,
+    "above": lambda value: (value, math.inf),
+    "below": lambda value: (-math.inf, value),
+    "within": lambda value: (-value, value),
 }
 REQUIRED = {"id", "version", "claim", "place", "paper", "page", "expected"}
 
@@ -61,7 +64,7 @@ def load_claims(path: Path | None = None) -> list[dict]:
         name = row.get("id", "a row without id")
         if missing := REQUIRED - row.keys():
             raise ValueError(f"{path}: claim {name} lacks {', '.join(sorted(missing))}")
-        if row["expected"] not in (REPRODUCED, PARTLY, NOT, NOT_RUN):
+        if row["expected"] not in KINDS:
             raise ValueError(f"{path}: claim {name} expects unknown verdict {row['expected']!r}")
         for statement in row.get("statements", []):
             if problem := _problem(statement):
@@ -96,10 +99,10 @@ def judge(row: dict, record=None) -> Verdict:
     outcomes = [statement.outcome for statement in statements]
     if all(outcome == "holds" for outcome in outcomes):
         verdict = REPRODUCED
-    elif all(outcome == "fails" for outcome in outcomes):
-        verdict = NOT
-    else:
+    elif "holds" in outcomes:
         verdict = PARTLY
+    else:
+        verdict = NOT if "fails" in outcomes else UNDECIDED
     return Verdict(row, verdict, statements, record.attrs["tier"], records.is_stale(record))
 
 
@@ -108,12 +111,15 @@ def _examine(statement: dict, record) -> Statement:
     if name not in record:
         raise ValueError(f"record {record.attrs['experiment']} has no statistic {name!r}")
     rule = next(iter(statement.keys() & RULES.keys()))
-    value, compare = float(statement[rule]), RULES[rule]
+    value = float(statement[rule])
+    low, high = RULES[rule](value)
     estimate, lower, upper = (float(v) for v in np.asarray(record[name]))
-    if compare(lower, value) and compare(upper, value):
+    if math.isnan(estimate + abs(lower) + abs(upper)):
+        raise ValueError(f"record {record.attrs['experiment']}: statistic {name!r} is not a number")
+    if (lower > low or low == -math.inf) and (upper < high or high == math.inf):
         outcome = "holds"
     else:
-        outcome = "unclear" if compare(estimate, value) else "fails"
+        outcome = "fails" if upper <= low or lower >= high else "unclear"
     return Statement(statement["says"], name, rule, value, (estimate, lower, upper), outcome)
 
 
@@ -125,8 +131,7 @@ def verdicts(page: str | None = None) -> list[Verdict]:
 def summary() -> str:
     """One line: how many claims there are of each verdict."""
     found = [verdict.verdict for verdict in verdicts()]
-    kinds = (REPRODUCED, PARTLY, NOT, NOT_RUN)
-    counts = ", ".join(f"{found.count(kind)} {kind}" for kind in kinds if kind in found)
+    counts = ", ".join(f"{found.count(kind)} {kind}" for kind in KINDS if kind in found)
     return f"{len(found)} claims: {counts}"
 
 

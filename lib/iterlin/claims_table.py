@@ -4,11 +4,26 @@ from html import escape
 
 from IPython.display import HTML, display
 
-from iterlin.claims import NOT, NOT_RUN, PARTLY, REPRODUCED, Statement, Verdict, verdicts
+from iterlin.claims import (
+    NOT,
+    NOT_RUN,
+    PARTLY,
+    REPRODUCED,
+    UNDECIDED,
+    Statement,
+    Verdict,
+    verdicts,
+)
 
 # Words carry the verdict; the colours (of the book's theme, colour-blind safe) only help.
-MARKS = {REPRODUCED: "✔", PARTLY: "◐", NOT: "✘", NOT_RUN: "○"}
-COLOURS = {REPRODUCED: "#0173b2", PARTLY: "#a66a00", NOT: "#b5301a", NOT_RUN: "#666666"}
+MARKS = {REPRODUCED: "✔", PARTLY: "◐", UNDECIDED: "?", NOT: "✘", NOT_RUN: "○"}
+COLOURS = {
+    REPRODUCED: "#0173b2",
+    PARTLY: "#a66a00",
+    UNDECIDED: "#a66a00",
+    NOT: "#b5301a",
+    NOT_RUN: "#666666",
+}
 
 
 def show(page: str | None = None) -> None:

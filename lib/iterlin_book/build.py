@@ -17,9 +17,6 @@ from iterlin_book.pages import BookError
 SNAKEFILE = Path(__file__).resolve().parents[2] / "Snakefile"
 # NPROC sizes the thread pools of XLA on the CPU, the others those of numpy and scipy.
 _THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-# With this scheduler jaxlib 0.10.2 can wait for ever on two cores, when a vmapped program has
-# several decompositions that do not depend on each other.
-_XLA_FLAGS = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
 
 @contextmanager
@@ -47,11 +44,12 @@ def run(root, target, tier, chosen, jobs):
     root = Path(root).resolve()
     for page in chosen:
         execute.prepare(root, page, tier)
-    threads = str(max(1, (os.cpu_count() or 1) // jobs))
+    threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
     for variable in _THREADS:
         os.environ.setdefault(variable, threads)
     os.environ.setdefault("PYTHONHASHSEED", "0")
-    os.environ.setdefault("XLA_FLAGS", _XLA_FLAGS)
+    if tier == pages.QUICK:  # several at a time, with the same results everywhere
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with only_build(root):
         return _snakemake(root, target, tier, chosen, jobs)
 

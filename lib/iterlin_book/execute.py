@@ -20,6 +20,9 @@ from iterlin_book.pages import BookError
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _TRACEBACK_LINES = 16
+# With this scheduler jaxlib 0.10.2 can wait for ever on two cores, when a vmapped program has
+# several decompositions that do not depend on each other.
+_XLA_FLAG = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
 
 class CellFailed(Exception):
@@ -66,6 +69,9 @@ def _run(root, page, notebook, values, partial):
     # Figures must land in the notebook whatever backend the caller's shell prefers.
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _XLA_FLAG not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_XLA_FLAG}=false".strip()
     try:
         return papermill.execute_notebook(
             notebook,

@@ -60,6 +60,10 @@ def load(root, page, tier, notebook):
         raise BookError(f"{page}: unknown tier '{tier}' (tiers: {', '.join(available)})")
     if tier == pages.QUICK:
         return {}
+    from iterlin.records import TIERS  # slow to import, and quick runs do not need it
+
+    if tier not in TIERS:
+        raise BookError(f"{page}: tier '{tier}' cannot be recorded (tiers: {', '.join(TIERS)})")
     path = pages.parameter_file(root, page, tier)
     try:
         values = yaml.load(path.read_text("utf8"), _Loader)
@@ -69,7 +73,10 @@ def load(root, page, tier, notebook):
     if not isinstance(values, dict):
         raise BookError(f"{path}: expected lines of the form 'name: value'")
     allowed = defaults(notebook)
-    check(path, values, {name: allowed[name] for name in allowed if name != "tier"})
+    # A file may name its tier, so that plain papermill records as the right one; no other.
+    if "tier" in allowed and values.get("tier", tier) != tier:
+        raise BookError(f"{path}: parameter 'tier' must be '{tier}', not {values['tier']!r}")
+    check(path, values, allowed)
     return {**values, "tier": tier} if "tier" in allowed else values
 
 
