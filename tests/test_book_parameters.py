@@ -3,6 +3,7 @@
 import jupytext
 import pytest
 import toy_book
+from iterlin import records
 from iterlin_book import pages, parameters
 from iterlin_book.pages import BookError
 from toy_book import HEADER, ROOT
@@ -73,6 +74,7 @@ def test_every_shipped_parameter_file_fits_its_page():
 
 
 def test_a_tier_that_cannot_be_recorded_is_refused(book):
+    assert pages.TIERS == records.TIERS
     with pytest.raises(BookError, match=r"tier 'mine' cannot be recorded .*laptop"):
         load(book, "num_steps: 3", tier="mine")
 

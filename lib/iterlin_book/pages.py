@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 QUICK = "quick"
+TIERS = (QUICK, "laptop", "gpu", "paper")  # as iterlin.records has them, which is slow to import
 
 
 class BookError(Exception):

@@ -58,12 +58,11 @@ def load(root, page, tier, notebook):
     available = pages.tiers(root, page)
     if tier not in available:
         raise BookError(f"{page}: unknown tier '{tier}' (tiers: {', '.join(available)})")
+    if tier not in pages.TIERS:
+        known = ", ".join(pages.TIERS)
+        raise BookError(f"{page}: tier '{tier}' cannot be recorded (tiers: {known})")
     if tier == pages.QUICK:
         return {}
-    from iterlin.records import TIERS  # slow to import, and quick runs do not need it
-
-    if tier not in TIERS:
-        raise BookError(f"{page}: tier '{tier}' cannot be recorded (tiers: {', '.join(TIERS)})")
     path = pages.parameter_file(root, page, tier)
     try:
         values = yaml.load(path.read_text("utf8"), _Loader)
