@@ -142,6 +142,6 @@ def test_results_check_every_page_before_the_first_runs(book):
     (book / "book" / "other.laptop.yml").write_text("nothing: 1\n")
     done = toy_book.run(book, "build", "results", "--tier", "laptop")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "other.laptop.yml: unknown parameter 'nothing' (allowed: tier)" in done.stderr
+    assert "other.laptop.yml: unknown parameter 'nothing' (allowed: none" in done.stderr
     done = toy_book.run(book, "build", "results", "--tier", "moon")
     assert done.stderr == "no page has the tier 'moon' (tiers: laptop, quick)\n"
