@@ -37,6 +37,8 @@ _EXPORTS = {
 _MODULES = (
     "claims",
     "claims_table",
+    "convnets",
+    "convolution",
     "data",
     "decomposition",
     "features",
