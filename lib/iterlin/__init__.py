@@ -32,15 +32,20 @@ _EXPORTS = {
     "train": "training",
     "train_sweep": "training",
     "truncated_gauss_newton": "least_squares",
+    "when_solved": "schedules",
 }
 
 _MODULES = (
+    "algorithm",
+    "checkpoints",
+    "chunks",
     "claims",
     "claims_table",
     "convnets",
     "convolution",
     "data",
     "decomposition",
+    "diagnostics",
     "downloads",
     "features",
     "gradient_flow",
@@ -55,6 +60,7 @@ _MODULES = (
     "plotting",
     "provenance",
     "records",
+    "runs",
     "schedules",
     "training",
     "validation",

@@ -34,12 +34,34 @@ def every(period: int | float | Array) -> Schedule:
     def schedule(step, state):
         return step % period == 0
 
+    schedule.every_step = not isinstance(period, Array) and period == 1
     return schedule
 
 
 def never() -> Schedule:
     """Linearised training: the expansion at the initial parameters is kept (K = infinity)."""
     return every(math.inf)
+
+
+def when_solved(max_period: int | float | Array) -> Schedule:
+    """Re-linearise when the linear problem is solved, after `max_period` steps at the latest.
+
+    What counts as solved is the rule `algorithm.Solved` that training is given; without one this
+    is `every(max_period)`.
+    """
+    positive_integer("max_period", max_period, infinity=True)
+    if not isinstance(max_period, Array):
+        max_period = int(min(max_period, NEVER))
+
+    def schedule(step, state):
+        return state.solved | (step - state.anchored_at >= max_period)
+
+    return schedule
+
+
+def is_every_step(schedule: Schedule) -> bool:
+    """Whether it is known to re-linearise at every step: then training is gradient descent."""
+    return getattr(schedule, "every_step", False)
 
 
 def periods_array(periods) -> Array:

@@ -1,55 +1,27 @@
-"""Iterative linearisation (Algorithm 3) for any loss, optimiser and schedule.
+"""Training by iterative linearisation: one run, or a sweep over periods and seeds.
 
-One step trains the proxy f_lin(theta) = f(theta_s) + J_s (theta - theta_s) on one batch; the
-schedule says when theta_s, the anchor, becomes the current theta. Runs go in chunks between
-evaluations: a chunk is one compiled loop whose length, periods and seeds are traced, so that
-nothing is compiled twice and a whole sweep over periods and seeds is one vmapped program.
+Runs go in chunks between evaluations (`chunks`); a chunk is one compiled loop whose length,
+periods and seeds are traced, so that nothing is compiled twice and a whole sweep is one vmapped
+program. The step itself is `algorithm`'s.
 """
 
-import sys
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Int, PyTree
-from tqdm import tqdm
+from jaxtyping import Array, PyTree
 
-from iterlin.linearization import Network, jacobian_products, linearize, tree_sub
+from iterlin import checkpoints
+from iterlin.algorithm import Algorithm, Solved, TrainState, in_slices
+from iterlin.chunks import History, run_in_chunks
+from iterlin.linearization import Network, linearize
 from iterlin.losses import Loss
-from iterlin.schedules import Schedule, every, periods_array
-from iterlin.validation import positive, positive_integer
+from iterlin.schedules import Schedule, every, is_every_step, periods_array
+from iterlin.validation import non_negative, positive, positive_integer
 
-NOT_YET = -1
-
-
-class TrainState(NamedTuple):
-    """All that a run is: training resumes from it exactly.
-
-    step: steps taken. params: theta. anchor: theta_s. order: this epoch's order of the examples
-    (empty for full batch). updates: re-linearisations after the first. diverged_at, converged_at:
-    the step that gave a non-finite loss or parameter (it is not applied) or found the target loss
-    reached; -1 before. A run that has diverged or converged stands still.
-    """
-
-    step: Int[Array, ""]
-    params: PyTree
-    anchor: PyTree
-    optimizer_state: PyTree
-    key: Array
-    order: Int[Array, " N"]
-    updates: Int[Array, ""]
-    diverged_at: Int[Array, ""]
-    converged_at: Int[Array, ""]
-
-    @property
-    def ended(self) -> Bool[Array, "..."]:
-        return (self.diverged_at != NOT_YET) | (self.converged_at != NOT_YET)
-
-
-History = dict[str, np.ndarray]
 Metrics = Mapping[str, Callable[[Array, Array], Array]]
 
 
@@ -68,6 +40,12 @@ def train(
     metrics: Metrics | None = None,
     eval_steps=None,
     target_loss: float | None = None,
+    augment: Callable[[Array, Array], Array] | None = None,
+    penalty: float = 0.0,
+    reset_optimizer: bool = False,
+    solved: Solved | None = None,
+    normalization=None,
+    checkpoint: Path | None = None,
     progress: bool | None = None,
 ) -> tuple[TrainState, History]:
     """Train f by iterative linearisation from params; returns the final state and the history.
@@ -85,22 +63,58 @@ def train(
     0 and a log grid up to num_steps.
 
     target_loss ends a run when the network's own loss, seen at a linearisation, is at or below it
-    ('while not converged'). A non-finite step ends it as diverged, without raising. `progress`
+    ('while not converged'). A non-finite step ends it as diverged, without raising.
+
+    For each linearisation solved by itself: penalty lambda adds lambda ||theta - theta_s||^2 to
+    the loss (eq. (10); damping 2 lambda), reset_optimizer starts the optimiser anew, and `solved`,
+    with a schedule such as `when_solved`, ends it when the linear problem is solved.
+    augment(key, x) -> x changes the inputs of each step. normalization (`convnets`) belongs to an
+    f with batch statistics.
+
+    With a checkpoint, a file, a run that is killed goes on from there when it is called again, to
+    the same bits; the file is refused with CheckpointError if it is of another run. `progress`
     shows a bar (default: on a terminal).
 
     Raises ValueError before any compute for a num_steps or batch_size that is not a positive
     integer, a batch larger than the data, a minibatch without key, inputs and targets of different
-    lengths, or evaluation steps that are not whole, increasing and in [0, num_steps].
+    lengths, a negative penalty, a resumed state that has no order of examples for minibatches, or
+    evaluation steps that are not whole, increasing and in [0, num_steps].
     """
-    engine = _Engine(f, loss, optimizer, batch_size, target_loss)
     begun = params if isinstance(params, TrainState) else None
     first, key = (int(begun.step), begun.key) if begun else (0, key)
     eval_steps = _check(data, num_steps, batch_size, key, eval_steps, target_loss, first)
+    non_negative("penalty", penalty)
+    if begun and batch_size is not None and begun.order.size == 0:
+        raise ValueError("the state is of a full-batch run: it cannot go on with a batch_size")
     key = jax.random.key(0) if key is None else key
-    advance = jax.jit(lambda state, count: engine.advance(state, data, count, schedule))
-    observe = jax.jit(_observer(f, evaluate, metrics or {"loss": loss}))
-    state = begun or engine.start(params, data, key)
-    return _drive(state, advance, observe, eval_steps, progress, first)
+    algorithm = Algorithm(
+        f=f,
+        loss=loss,
+        optimizer=optimizer,
+        batch_size=batch_size,
+        target_loss=target_loss,
+        augment=augment,
+        penalty=penalty,
+        penalized=penalty > 0,
+        reset_optimizer=reset_optimizer,
+        solved=solved,
+        plain=is_every_step(schedule),
+        normalization=normalization,
+    )
+    state = begun or algorithm.start(params, data, key)
+    advance = jax.jit(lambda state, count: algorithm.advance(state, data, count, schedule))
+    observe = jax.jit(observer(algorithm, evaluate, metrics or {"loss": loss}))
+    outcome = run_in_chunks(
+        state,
+        advance,
+        observe,
+        eval_steps,
+        first=first,
+        progress=progress,
+        checkpoint=checkpoint,
+        fingerprint=fingerprint(advance, observe, state, eval_steps) if checkpoint else "",
+    )
+    return outcome.state, outcome.history
 
 
 def train_sweep(
@@ -119,6 +133,7 @@ def train_sweep(
     metrics: Metrics | None = None,
     eval_steps=None,
     target_loss: float | None = None,
+    checkpoint: Path | None = None,
     progress: bool | None = None,
 ) -> tuple[TrainState, History]:
     """`train` for every period (K of them, infinity allowed) and every key (S), as one program.
@@ -128,7 +143,7 @@ def train_sweep(
     leaves but `step` lead with (K, S); the history's arrays but "step" are (K, S, T). Everything
     else, errors included, is as for `train`.
     """
-    engine = _Engine(f, loss, optimizer, batch_size, target_loss)
+    algorithm = Algorithm(f, loss, optimizer, batch_size, target_loss)
     datasets, data_axis = (jax.vmap(data)(keys), 0) if callable(data) else (data, None)
     example = jax.tree.map(lambda a: a[0], datasets) if callable(data) else data
     eval_steps = _check(example, num_steps, batch_size, keys, eval_steps, target_loss)
@@ -139,20 +154,29 @@ def train_sweep(
     @jax.jit
     def advance(states, count):
         def run(state, run_data, period):
-            return engine.advance(state, run_data, count, schedule(period))
+            return algorithm.advance(state, run_data, count, schedule(period))
 
         over_seeds = jax.vmap(run, (state_axes, data_axis, None), state_axes)
         return jax.vmap(over_seeds, (state_axes, None, 0), state_axes)(states, datasets, periods)
 
-    observe_run = _observer(f, evaluate, metrics or {"loss": loss})
+    observe_run = observer(algorithm, evaluate, metrics or {"loss": loss})
     observe = jax.jit(jax.vmap(jax.vmap(observe_run, (state_axes,)), (state_axes,)))
 
     def start(key, run_data):
-        return engine.start(init(key), run_data, jax.random.fold_in(key, 1))
+        return algorithm.start(init(key), run_data, jax.random.fold_in(key, 1))
 
     seeds = jax.vmap(start, (0, data_axis), state_axes)(keys, datasets)
     states = jax.vmap(lambda _: seeds, out_axes=state_axes)(periods)
-    return _drive(states, advance, observe, eval_steps, progress)
+    outcome = run_in_chunks(
+        states,
+        advance,
+        observe,
+        eval_steps,
+        progress=progress,
+        checkpoint=checkpoint,
+        fingerprint=fingerprint(advance, observe, states, eval_steps) if checkpoint else "",
+    )
+    return outcome.state, outcome.history
 
 
 def log_steps(num_steps: int, per_decade: int = 6) -> np.ndarray:
@@ -161,97 +185,29 @@ def log_steps(num_steps: int, per_decade: int = 6) -> np.ndarray:
     return np.unique(np.concatenate([[0], np.geomspace(1, num_steps, count).round()])).astype(int)
 
 
-class _Engine:
-    """The step of Algorithm 3; data (x, y) is an argument, so that runs may have their own."""
-
-    def __init__(self, f, loss, optimizer, batch_size, target_loss):
-        self.f, self.loss, self.optimizer = f, loss, optimizer
-        self.batch_size, self.target_loss = batch_size, target_loss
-
-    def start(self, params, data, key) -> TrainState:
-        zero, not_yet = jnp.asarray(0, jnp.int32), jnp.asarray(NOT_YET, jnp.int32)
-        order = jnp.arange(0 if self.batch_size is None else data[1].shape[0], dtype=jnp.int32)
-        opt = self.optimizer.init(params)
-        return TrainState(zero, params, params, opt, key, order, zero, not_yet, not_yet)
-
-    def advance(self, state: TrainState, data, count, schedule: Schedule) -> TrainState:
-        return jax.lax.fori_loop(0, count, lambda _, s: self.step(s, data, schedule), state)
-
-    def step(self, state: TrainState, data, schedule: Schedule) -> TrainState:
-        linearizing = (state.step == 0) | schedule(state.step, state)
-        anchor = _where(linearizing, state.params, state.anchor)
-        order, x, y = self.batch(state, data)
-
-        outputs, jvp, vjp = jacobian_products(self.f, anchor, x)
-        proxy = outputs + jvp(tree_sub(state.params, anchor))
-        value, cotangent = jax.value_and_grad(self.loss)(proxy, y)
-        updates, opt = self.optimizer.update(vjp(cotangent), state.optimizer_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-
-        # At a linearisation proxy and network agree, so `value` is the network's loss there.
-        target = -jnp.inf if self.target_loss is None else self.target_loss
-        reached = linearizing & (value <= target)
-        finite = jnp.isfinite(value) & _all_finite(params)
-        moving = ~state.ended & finite & ~reached
-        counted = linearizing & (state.step > 0) & moving
-        return TrainState(
-            step=state.step + 1,
-            params=_where(moving, params, state.params),
-            anchor=_where(moving, anchor, state.anchor),
-            optimizer_state=_where(moving, opt, state.optimizer_state),
-            key=state.key,
-            order=order,
-            updates=state.updates + counted,
-            diverged_at=jnp.where(~state.ended & ~finite, state.step, state.diverged_at),
-            converged_at=jnp.where(~state.ended & finite & reached, state.step, state.converged_at),
-        )
-
-    def batch(self, state: TrainState, data):
-        x, y = data
-        if self.batch_size is None:
-            return state.order, x, y
-        size = state.order.shape[0]
-        per_epoch = size // self.batch_size
-        epoch, index = state.step // per_epoch, state.step % per_epoch
-        # The step is not batched in a sweep, so this stays a branch: one shuffle an epoch.
-        order = jax.lax.cond(
-            index == 0,
-            lambda: jax.random.permutation(jax.random.fold_in(state.key, epoch), size).astype(
-                jnp.int32
-            ),
-            lambda: state.order,
-        )
-        chosen = jax.lax.dynamic_slice_in_dim(order, index * self.batch_size, self.batch_size)
-        return order, jnp.take(x, chosen, 0), jnp.take(y, chosen, 0)
+def fingerprint(advance, observe, state, eval_steps) -> str:
+    """What a run computes, as one digest: its two programs and all the numbers they start from."""
+    count = jnp.asarray(1, jnp.int32)
+    programs = [advance.trace(state, count).jaxpr, observe.trace(state).jaxpr]
+    return checkpoints.fingerprint(programs, state, np.asarray(eval_steps))
 
 
-def _observer(f, evaluate, metrics):
+def observer(algorithm: Algorithm, evaluate, metrics: Metrics, *, slice_size: int | None = None):
+    """observe(state) -> {"updates", "<set>_<metric>", "<set>_<metric>_proxy"}, as `train` says."""
+
     def observe(state):
         seen = {"updates": state.updates}
+        network = algorithm.network(state)
+        proxy = linearize(network, state.anchor)
         for name, (x, y) in (evaluate or {}).items():
-            models = {"": f(state.params, x), "_proxy": linearize(f, state.anchor)(state.params, x)}
-            for suffix, outputs in models.items():
+            for suffix, model in {"": network, "_proxy": proxy}.items():
+                apply = lambda part, model=model: model(state.params, part)  # noqa: E731
+                outputs = in_slices(apply, x, slice_size or len(x))
                 for metric, function in metrics.items():
                     seen[f"{name}_{metric}{suffix}"] = function(outputs, y)
         return seen
 
     return observe
-
-
-def _drive(state, advance, observe, eval_steps, progress, first=0) -> tuple[TrainState, History]:
-    """Alternate compiled chunks and evaluations; once every run has ended, only evaluations."""
-    progress = sys.stderr.isatty() if progress is None else progress
-    rows = []
-    with tqdm(total=int(eval_steps[-1]), initial=first, unit="step", disable=not progress) as bar:
-        for before, after in zip([first, *eval_steps[:-1]], eval_steps, strict=True):
-            if after > before and not bool(jnp.all(state.ended)):
-                state = advance(state, int(after - before))
-            rows.append(jax.device_get(observe(state)))
-            bar.update(int(after - before))
-            if progress:
-                bar.set_postfix_str(f"{int(jnp.sum(state.diverged_at != NOT_YET))} diverged")
-    history = {name: np.stack([row[name] for row in rows], axis=-1) for name in rows[0]}
-    return state, {"step": np.asarray(eval_steps), **history}
 
 
 def _check(data, num_steps, batch_size, key, eval_steps, target_loss, first=0) -> np.ndarray:
@@ -280,11 +236,3 @@ def _check(data, num_steps, batch_size, key, eval_steps, target_loss, first=0) -
         limits = f"[{first}, {num_steps}]"
         raise ValueError(f"eval_steps must lie in {limits}, got {steps[0]}..{steps[-1]}")
     return steps if steps[-1] == num_steps else np.append(steps, num_steps)
-
-
-def _where(condition, a: PyTree, b: PyTree) -> PyTree:
-    return jax.tree.map(lambda u, v: jnp.where(condition, u, v), a, b)
-
-
-def _all_finite(tree: PyTree) -> Bool[Array, ""]:
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))

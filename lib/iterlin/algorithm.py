@@ -1,0 +1,268 @@
+"""One step of iterative linearisation (Algorithm 3), for any loss, optimiser and schedule.
+
+A step trains the proxy f_lin(theta) = f(theta_s) + J_s (theta - theta_s) on one batch; the
+schedule says when theta_s, the anchor, becomes the current theta.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from iterlin.linearization import Network, linearize, tree_sub
+from iterlin.losses import Loss
+from iterlin.schedules import Schedule
+
+NOT_YET = -1
+
+
+class TrainState(NamedTuple):
+    """All that a run is: training resumes from it exactly.
+
+    step: steps taken. params: theta. anchor: theta_s. order: this epoch's order of the examples
+    (empty for full batch). updates: re-linearisations after the first. anchored_at: the step of
+    the latest. solved: whether the stopping rule has found the present linear problem solved.
+    statistics: running statistics of normalised layers, () without. diverged_at, converged_at:
+    the step that gave a non-finite loss or parameter (it is not applied) or found the target loss
+    reached; -1 before. A run that has diverged or converged stands still.
+    """
+
+    step: Int[Array, ""]
+    params: PyTree
+    anchor: PyTree
+    optimizer_state: PyTree
+    key: Array
+    order: Int[Array, " N"]
+    updates: Int[Array, ""]
+    anchored_at: Int[Array, ""]
+    solved: Bool[Array, ""]
+    statistics: PyTree
+    diverged_at: Int[Array, ""]
+    converged_at: Int[Array, ""]
+
+    @property
+    def ended(self) -> Bool[Array, "..."]:
+        return (self.diverged_at != NOT_YET) | (self.converged_at != NOT_YET)
+
+
+class Solved(NamedTuple):
+    """When a linear problem counts as solved, looked at every `check_every` steps.
+
+    accuracy: the proxy classifies at least this fraction of the training examples; None leaves it
+    out. gradient: the norm of the proxy objective's gradient over all examples, penalty included,
+    has fallen to this fraction of what it was at theta_s; None leaves it out. Either suffices. With
+    cross-entropy and no penalty a linear model that separates the data has no minimiser, so that
+    'solve completely' means nothing without such a rule. slice_size: examples looked at together.
+    """
+
+    check_every: int
+    accuracy: float | None = 1.0
+    gradient: float | None = None
+    slice_size: int = 500
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What the steps of one run have in common.
+
+    f(params, x) -> (N, O). loss(outputs, y) is minimised (divided by N or not is its own affair),
+    plus penalty ||theta - theta_s||^2. batch_size None is full batch. augment(key, x) -> x changes
+    the inputs of a step. reset_optimizer starts the optimiser anew at each linearisation. plain
+    says that the schedule re-linearises at every step: the proxy is then the network, and its
+    Jacobian-vector product, zero, is left out. normalization: `convnets.Normalization` of a
+    network with running statistics; f is then its training mode.
+    """
+
+    f: Network
+    loss: Loss
+    optimizer: optax.GradientTransformation
+    batch_size: int | None = None
+    target_loss: float | None = None
+    augment: Callable[[Array, Array], Array] | None = None
+    penalty: float | Array = 0.0
+    penalized: bool = False
+    reset_optimizer: bool = False
+    solved: Solved | None = None
+    plain: bool = False
+    normalization: Any = None
+
+    def start(self, params: PyTree, data, key: Array) -> TrainState:
+        """The state before the first step; data is (x, y) or (x, y, examples)."""
+        zero, not_yet = jnp.asarray(0, jnp.int32), jnp.asarray(NOT_YET, jnp.int32)
+        order = jnp.asarray([] if self.batch_size is None else _examples(data), jnp.int32)
+        opt = self.optimizer.init(params)
+        statistics = () if self.normalization is None else self.normalization.initial
+        return TrainState(
+            step=zero,
+            params=params,
+            anchor=params,
+            optimizer_state=opt,
+            key=key,
+            order=order,
+            updates=zero,
+            anchored_at=zero,
+            solved=jnp.asarray(False),
+            statistics=statistics,
+            diverged_at=not_yet,
+            converged_at=not_yet,
+        )
+
+    def advance(self, state: TrainState, data, count, schedule: Schedule) -> TrainState:
+        """`count` steps; it may be traced."""
+        return jax.lax.fori_loop(0, count, lambda _, s: self.step(s, data, schedule), state)
+
+    def step(self, state: TrainState, data, schedule: Schedule) -> TrainState:
+        if self.plain:
+            linearizing = jnp.asarray(True)
+        else:
+            linearizing = (state.step == 0) | schedule(state.step, state)
+        anchor = _where(linearizing, state.params, state.anchor)
+        opt = state.optimizer_state
+        if self.reset_optimizer:
+            opt = _where(linearizing, self.optimizer.init(state.params), opt)
+        order, x, y = self._batch(state, data)
+
+        outputs, jvp, vjp, batch_statistics = self._products(anchor, x)
+        displacement = None if self.plain else tree_sub(state.params, anchor)
+        proxy = outputs if self.plain else outputs + jvp(displacement)
+        value, cotangent = jax.value_and_grad(self.loss)(proxy, y)
+        gradient = self._with_penalty(vjp(cotangent), displacement)
+        updates, opt = self.optimizer.update(gradient, opt, state.params)
+        params = optax.apply_updates(state.params, updates)
+
+        # At a linearisation proxy and network agree, so `value` is the network's loss there.
+        target = -jnp.inf if self.target_loss is None else self.target_loss
+        reached = linearizing & (value <= target)
+        finite = jnp.isfinite(value) & _all_finite(params)
+        moving = ~state.ended & finite & ~reached
+        renewed = linearizing & moving
+        return TrainState(
+            step=state.step + 1,
+            params=_where(moving, params, state.params),
+            anchor=_where(moving, anchor, state.anchor),
+            optimizer_state=_where(moving, opt, state.optimizer_state),
+            key=state.key,
+            order=order,
+            updates=state.updates + (renewed & (state.step > 0)),
+            anchored_at=jnp.where(renewed, state.step, state.anchored_at),
+            solved=self._is_solved(state, anchor, params, renewed, data),
+            statistics=_where(moving, self._running(state, batch_statistics), state.statistics),
+            diverged_at=jnp.where(~state.ended & ~finite, state.step, state.diverged_at),
+            converged_at=jnp.where(~state.ended & finite & reached, state.step, state.converged_at),
+        )
+
+    def network(self, state: TrainState) -> Network:
+        """The network as it is evaluated: with the running statistics where it has any."""
+        if self.normalization is None:
+            return self.f
+        return lambda params, x: self.normalization.evaluate(params, state.statistics, x)
+
+    def _products(self, anchor, x):
+        """f(anchor, x), J v and J^T u from one primal pass, and the batch's statistics in it."""
+        if self.normalization is None:
+            network = lambda p: (self.f(p, x), ())  # noqa: E731
+        else:
+            network = lambda p: self.normalization.apply(p, x)  # noqa: E731
+        if self.plain:
+            outputs, transpose, statistics = jax.vjp(network, anchor, has_aux=True)
+            jvp = None
+        else:
+            outputs, jvp, statistics = jax.linearize(network, anchor, has_aux=True)
+            transpose = jax.linear_transpose(jvp, anchor)
+        return outputs, jvp, lambda u: transpose(u)[0], statistics
+
+    def _with_penalty(self, gradient, displacement):
+        if not self.penalized or displacement is None:
+            return gradient
+        return jax.tree.map(lambda g, d: g + 2 * self.penalty * d, gradient, displacement)
+
+    def _running(self, state, batch_statistics):
+        if self.normalization is None:
+            return ()
+        return self.normalization.update(state.statistics, batch_statistics)
+
+    def _batch(self, state: TrainState, data):
+        x, y = data[:2]
+        order = state.order
+        if self.batch_size is None:
+            if len(data) == 3:
+                x, y = jnp.take(x, data[2], 0), jnp.take(y, data[2], 0)
+        else:
+            size = order.shape[0]
+            per_epoch = size // self.batch_size
+            epoch, index = state.step // per_epoch, state.step % per_epoch
+            # The step is not batched in a sweep, so this stays a branch: one shuffle an epoch.
+            order = jax.lax.cond(
+                index == 0,
+                lambda: jax.random.permutation(
+                    jax.random.fold_in(state.key, epoch), _examples(data)
+                ).astype(jnp.int32),
+                lambda: state.order,
+            )
+            chosen = jax.lax.dynamic_slice_in_dim(order, index * self.batch_size, self.batch_size)
+            x, y = jnp.take(x, chosen, 0), jnp.take(y, chosen, 0)
+        if self.augment is not None:
+            key = jax.random.fold_in(jax.random.fold_in(state.key, 2**31 - 1), state.step)
+            x = self.augment(key, x)
+        return order, x, y
+
+    def _is_solved(self, state, anchor, params, renewed, data) -> Bool[Array, ""]:
+        if self.solved is None:
+            return state.solved
+        return jax.lax.cond(
+            (state.step + 1) % self.solved.check_every == 0,
+            lambda: self._meets(self.solved, anchor, params, data),
+            lambda: state.solved & ~renewed,
+        )
+
+    def _meets(self, rule: Solved, anchor, params, data) -> Bool[Array, ""]:
+        x, y = data[:2]
+        if len(data) == 3:
+            x, y = jnp.take(x, data[2], 0), jnp.take(y, data[2], 0)
+        proxy = linearize(self.f, anchor)
+        solved = jnp.asarray(False)
+        if rule.accuracy is not None:
+            outputs = in_slices(lambda part: proxy(params, part), x, rule.slice_size)
+            solved |= jnp.mean(jnp.argmax(outputs, -1) == y) >= rule.accuracy
+        if rule.gradient is not None:
+
+            def norm(theta):
+                def objective(p):
+                    outputs = in_slices(lambda part: proxy(p, part), x, rule.slice_size)
+                    return self.loss(outputs, y)
+
+                gradient = jax.grad(objective)(theta)
+                return optax.global_norm(self._with_penalty(gradient, tree_sub(theta, anchor)))
+
+            solved |= norm(params) <= rule.gradient * norm(anchor)
+        return solved
+
+
+def in_slices(network: Callable[[Array], Array], x: Float[Array, "N ..."], size: int) -> Array:
+    """network(x) for examples that do not depend on each other, `size` of them at a time."""
+    whole = len(x) // size * size
+    parts = []
+    if whole:
+        sliced = x[:whole].reshape(-1, size, *x.shape[1:])
+        outputs = network(x[:whole]) if whole == size else jax.lax.map(network, sliced)
+        parts.append(outputs.reshape(whole, *outputs.shape[-1:]))
+    if whole < len(x):
+        parts.append(network(x[whole:]))
+    return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
+def _examples(data) -> Int[Array, " N"]:
+    """Which of the examples of x and y a run trains on."""
+    return data[2] if len(data) == 3 else jnp.arange(data[1].shape[0])
+
+
+def _where(condition, a: PyTree, b: PyTree) -> PyTree:
+    return jax.tree.map(lambda u, v: jnp.where(condition, u, v), a, b)
+
+
+def _all_finite(tree: PyTree) -> Bool[Array, ""]:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
