@@ -17,7 +17,8 @@ ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
-	@echo "Variables: TIER=laptop PAGE=xor for results; JOBS=$(JOBS) notebooks at a time; PORT=$(PORT)."
+	@echo "Variables: TIER=gpu for results, PAGE='xor regimes' for some pages of it, BUDGET=30 for so"
+	@echo "many minutes (again to go on); JOBS=$(JOBS) notebooks at a time (results: 1); PORT=$(PORT)."
 
 $(INSTALLED):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -36,9 +37,9 @@ book: $(INSTALLED) ## run every page at the quick tier and build _build/html
 	@$(BIN)/python -m iterlin.claims
 
 results: JOBS = 1
-results: $(INSTALLED) ## run TIER=laptop|gpu|paper [PAGE=xor] and record the results
-	@$(BIN)/python -m iterlin_book.build results --tier "$(TIER)" --jobs $(JOBS) \
-	  $(if $(PAGE),--page "$(PAGE)")
+results: $(INSTALLED) ## run TIER=laptop|gpu|paper [PAGE=xor] [BUDGET=minutes], record the results
+	@$(BIN)/python -m iterlin_book.build results --tier="$(TIER)" --jobs="$(JOBS)" \
+	  $(foreach page,$(PAGE),--page="$(page)") $(if $(BUDGET),--budget="$(BUDGET)")
 
 serve: book ## show the book on this machine
 	@echo "http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"

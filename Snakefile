@@ -1,7 +1,7 @@
 # The book's pipeline: page -> executed notebook -> page with outputs -> HTML.
 #
-# `make book` and `make results` run it through iterlin_book.build, which also keeps two builds
-# from meeting. Freshness is by content: every file or stamp made here has in its name the digest
+# `make book` runs it through iterlin_book.build, which also keeps two builds from meeting; other
+# tiers than quick are run by iterlin_book.results. Freshness is by content: every file or stamp made here has in its name the digest
 # of all that it depends on (iterlin_book.freshness), so an existing file is a fresh one.
 
 import sys
@@ -11,17 +11,13 @@ from pathlib import Path
 from iterlin_book import execute as run, pages, render
 
 ROOT = Path.cwd()
-TIER = config.get("tier", pages.QUICK)
-NAMES = pages.toc(ROOT)
-CHOSEN = [name for name in str(config.get("pages", "")).split(",") if name] or [
-    name for name in NAMES if pages.read(ROOT, name) is not None
-]
+NAMES = [name for name in pages.toc(ROOT) if pages.read(ROOT, name) is not None]
 PYTHON = sys.executable
 OUTPUTS = {
-    page: pages.executed(ROOT, page, TIER, run.prepare(ROOT, page, TIER)[2]).relative_to(ROOT)
-    for page in CHOSEN
+    page: pages.executed(ROOT, page, pages.QUICK, run.prepare(ROOT, page, pages.QUICK)[2])
+    for page in NAMES
 }
-FOLDER = "_build/executed" if TIER == pages.QUICK else f"_build/executed-{TIER}"
+OUTPUTS = {page: path.relative_to(ROOT) for page, path in OUTPUTS.items()}
 
 
 def source_digest():
@@ -51,21 +47,16 @@ rule book:
         f"_build/html/.built-{html_digest()}",
 
 
-rule results:
-    input:
-        list(OUTPUTS.values()),
-
-
 rule execute:
     output:
-        FOLDER + "/{page}.{digest}.ipynb",
+        "_build/executed/{page}.{digest}.ipynb",
     wildcard_constraints:
         digest="[0-9a-f]{12}",
     params:
         digest=lambda wildcards: wildcards.digest,
     shell:
         # `exec`: the job is Snakemake's own child, and ends with it.
-        "exec {PYTHON:q} -m iterlin_book.execute {wildcards.page:q} --tier {TIER}"
+        "exec {PYTHON:q} -m iterlin_book.execute {wildcards.page:q}"
         " --digest {params.digest} --parent"
 
 

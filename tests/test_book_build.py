@@ -8,6 +8,9 @@ import time
 
 import pytest
 import toy_book
+import xarray as xr
+from iterlin import records
+from iterlin_book.build import main as build_main
 from toy_book import build, edit, executed, html
 
 XOR, OTHER = "experiments/xor", "other"
@@ -80,12 +83,27 @@ def test_a_new_lock_runs_everything(book):
 
 def test_a_new_record_runs_its_page_only(book):
     record = book / "data" / "results" / "xor" / "laptop.nc"
-    record.parent.mkdir(parents=True)
-    record.write_bytes(b"one")
-    shutil.copy(toy_book.ROOT / "lib" / "iterlin" / "records.py", book / "lib" / "iterlin")
-    shutil.copy(toy_book.ROOT / "lib" / "iterlin" / "validation.py", book / "lib" / "iterlin")
+    runs = xr.Dataset({"loss": ("seed", [1.0])})
+    records.save(runs, "xor", "laptop", parameters={}, modules=["validation"], path=record)
+    # Half a record that a killed run left is none.
+    record.with_name(".laptop-x.nc").write_bytes(record.read_bytes()[:100])
     assert build(book) == [XOR]
     assert build(book) == []
+
+
+@pytest.mark.parametrize("arguments", [["book"], ["results", "--tier", "laptop"]])
+def test_a_damaged_record_is_refused_before_anything_runs(tmp_path, capsys, arguments):
+    root = toy_book.create(tmp_path)
+    record = root / "data" / "results" / "other" / "gpu.nc"
+    record.parent.mkdir(parents=True)
+    record.write_bytes(b"half")
+    assert build_main([*arguments, "--root", str(root)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"{record} is damaged or not a record: ")
+    assert said.err.endswith(" (restore or remove the file)\n")
+    assert said.err.count("\n") == 1
+    assert not (root / "_build").exists()
 
 
 def test_claims_and_all_records_belong_to_pages_that_use_the_claims(book):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import yaml
-from iterlin import claims, provenance, records
+from iterlin import claims, claims_table, provenance, records
 from iterlin.claims import NOT, NOT_RUN, PARTLY, REPRODUCED, UNDECIDED
 
 ROW = {
@@ -92,6 +92,31 @@ def test_a_statistic_that_is_not_a_number_is_refused():
     row = ROW | {"statements": [{"says": "drop", "statistic": "drop", "above": 0.5}]}
     with pytest.raises(ValueError, match="statistic 'drop' is not a number"):
         claims.judge(row, record(drop=(np.nan, np.nan, np.nan)))
+
+
+@pytest.mark.parametrize(
+    ("second", "verdict"), [(ABOVE, PARTLY), (BELOW, NOT), ((np.nan, -np.inf, 0.1), UNDECIDED)]
+)
+@pytest.mark.parametrize("rule", ["above", "below", "within"])
+def test_in_a_partial_record_nothing_is_decided_by_what_is_not_a_number(rule, second, verdict):
+    statements = [
+        {"says": "a", "statistic": "a", rule: 0.5},
+        {"says": "b", "statistic": "b", "above": 0.5},
+    ]
+    part = record(a=(np.nan, np.nan, np.nan), b=second).assign_attrs(missing=2)
+    found = claims.judge(ROW | {"statements": statements}, part)
+    assert found.statements[0].outcome == "unclear"
+    assert (found.verdict, found.partial) == (verdict, "partial: 2 runs missing")
+    alone = claims.judge(ROW | {"statements": statements[:1]}, part)
+    assert alone.verdict == UNDECIDED
+
+
+def test_a_partial_record_is_shown_as_such(monkeypatch):
+    part = record(drop=(np.nan, -np.inf, np.inf)).assign_attrs(missing=2)
+    monkeypatch.setattr(claims_table, "verdicts", lambda page: [claims.judge(ROW, part)])
+    shown = claims_table.table("experiments/trial")
+    assert "undecided</span><br><small>gpu tier, partial: 2 runs missing</small>" in shown
+    assert "drop: nan [-inf, inf], required above 0.5: unclear" in shown
 
 
 def test_no_record_or_no_statement_is_not_yet_run(monkeypatch):

@@ -99,6 +99,69 @@ def test_caption_says_tier_seeds_cost_and_device():
     assert "20 s on" in records.caption(save(wall_time=20.2))
 
 
+def test_a_record_says_how_many_runs_it_lacks():
+    whole = save()
+    assert (records.missing_runs(whole), records.partial_note(whole)) == (0, "")
+    assert "partial" not in records.caption(whole)
+    old = whole.drop_attrs().assign_attrs({k: v for k, v in whole.attrs.items() if k != "missing"})
+    assert records.missing_runs(old) == 0
+    partial = save(missing=7)
+    assert partial.attrs["missing"] == 7
+    assert records.partial_note(records.load(EXPERIMENT, "laptop")) == "partial: 7 runs missing"
+    assert records.caption(partial).endswith(f"{partial.attrs['date']}; partial: 7 runs missing")
+    assert records.partial_note(save(missing=1)) == "partial: 1 run missing"
+
+
+@pytest.mark.parametrize("missing", [-1, True])
+def test_a_number_of_missing_runs_is_a_whole_number(missing):
+    with pytest.raises(ValueError, match="missing must be a non-negative integer, got"):
+        save(missing=missing)
+
+
+PAGE = """\
+```{code-cell} python
+:tags: [parameters]
+tier = "quick"
+num_seeds = 3
+```
+
+```{code-cell} python
+STEP_SIZE = 0.5  # large
+```
+
+```{code-cell} python
+records.save(ds, "trial", tier)
+```
+
+```{code-cell} python
+plt.plot(STEP_SIZE)
+```
+"""
+
+
+def test_a_record_is_stale_once_the_cells_that_made_it_change(monkeypatch):
+    assert "page_code" not in save().attrs
+    monkeypatch.setattr(records, "_PAGES", {EXPERIMENT: PAGE})
+    record = save()
+    assert record.attrs["page_code"] == provenance.page_code(EXPERIMENT, {EXPERIMENT: PAGE})
+
+    def stale(old, new):
+        assert old in PAGE
+        monkeypatch.setattr(provenance, "pages", lambda: {EXPERIMENT: PAGE.replace(old, new)})
+        return records.is_stale(record)
+
+    assert not stale("plt.plot(STEP_SIZE)", "plt.plot(2 * STEP_SIZE)")
+    assert not stale("  # large", "")
+    assert not stale("num_seeds = 3", "num_seeds = 30")
+    assert not stale("```\n\n", "```\n\nProse.\n\n")
+    assert stale("STEP_SIZE = 0.5", "STEP_SIZE = 0.25")
+    assert stale("num_seeds = 3", "num_seeds = 3\nperiods = [1]")
+    assert stale("records.save(", "print(")
+    assert "STALE" in records.caption(record)
+    monkeypatch.setattr(provenance, "pages", dict)
+    assert records.is_stale(record)
+
+
 # Failures leave what was there.
 
 

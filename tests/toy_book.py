@@ -112,7 +112,8 @@ def create(root):
     library.mkdir(parents=True)
     for name, text in LIBRARY.items():
         (library / name).write_text(text)
-    shutil.copy(ROOT / "lib" / "iterlin" / "provenance.py", library)
+    for name in ("provenance", "records", "validation"):
+        shutil.copy(ROOT / "lib" / "iterlin" / f"{name}.py", library)
     for name, text in PAGES.items():
         path = root / "book" / name
         path.parent.mkdir(parents=True, exist_ok=True)

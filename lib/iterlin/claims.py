@@ -2,7 +2,8 @@
 
 A row names an experiment and statements about it. A statement compares one statistic of the
 record (a variable over ("bound",): estimate, lower, upper) with a value. It `holds` if the whole
-95 % interval satisfies the rule, `fails` if no part of it does, and else is `unclear`.
+95 % interval satisfies the rule, `fails` if no part of it does, and else is `unclear`. In a partial
+record a statistic may be NaN, which is `unclear`; in a whole one that is an error.
 """
 
 import math
@@ -47,6 +48,7 @@ class Verdict:
     statements: tuple[Statement, ...]
     tier: str
     stale: bool
+    partial: str = ""  # as 'partial: 7 runs missing', of a record that lacks runs
 
     @property
     def changed(self) -> bool:
@@ -103,7 +105,8 @@ def judge(row: dict, record=None) -> Verdict:
         verdict = PARTLY
     else:
         verdict = NOT if "fails" in outcomes else UNDECIDED
-    return Verdict(row, verdict, statements, record.attrs["tier"], records.is_stale(record))
+    tier, stale = record.attrs["tier"], records.is_stale(record)
+    return Verdict(row, verdict, statements, tier, stale, records.partial_note(record))
 
 
 def _examine(statement: dict, record) -> Statement:
@@ -114,9 +117,12 @@ def _examine(statement: dict, record) -> Statement:
     value = float(statement[rule])
     low, high = RULES[rule](value)
     estimate, lower, upper = (float(v) for v in np.asarray(record[name]))
-    if math.isnan(estimate + abs(lower) + abs(upper)):
+    unknown = math.isnan(estimate + abs(lower) + abs(upper))
+    if unknown and not records.missing_runs(record):
         raise ValueError(f"record {record.attrs['experiment']}: statistic {name!r} is not a number")
-    if (lower > low or low == -math.inf) and (upper < high or high == math.inf):
+    if unknown:  # until the runs that are missing have been made
+        outcome = "unclear"
+    elif (lower > low or low == -math.inf) and (upper < high or high == math.inf):
         outcome = "holds"
     else:
         outcome = "fails" if upper <= low or lower >= high else "unclear"

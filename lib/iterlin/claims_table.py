@@ -59,7 +59,8 @@ def _row(verdict: Verdict, linked: bool) -> str:
         f'<span style="color:{COLOURS[verdict.verdict]};white-space:nowrap">'
         f"{MARKS[verdict.verdict]} {verdict.verdict}</span>"
     )
-    tier = f"<br><small>{verdict.tier} tier{', stale' if verdict.stale else ''}</small>"
+    notes = [f"{verdict.tier} tier", verdict.partial, "stale" if verdict.stale else ""]
+    tier = f"<br><small>{', '.join(note for note in notes if note)}</small>"
     found = "<br>".join(_statement(s) for s in verdict.statements) or escape(row.get("why", ""))
     return (
         f"<tr><td>{name}<br><small>{escape(row['version'])}, {escape(row['place'])}</small></td>"

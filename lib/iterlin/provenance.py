@@ -1,4 +1,4 @@
-"""Which source a result came from: the modules it depends on and a hash of their numerics.
+"""Which source a result came from: hashes of the modules it depends on and of its page's cells.
 
 Comments, docstrings, blank lines and trailing space do not count, so that explaining the code
 better makes no recorded run stale.
@@ -8,6 +8,7 @@ import ast
 import hashlib
 import io
 import platform
+import re
 import subprocess
 import tokenize
 from collections.abc import Iterable
@@ -19,6 +20,13 @@ PACKAGE = Path(__file__).parent
 
 # From Python 3.12 on the text of an f-string is a token of its own.
 STRINGS = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+
+
+# A code cell of a page in MyST Markdown: options as ":name: value" lines or between two "---".
+_CELL = re.compile(
+    r"^```\{code-cell\}.*\n(?P<options>(?:---\n(?:.*\n)*?---\n)?(?::.*\n)*)(?P<code>(?:.*\n)*?)```$",
+    re.MULTILINE,
+)
 
 
 def project_root() -> Path:
@@ -104,6 +112,43 @@ def source_hash(modules: Iterable[str], texts: dict[str, str] | None = None) -> 
     for module in dependencies(modules, texts):
         digest.update(f"{module}\n{code_of(texts[module])}\n".encode())
     return digest.hexdigest()
+
+
+def pages() -> dict[str, str]:
+    """The text of every page of the book, by the last part of its name."""
+    found = (project_root() / "book").rglob("*.md")
+    return {path.stem: path.read_text("utf8") for path in sorted(found)}
+
+
+def page_code(experiment: str, texts: dict[str, str] | None = None) -> str | None:
+    """SHA-256 of the code that made a record: the page's cells up to the one that saves it.
+
+    Of the cell tagged `parameters` the names alone count, since a record holds the values. None
+    if there is no page of the experiment's name, or none that calls records.save. `texts` is what
+    `pages` returned, by default as the files are now.
+    """
+    texts = pages() if texts is None else texts
+    digest = hashlib.sha256()
+    for cell in _CELL.finditer(texts.get(experiment, "")):
+        try:
+            code = code_of(cell["code"])
+            if "parameters" in cell["options"]:
+                code = "\n".join(sorted(_assigned(code)))
+        except (SyntaxError, tokenize.TokenError):  # a line that IPython alone understands
+            code = cell["code"]
+        digest.update(f"{code}\n".encode())
+        if "records.save(" in code:
+            return digest.hexdigest()
+    return None
+
+
+def _assigned(source: str) -> set[str]:
+    """Names that a piece of code binds at its top level."""
+    names = set()
+    for statement in ast.parse(source).body:
+        targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+        names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
 
 
 @cache

@@ -1,8 +1,9 @@
 """Recorded runs: xarray data sets with named dimensions and the provenance of every number.
 
 A record is one file, data/results/<experiment>/<tier>.nc (quick runs, which every build makes
-anew, go to _build/records/). It carries the parameters, commit, hash of the numerics, versions,
-device, wall time and date of the run that made it.
+anew, go to _build/records/). It carries the parameters, commit, hashes of the numerics and of the
+page's code, versions, device, wall time and date of the run that made it, and how many runs it
+lacks.
 """
 
 import json
@@ -10,6 +11,7 @@ import os
 import tempfile
 import time
 from datetime import UTC, datetime
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ FORMAT = "iterlin record 1"
 # As the run began: a file edited while it computes is not what it came from.
 _STARTED = time.perf_counter()
 _SOURCES = provenance.sources()
+_PAGES = provenance.pages()
 
 
 def path_of(experiment: str, tier: str) -> Path:
@@ -43,14 +46,18 @@ def save(
     modules: list[str],
     data_note: str = "",
     wall_time: float | None = None,
+    missing: int = 0,
     path: Path | None = None,
 ) -> xr.Dataset:
     """Write a record, whole or not at all, and return it with its provenance as attributes.
 
     modules: the library's modules whose numerics it came from (their imports are followed).
     wall_time: seconds, by default since the library was loaded. data_note names the data set.
+    missing: runs that have not been finished; with any, the record is partial.
     """
     one_of("tier", tier, TIERS)
+    if isinstance(missing, bool) or not isinstance(missing, Integral) or missing < 0:
+        raise ValueError(f"missing must be a non-negative integer, got {missing!r}")
     seconds = time.perf_counter() - _STARTED if wall_time is None else wall_time
     stamped = dataset.assign_attrs(
         format=FORMAT,
@@ -63,9 +70,12 @@ def save(
         versions=json.dumps(provenance.versions()),
         device=provenance.device(),
         data=data_note,
+        missing=int(missing),
         wall_time=float(seconds),
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
     )
+    if (page_code := provenance.page_code(experiment, _PAGES)) is not None:
+        stamped.attrs["page_code"] = page_code
     target = path_of(experiment, tier) if path is None else Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     compressed = {
@@ -117,22 +127,37 @@ def best(experiment: str) -> xr.Dataset | None:
 
 
 def is_stale(dataset: xr.Dataset) -> bool:
-    """Whether the numerics that the record came from have changed since."""
+    """Whether the numerics or the page's code that the record came from have changed since."""
+    a = dataset.attrs
     try:
-        current = provenance.source_hash(json.loads(dataset.attrs["modules"]))
+        current = provenance.source_hash(json.loads(a["modules"]))
     except ValueError:  # a module it came from is gone
         return True
-    return current != dataset.attrs["numerics"]
+    if current != a["numerics"]:
+        return True
+    return "page_code" in a and a["page_code"] != provenance.page_code(a["experiment"])
+
+
+def missing_runs(dataset: xr.Dataset) -> int:
+    """How many of its runs had not been finished when the record was written; 0 if whole."""
+    return int(dataset.attrs.get("missing", 0))
+
+
+def partial_note(dataset: xr.Dataset) -> str:
+    """'partial: 7 runs missing', or nothing for a whole record."""
+    count = missing_runs(dataset)
+    return f"partial: {count} run{'s' if count > 1 else ''} missing" if count else ""
 
 
 def caption(dataset: xr.Dataset) -> str:
-    """One line for a figure: tier, seeds, device, date and time, and whether it is stale."""
+    """One line for a figure: tier, seeds, cost, device, date; whether it is partial or stale."""
     a = dataset.attrs
     seeds = f"{dataset.sizes['seed']} seeds, " if "seed" in dataset.sizes else ""
     minutes = a["wall_time"] / 60
     cost = f"{minutes:.0f} min" if minutes >= 1.5 else f"{a['wall_time']:.0f} s"
-    stale = "; STALE: the library has changed since" if is_stale(dataset) else ""
-    return f"{a['tier']} tier: {seeds}{cost} on {a['device']}, {a['date']}{stale}"
+    partial = f"; {note}" if (note := partial_note(dataset)) else ""
+    stale = "; STALE: its code has changed since" if is_stale(dataset) else ""
+    return f"{a['tier']} tier: {seeds}{cost} on {a['device']}, {a['date']}{partial}{stale}"
 
 
 def interval_variable(interval) -> tuple[str, np.ndarray]:

@@ -1,17 +1,19 @@
-"""Run the pipeline of the Snakefile: ``python -m iterlin_book.build book`` or ``results``.
+"""Build the book or run experiments: ``python -m iterlin_book.build book`` or ``results``.
 
-It adds what Snakemake leaves to its caller: one build at a time, everything checked before anything
-runs, threads shared out between notebooks, and a summary.
+The book is the pipeline of the Snakefile, results are a plain list of pages (iterlin_book.results).
+Common to both: one build at a time, everything checked before anything runs, threads shared out
+between notebooks.
 """
 
 import fcntl
+import math
 import os
 import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from iterlin_book import execute, pages
+from iterlin_book import execute, freshness, pages, results
 from iterlin_book.pages import BookError
 
 SNAKEFILE = Path(__file__).resolve().parents[2] / "Snakefile"
@@ -39,9 +41,10 @@ def only_build(root):
         yield
 
 
-def run(root, target, tier, chosen, jobs):
-    """Check everything, run Snakemake in this process and return its exit status."""
+def run(root, target, tier, chosen, jobs, deadline=None):
+    """Check everything, run the target and return the exit status; `deadline` is in Unix time."""
     root = Path(root).resolve()
+    freshness.check_records(root)
     for page in chosen:
         execute.prepare(root, page, tier)
     threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
@@ -51,18 +54,20 @@ def run(root, target, tier, chosen, jobs):
     if tier == pages.QUICK:  # several at a time, with the same results everywhere
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with only_build(root):
-        return _snakemake(root, target, tier, chosen, jobs)
+        if target == "results":
+            return results.run(root, tier, chosen, jobs, deadline)
+        return _snakemake(root, jobs)
 
 
-def _snakemake(root, target, tier, chosen, jobs):
+def _snakemake(root, jobs):
+    """Run Snakemake in this process."""
     from snakemake.cli import main  # takes a second: after the checks
 
-    arguments = [target, "--snakefile", str(SNAKEFILE), "--directory", str(root)]
+    arguments = ["book", "--snakefile", str(SNAKEFILE), "--directory", str(root)]
     # Locks are this module's. File names carry digests of their content, so nothing depends on
     # time stamps; what a killed job left is made again.
     arguments += ["--cores", str(jobs), "--nolock", "--rerun-incomplete", "--keep-going"]
     arguments += ["--rerun-triggers", "params", "code", "--quiet", "all"]
-    arguments += ["--config", f"tier={tier}", f"pages={','.join(chosen)}"]
     try:
         main(arguments)
     except SystemExit as end:
@@ -71,15 +76,26 @@ def _snakemake(root, target, tier, chosen, jobs):
 
 
 def chosen_pages(root, tier, names):
-    """The pages meant by names, or all that can run at the tier."""
+    """The pages meant by names, or all that can run at the tier, in their order of priority."""
     if names:
-        return [pages.find(root, name) for name in names]
+        return list(dict.fromkeys(pages.find(root, name) for name in names))
     everything = [page for page in pages.toc(root) if pages.read(root, page) is not None]
     chosen = [page for page in everything if tier in pages.tiers(root, page)]
     if not chosen:
         known = sorted({name for page in everything for name in pages.tiers(root, page)})
         raise BookError(f"no page has the tier '{tier}' (tiers: {', '.join(known)})")
-    return chosen
+    return pages.by_priority(root, chosen)
+
+
+def seconds_of(budget):
+    """A time given in minutes, in seconds."""
+    try:
+        minutes = float(budget)
+    except ValueError:
+        minutes = math.nan
+    if not 0 < minutes < math.inf:
+        raise BookError(f"the budget must be a positive number of minutes, not '{budget}'")
+    return 60 * minutes
 
 
 def main(arguments=None):
@@ -88,19 +104,26 @@ def main(arguments=None):
     parser.add_argument("--root", default=".", type=Path, help="the project's folder")
     parser.add_argument("--tier", default=pages.QUICK)
     parser.add_argument("--page", action="append", help="a page to run; all of the tier unless set")
-    parser.add_argument("--jobs", type=int, default=2, help="notebooks run at the same time")
-    started = time.monotonic()
+    parser.add_argument("--jobs", type=int, help="notebooks at a time; book: 2, results: 1")
+    parser.add_argument("--budget", help="minutes for all pages of results; unlimited unless set")
+    started, now = time.monotonic(), time.time()
     try:
         options = parser.parse_args(arguments)
+        if options.target == "book" and (options.budget or options.tier != pages.QUICK):
+            raise BookError("the book is built at the quick tier, without a budget")
+        deadline = None if options.budget is None else now + seconds_of(options.budget)
         chosen = chosen_pages(options.root, options.tier, options.page)
-        status = run(options.root, options.target, options.tier, chosen, max(1, options.jobs))
+        jobs = options.jobs if options.jobs is not None else 2 if options.target == "book" else 1
+        status = run(options.root, options.target, options.tier, chosen, max(1, jobs), deadline)
     except BookError as error:
         print(error, file=sys.stderr)
         return 2
     seconds = time.monotonic() - started
+    if options.target == "results":
+        return status
     if status:
         print(f"build failed after {seconds:.0f} s", file=sys.stderr)
-    elif options.target == "book":
+    else:
         index = options.root.resolve() / "_build" / "html" / "index.html"
         print(f"built in {seconds:.0f} s: {index}")
     return status

@@ -1,7 +1,8 @@
 """Run one page as a notebook: ``python -m iterlin_book.execute experiments/xor --tier gpu``.
 
 The result is put in place only when every cell has run and nothing that it depends on has changed
-meanwhile, so that what an earlier run left is never damaged.
+meanwhile, so that what an earlier run left is never damaged. A run that lacks parts when its time
+is over saves a partial record; it is not taken for done, and the exit status is 3.
 """
 
 import argparse
@@ -20,6 +21,8 @@ from iterlin_book.pages import BookError
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _TRACEBACK_LINES = 16
+# Exit statuses, as a build that runs pages reads them.
+DONE, FAILED, REFUSED, PARTIAL, INTERRUPTED = 0, 1, 2, 3, 130
 # With this scheduler jaxlib 0.10.2 can wait for ever on two cores, when a vmapped program has
 # several decompositions that do not depend on each other.
 _XLA_FLAG = "--xla_cpu_enable_concurrency_optimized_scheduler"
@@ -27,6 +30,29 @@ _XLA_FLAG = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
 class CellFailed(Exception):
     """A cell raised; the message names the page, the cell and where to look on."""
+
+
+class Unfinished(Exception):
+    """The page ran to its end, but its record lacks runs."""
+
+
+class Progress:
+    """What the page's process writes to stderr, on this one's, line by line behind its name."""
+
+    def __init__(self, page):
+        self.page, self.rest = page, ""
+
+    def write(self, text):
+        *lines, self.rest = (self.rest + text).split("\n")
+        for line in lines:
+            print(f"{self.page}: {line}", file=sys.stderr)
+
+    def flush(self):
+        sys.stderr.flush()
+
+    def end(self):
+        if self.rest:
+            self.write("\n")
 
 
 def prepare(root, page, tier):
@@ -47,7 +73,9 @@ def execute(root, page, tier, expected=None):
     partial = Path(root) / "_build" / "partial" / tier / f"{page}.ipynb"
     partial.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    executed = _run(root, page, notebook, values, partial)
+    # A build of the book runs pages that print nothing but warnings; those end up on the page.
+    progress = None if tier == pages.QUICK else Progress(page)
+    executed = _run(root, page, notebook, values, partial, progress)
     seconds = round(time.monotonic() - started, 1)
     if prepare(root, page, tier)[2] != digest:
         raise BookError(changed)
@@ -58,13 +86,33 @@ def execute(root, page, tier, expected=None):
         "seconds": seconds,
     }
     path = pages.executed(root, page, tier, digest)
+    if tier != pages.QUICK:
+        for earlier in path.parent.glob(f"{path.name.split('.')[0]}.*.ipynb"):
+            earlier.unlink()  # the record that it speaks of has been replaced
+        if missing := _missing(root, page, tier):
+            raise Unfinished(f"{page} ({tier}): {missing}; run the same command again to go on")
     pages.write_atomically(path, nbformat.writes(executed))
     partial.unlink(missing_ok=True)
     return path
 
 
-def _run(root, page, notebook, values, partial):
+def _missing(root, page, tier):
+    """What the page's record of the tier lacks, in words; nothing if whole or not there."""
+    name = page.rpartition("/")[2]
+    path = Path(root) / "data" / "results" / name / f"{tier}.nc"
+    if not path.is_file():
+        return ""
+    from iterlin import records  # needs xarray: only where there is a record
+
+    try:
+        return records.partial_note(records.load(name, tier, path))
+    except ValueError as error:
+        raise BookError(pages.one_line(error)) from None
+
+
+def _run(root, page, notebook, values, partial, progress):
     import papermill  # slow to import: after the checks of what was asked
+    from nbclient.exceptions import DeadKernelError
 
     # Figures must land in the notebook whatever backend the caller's shell prefers.
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
@@ -79,11 +127,19 @@ def _run(root, page, notebook, values, partial):
             parameters=values,
             kernel_name="python3",
             progress_bar=False,
+            stderr_file=progress,
             cwd=str(root),
             extra_arguments=["--log-level=50"],  # nothing of plain TCP on the loopback
         )
     except papermill.exceptions.PapermillExecutionError as error:
         raise CellFailed(_failure(root, page, error, partial)) from None
+    except DeadKernelError:
+        raise CellFailed(
+            f"{page}: its process ended: interrupted, killed (out of memory?) or crashed"
+        ) from None
+    finally:
+        if progress:
+            progress.end()
 
 
 def _failure(root, page, error, partial):
@@ -139,16 +195,19 @@ def main(arguments=None):
         path = execute(options.root, page, options.tier, options.digest)
     except BookError as error:
         print(error, file=sys.stderr)
-        return 2
+        return REFUSED
     except CellFailed as error:
         print(error, file=sys.stderr)
-        return 1
+        return FAILED
+    except Unfinished as unfinished:
+        print(unfinished, flush=True)
+        return PARTIAL
     except KeyboardInterrupt:
         print(f"{page} ({options.tier}): interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     seconds = json.loads(path.read_text("utf8"))["metadata"]["iterlin_book"]["seconds"]
     print(f"{page} ({options.tier}): finished in {seconds} s", flush=True)
-    return 0
+    return DONE
 
 
 if __name__ == "__main__":

@@ -53,11 +53,28 @@ def shown_records(root, page, tier, cells, closure):
     """
     if tier != pages.QUICK:
         return []
-    found = sorted((root / "data" / "results").glob("*/*.nc"))
+    found = recorded(root)
     if "claims" in closure:
         return found
     names = {page.rpartition("/")[2], *_strings(cells)}
     return [path for path in found if path.parent.name in names]
+
+
+def recorded(root):
+    """The files of all recorded runs; what a killed run left half written has a hidden name."""
+    return sorted((Path(root) / "data" / "results").glob("*/[!.]*.nc"))
+
+
+def check_records(root):
+    """Refuse a record that cannot be read: pages that show it would fail, maybe after hours."""
+    for path in recorded(root):
+        from iterlin import records  # needs xarray: only where there is a record
+
+        try:
+            records.load(path.parent.name, path.stem, path)
+        except ValueError as error:
+            problem = pages.one_line(error)
+            raise pages.BookError(f"{problem} (restore or remove the file)") from None
 
 
 def _is_stale(path):

@@ -41,6 +41,27 @@ def toc(root):
     return names
 
 
+def by_priority(root, names):
+    """Pages in the order of book/priority.yml; those that it does not name come last, as given."""
+    path = Path(root) / "book" / "priority.yml"
+    try:
+        listed = yaml.safe_load(path.read_text("utf8"))
+    except FileNotFoundError:
+        return list(names)
+    except yaml.YAMLError as error:
+        raise BookError(f"{path}: not valid YAML: {one_line(error)}") from None
+    if not isinstance(listed, list):
+        raise BookError(f"{path}: expected a list of pages, one '- name' on a line")
+    try:
+        first = [find(root, str(text)) for text in listed]
+    except BookError as error:
+        raise BookError(f"{path}: {error}") from None
+    if repeated := sorted({name for name in first if first.count(name) > 1}):
+        raise BookError(f"{path}: repeated pages {', '.join(repeated)}")
+    rank = {name: place for place, name in enumerate(first)}
+    return sorted(names, key=lambda name: rank.get(name, len(rank)))
+
+
 def source(root, page):
     """The MyST file of a page."""
     return Path(root) / "book" / f"{page}.md"
