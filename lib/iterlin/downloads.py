@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pooch
 import requests
 import yaml
+from tqdm import tqdm
 
 from iterlin.validation import one_of
 
@@ -71,6 +72,8 @@ def _in_folder(file: File) -> Path | None:
         raise DownloadError(f"{FOLDER_VARIABLE} names {folder}, which is not a folder")
     faults = []
     for path in sorted(folder.rglob(file.name)):  # Fashion-MNIST's files bear MNIST's names
+        if path.is_dir():
+            continue
         fault = _fault(path, file)
         if fault is None:
             return path
@@ -105,15 +108,25 @@ def _download(file: File) -> Path:
         urls={file.name: file.url},
         retry_if_failed=RETRIES,
     )
-    downloader = pooch.HTTPDownloader(progressbar=True, chunk_size=2**16)
     try:
-        return Path(store.fetch(file.name, downloader=downloader))
+        return Path(store.fetch(file.name, downloader=_stream))
     except (OSError, ValueError) as error:
         raise DownloadError(
             f"cannot fetch {file.name} (SHA-256 {file.sha256}) from {file.url}: "
             f"{_reason(error, cache)}; put the file into the folder that {FOLDER_VARIABLE} names, "
             f"or into {cache}"
         ) from error
+
+
+def _stream(url, output_file, _):
+    """Pooch's downloader, but for one that leaves no connection open behind an error."""
+    with requests.get(url, stream=True, timeout=30) as response:
+        response.raise_for_status()
+        size = int(response.headers.get("Content-Length", 0)) or None
+        with open(output_file, "wb") as written, tqdm(total=size, unit="B", unit_scale=True) as bar:
+            for chunk in response.iter_content(2**16):
+                written.write(chunk)
+                bar.update(len(chunk))
 
 
 def _reason(error: Exception, cache: Path) -> str:

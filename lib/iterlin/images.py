@@ -146,7 +146,7 @@ def augment(key: Array, x: Float[Array, "N H W C"], *, padding: int = 4) -> Floa
     padded = jnp.pad(x, ((0, 0), margin, margin, (0, 0)))
 
     def crop(image, offset):
-        return jax.lax.dynamic_slice(image, (*offset, 0), (height, width, channels))
+        return jax.lax.dynamic_slice(image, (*offset, jnp.int32(0)), (height, width, channels))
 
     cropped = jax.vmap(crop)(padded, offsets)
     return jnp.where(flips[:, None, None, None], cropped[:, :, ::-1], cropped)
@@ -190,7 +190,7 @@ def _read_archive(name, parse):
     (file,) = downloads.registry()[name]["files"]
     kept = downloads.cache_folder() / "decoded" / f"{name}-{file.sha256[:16]}-{DECODER}.npz"
     try:
-        with np.load(kept, allow_pickle=False) as stored:
+        with open(kept, "rb") as opened, np.load(opened, allow_pickle=False) as stored:
             return _checked(name, tuple(stored[part] for part in _PARTS))
     except Exception:  # none, or not what was written: it is only a copy
         arrays = _checked(name, parse(path))
@@ -241,9 +241,9 @@ def _read_idx(path: Path) -> np.ndarray:
     """Bytes in the IDX format: 0, 0, 8, the rank, each size as 4 bytes (big-endian), values."""
     content = _decompressed(path)
     rank = content[3] if content[:3] == b"\0\0\x08" and len(content) > 3 else 0
-    shape = np.frombuffer(content[4 : 4 + 4 * rank], dtype=">u4")
-    if rank == 0 or len(shape) != rank:
+    if rank == 0 or len(content) < 4 + 4 * rank:
         raise DownloadError(f"{path} is not an IDX file of bytes: it begins {content[:4]!r}")
+    shape = np.frombuffer(content, dtype=">u4", count=rank, offset=4)
     values = np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * rank)
     if values.size != np.prod(shape, dtype=int):
         raise DownloadError(f"{path} holds {values.size} values, its header says {shape.tolist()}")
