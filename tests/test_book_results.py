@@ -125,6 +125,15 @@ def test_an_interrupt_stops_the_page_and_starts_no_other(book):
     assert states(run(book, "build", *GPU).stdout) == {"first": "done", "second": "done"}
 
 
+def test_a_page_that_has_nothing_to_record_yet_is_partial(book):
+    add(book, "long", "class OutOfTime(Exception):\n    pass\n\nraise OutOfTime('at step 4')")
+    done = run(book, "execute", "long", "--tier", "gpu")
+    assert done.returncode == execute.PARTIAL
+    line = "long: out of time before there was anything to record: at step 4; run the same command"
+    assert done.stdout.splitlines() == ["long (gpu): started", f"{line} again"]
+    assert done.stderr == ""
+
+
 # The loop alone: pages that take a known time on a clock of the test's own.
 
 

@@ -23,6 +23,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _TRACEBACK_LINES = 16
 # Exit statuses, as a build that runs pages reads them.
 DONE, FAILED, REFUSED, PARTIAL, INTERRUPTED = 0, 1, 2, 3, 130
+# What iterlin.chunks raises at the deadline, where the page does not go on without the run.
+_OUT_OF_TIME = "OutOfTime"
 # With this scheduler jaxlib 0.10.2 can wait for ever on two cores, when a vmapped program has
 # several decompositions that do not depend on each other.
 _XLA_FLAG = "--xla_cpu_enable_concurrency_optimized_scheduler"
@@ -33,7 +35,7 @@ class CellFailed(Exception):
 
 
 class Unfinished(Exception):
-    """The page ran to its end, but its record lacks runs."""
+    """The time was over: the page's record lacks runs, or there is none of this run."""
 
 
 class Progress:
@@ -117,6 +119,8 @@ def _run(root, page, notebook, values, partial, progress):
     # Figures must land in the notebook whatever backend the caller's shell prefers.
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    if progress:
+        os.environ.setdefault("ITERLIN_PROGRESS", "1")  # lines now and then, of iterlin.chunks
     flags = os.environ.get("XLA_FLAGS", "")
     if _XLA_FLAG not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {_XLA_FLAG}=false".strip()
@@ -132,6 +136,11 @@ def _run(root, page, notebook, values, partial, progress):
             extra_arguments=["--log-level=50"],  # nothing of plain TCP on the loopback
         )
     except papermill.exceptions.PapermillExecutionError as error:
+        if error.ename == _OUT_OF_TIME:
+            raise Unfinished(
+                f"{page}: out of time before there was anything to record: {error.evalue}; "
+                "run the same command again"
+            ) from None
         raise CellFailed(_failure(root, page, error, partial)) from None
     except DeadKernelError:
         raise CellFailed(
