@@ -47,8 +47,10 @@ _MODULES = (
     "decomposition",
     "diagnostics",
     "downloads",
+    "early_stopping",
     "features",
     "gradient_flow",
+    "image_problems",
     "images",
     "infinite_width",
     "intervals",
@@ -62,6 +64,7 @@ _MODULES = (
     "records",
     "runs",
     "schedules",
+    "tables",
     "training",
     "validation",
 )

@@ -59,10 +59,10 @@ def run_in_chunks(
 ) -> Outcome:
     """Alternate advance(state, count) -> state and observe(state) -> {name: array}.
 
-    The history holds "step" (T,) and each observation stacked along a new last axis. Once every run in `state` has ended, only evaluations are left. With a checkpoint
-    the run goes on from the file if there is one (of this fingerprint) and is bit for bit what it
-    would have been; the file stays. Raises OutOfTime at the deadline, CheckpointError as
-    `checkpoints` does.
+    The history holds "step" (T,) and each observation stacked along a new last axis. Once every run
+    in `state` has ended, only evaluations are left. With a checkpoint the run goes on from the file
+    if there is one (of this fingerprint) and is bit for bit what it would have been; the file
+    stays. Raises OutOfTime at the deadline, CheckpointError as `checkpoints` does.
     """
     shapes = jax.eval_shape(observe, state)
     rows = {name: [] for name in shapes}

@@ -36,7 +36,7 @@ from iterlin.validation import non_negative, one_of, positive, positive_integer
 OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
 # Bytes that the runs of one program may take together. On a CPU more than a few caches gains
 # nothing; on a GPU it is a share of what there is.
-CPU_MEMORY = 2**27
+CPU_MEMORY = 2**25
 GPU_SHARE = 0.5
 SLICE = 500
 # The state's leaves lead with the run, all but the step, which the runs have in common.
@@ -137,9 +137,10 @@ def run_all(
         programs[kind] = _Program(problem, runs[members[0]])
         size = max(1, min(len(members), memory // max(1, programs[kind].memory)))
         size = -(-len(members) // -(-len(members) // size))
+        each, steps = programs[kind].memory / 2**20, runs[members[0]].eval_steps[-1]
         _say(
-            f"{label}: {len(members)} runs of {runs[members[0]].eval_steps[-1]} steps, {size} at a "
-            f"time (up to {programs[kind].memory / 2**20:.0f} MiB each, {memory / 2**20:.0f} in all)"
+            f"{label}: {len(members)} runs of {steps} steps, {size} at a time "
+            f"(up to {each:.0f} MiB each, {memory / 2**20:.0f} MiB in all)"
         )
         groups += [(kind, members[i : i + size]) for i in range(0, len(members), size)]
     groups.sort(key=lambda group: min(runs[index].seed for index in group[1]))

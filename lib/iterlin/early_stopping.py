@@ -1,0 +1,45 @@
+"""Where a run is read: at its best test accuracy, as the paper does, or where validation says.
+
+'Optimal early stopping' chooses the reading by the very test set it reports, which flatters every
+run by the noise of its curve; both readings and their difference are given. The data sets are those
+of `runs.grid`, with a dimension "evaluation".
+"""
+
+import numpy as np
+import xarray as xr
+
+
+def trained(dataset: xr.Dataset, name: str) -> xr.DataArray:
+    """A history such as "test_accuracy" of the model that is trained.
+
+    The network itself, but at K = infinity the linearised model: there the network at the same
+    parameters is no model that anything has trained.
+    """
+    network, proxy = dataset[name], dataset[f"{name}_proxy"]
+    if "period" not in dataset.coords:
+        return network
+    return network.where(np.isfinite(dataset.period), proxy)
+
+
+def oracle(dataset: xr.Dataset, *, first_step: xr.DataArray | int = 0) -> xr.DataArray:
+    """Highest test accuracy of each run from `first_step` on; NaN where there is none."""
+    curve = trained(dataset, "test_accuracy").where(dataset.step >= first_step)
+    return curve.max("evaluation")
+
+
+def validated(dataset: xr.Dataset, *, first_step: xr.DataArray | int = 0) -> xr.DataArray:
+    """Test accuracy of each run where its validation accuracy is highest (first of equals).
+
+    NaN where nothing was held out.
+    """
+    if "validation_accuracy" not in dataset:
+        return oracle(dataset) * np.nan
+    late = dataset.step >= first_step
+    chosen = trained(dataset, "validation_accuracy").where(late).fillna(-1.0)
+    test = trained(dataset, "test_accuracy")
+    return test.isel(evaluation=chosen.argmax("evaluation")).where(chosen.max("evaluation") >= 0)
+
+
+def optimism(dataset: xr.Dataset, *, first_step: xr.DataArray | int = 0) -> xr.DataArray:
+    """What choosing by the test set adds: oracle minus validated, never negative."""
+    return oracle(dataset, first_step=first_step) - validated(dataset, first_step=first_step)
