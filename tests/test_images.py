@@ -420,6 +420,16 @@ def test_arrays_are_decoded_once(decodings):
     assert file.name == f"cifar10-jpeg-{digest(decodings[0].read_bytes())[:16]}-1.npz"
 
 
+class Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
 @pytest.mark.parametrize("damage", ["truncated", "another", "pickled", "fewer"])
 def test_damaged_arrays_are_decoded_again(decodings, damage):
     expected = images.load("cifar10-jpeg")
@@ -430,7 +440,7 @@ def test_damaged_arrays_are_decoded_again(decodings, damage):
     elif damage == "another":
         file.write_bytes(b"something else")
     elif damage == "pickled":
-        np.savez(file, **{k: np.asarray([None] * 10) for k in ("x", "y", "x_test", "y_test")})
+        np.savez(file, x=np.asarray([Trap(downloads.cache_folder() / "sprung")], dtype=object))
     else:
         np.savez(file, **parts, x_test=parts["x"][:5], y_test=parts["y"][:5])
     found = images.load("cifar10-jpeg")
@@ -439,6 +449,7 @@ def test_damaged_arrays_are_decoded_again(decodings, damage):
     assert len(kept()) == 1
     images.load("cifar10-jpeg")
     assert len(decodings) == 2
+    assert not (downloads.cache_folder() / "sprung").exists()
 
 
 def test_another_archive_or_decoder_is_decoded_anew(decodings, folder, monkeypatch):
