@@ -1,0 +1,371 @@
+"""LeNet against flax, ResNet18 and its Jacobian against NumPy, statistics, refusals."""
+
+import itertools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from iterlin import convnets, models
+from iterlin.linearization import jacobian_products, linearize, require_independent, tree_add
+from problems import bare
+
+
+def images(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+
+
+def perturbed(params, seed=0, scale=0.3):
+    """Parameters with no zero biases and unit scales left; or, around zeros, a direction."""
+    leaves, tree = jax.tree.flatten(params)
+    rng = np.random.default_rng(seed)
+    moved = [leaf + scale * jnp.asarray(rng.normal(size=leaf.shape)) for leaf in leaves]
+    return jax.tree.unflatten(tree, moved)
+
+
+def direction(params, seed=1):
+    return perturbed(jax.tree.map(jnp.zeros_like, params), seed, scale=1.0)
+
+
+def count(model):
+    return models.parameter_count(jax.eval_shape(model.init, jax.random.key(0)))
+
+
+class FlaxLeNet(nn.Module):
+    channels: int
+    size: int
+    padding: str
+    widths: tuple
+
+    @nn.compact
+    def __call__(self, x):
+        kept = []
+        for name in ("conv1", "conv2"):
+            size = (self.size, self.size)
+            x = nn.relu(nn.Conv(self.channels, size, padding=self.padding, name=name)(x))
+            x = nn.max_pool(x, (2, 2), (2, 2))
+            kept.append(x)
+        x = x.reshape(len(x), -1)
+        for index, width in enumerate(self.widths, start=1):
+            x = nn.Dense(width, name=f"dense{index}")(nn.relu(x) if index > 1 else x)
+        return x, kept
+
+
+LENETS = {
+    "valid": ((17, 16, 3), {"kernel_size": 5, "padding": "VALID", "hidden": (6, 5)}),
+    "same": ((8, 8, 1), {"kernel_size": 3, "padding": "SAME", "hidden": (6,)}),
+    "no hidden layer": ((7, 6, 2), {"kernel_size": 2, "padding": "SAME", "hidden": ()}),
+}
+
+
+@pytest.mark.parametrize("case", LENETS)
+@pytest.mark.parametrize("method", ["direct", "patches"])
+def test_lenet_is_the_flax_network(case, method):
+    shape, settings = LENETS[case]
+    model = convnets.lenet(shape, channels=4, classes=3, method=method, **settings)
+    params, x = perturbed(model.init(jax.random.key(0))), images(5, *shape)
+    flax = FlaxLeNet(4, settings["kernel_size"], settings["padding"], (*settings["hidden"], 3))
+    renamed = {
+        name: {"kernel": layer["weight"], "bias": layer["bias"]} for name, layer in params.items()
+    }
+    expected, kept = flax.apply({"params": renamed}, x)
+    np.testing.assert_allclose(model.apply(params, x), expected, atol=1e-11)
+    found = convnets.lenet_activations(params, x, padding=settings["padding"], method=method)
+    assert list(found) == ["conv1", "conv2"]
+    for ours, theirs in zip(found.values(), kept, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-12)
+        assert ours.min() >= 0
+
+    def flax_outputs(params):
+        renamed = {k: {"kernel": v["weight"], "bias": v["bias"]} for k, v in params.items()}
+        return flax.apply({"params": renamed}, x)[0]
+
+    tangent = direction(params)
+    products = jacobian_products(model.apply, params, x)
+    expected = jax.jvp(flax_outputs, (params,), (tangent,))[1]
+    np.testing.assert_allclose(products.jvp(tangent), expected, rtol=1e-9, atol=1e-9)
+    pulled = jax.vjp(flax_outputs, params)[1](expected)[0]
+    for ours, theirs in zip(*map(jax.tree.leaves, (products.vjp(expected), pulled)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-8)
+
+
+def test_parameter_counts():
+    assert count(convnets.lenet((32, 32, 3))) == 227_484
+    digits = convnets.lenet((8, 8, 1), channels=6, kernel_size=3, padding="SAME", hidden=(7,))
+    assert count(digits) == (9 * 6 + 6) + (54 * 6 + 6) + (24 * 7 + 7) + (70 + 10)
+    assert count(convnets.resnet18((32, 32, 3), normalization="batch")) == 11_173_962
+    assert count(convnets.resnet18((32, 32, 3), normalization="frozen")) == 11_173_962
+    # 2 numbers for each normalised channel, 75 blocks of 64 channels in all.
+    assert count(convnets.resnet18((32, 32, 3))) == 11_173_962 - 2 * 75 * 64
+    shapes = jax.eval_shape(convnets.lenet((32, 32, 3)).init, jax.random.key(0))
+    assert shapes["dense1"]["weight"].shape == (1250, 120)
+
+
+@pytest.mark.parametrize(("weight", "gain"), [("lecun", 1), ("he", 2)])
+def test_scale_of_lenet_weights(weight, gain):
+    model = convnets.lenet((16, 16, 3), channels=40, kernel_size=3, weight=weight)
+    for layer in model.init(jax.random.key(1)).values():
+        drawn, fan_in = np.asarray(layer["weight"]), np.prod(layer["weight"].shape[:-1])
+        assert drawn.var() == pytest.approx(gain / fan_in, rel=6 / np.sqrt(drawn.size))
+        assert abs(drawn.mean()) < 5 * drawn.std() / np.sqrt(drawn.size)
+        np.testing.assert_array_equal(layer["bias"], 0)
+
+
+@pytest.mark.parametrize("normalization", [None, "batch"])
+def test_scale_of_resnet_weights(normalization):
+    model = convnets.resnet18((8, 8, 3), width=4, normalization=normalization)
+    init = jax.jit(model.init)
+    params, again = (init(jax.random.key(seed)) for seed in (2, 2))
+    for name, layer in params.items():
+        drawn, fan_in = np.asarray(layer["weight"]), np.prod(layer["weight"].shape[:-1])
+        assert drawn.var() == pytest.approx(1 / fan_in, rel=8 / np.sqrt(drawn.size))
+        np.testing.assert_array_equal(drawn, again[name]["weight"])
+        np.testing.assert_array_equal(layer.get("bias", 0), 0)
+        np.testing.assert_array_equal(layer.get("scale", 1), 1)
+        assert ("bias" in layer) == (normalization is not None or name == "dense")
+
+
+def test_slices_of_lenet():
+    x = images(7, 16, 16, 1)
+    settings = {"channels": 3, "hidden": (5,)}
+    params = convnets.lenet((16, 16, 1), **settings).init(jax.random.key(3))
+    whole = convnets.lenet((16, 16, 1), slice_size=None, **settings).apply(params, x)
+    for size in (1, 3, "auto"):
+        sliced = convnets.lenet((16, 16, 1), slice_size=size, **settings).apply
+        np.testing.assert_allclose(sliced(params, x), whole, atol=1e-12)
+
+
+@pytest.mark.parametrize(("shape", "large"), [((32, 32, 3), True), ((16, 16, 1), False)])
+def test_automatic_slices_are_for_large_images_on_a_cpu(shape, large):
+    model = convnets.lenet(shape)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((16, *shape), jnp.float64)
+    slices = "scan" in str(jax.make_jaxpr(model.apply)(params, x))
+    assert slices == (large and jax.default_backend() == "cpu")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        convnets.lenet((8, 8, 1), channels=3, kernel_size=3, padding="SAME", hidden=(4,)),
+        convnets.lenet((8, 8, 1), channels=3, kernel_size=3, padding="SAME", slice_size=2),
+        convnets.resnet18((8, 8, 1), width=1, normalization="batch", method="direct"),
+    ],
+    ids=["lenet", "lenet in slices", "resnet18"],
+)
+def test_several_runs_at_once(model):
+    x, keys = images(5, 8, 8, 1), jax.random.split(jax.random.key(4), 3)
+    params = jax.jit(jax.vmap(model.init))(keys)
+    together = jax.jit(jax.vmap(model.apply, (0, None)))(params, x)
+    apply = jax.jit(model.apply)
+    alone = [apply(jax.tree.map(lambda leaf, i=i: leaf[i], params), x) for i in range(3)]
+    np.testing.assert_allclose(together, np.stack(alone), atol=1e-11)
+
+
+# --- ResNet18 and its Jacobian, written out in NumPy -------------------------------------------
+# A pair (h, dh) is a value and its derivative along one direction of the parameters.
+
+
+def numpy_conv(h, weight, stride):
+    size = weight.shape[0]
+    lacking = [max((-(-side // stride) - 1) * stride + size - side, 0) for side in h.shape[1:3]]
+    h = np.pad(h, ((0, 0), *[(n // 2, n - n // 2) for n in lacking], (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(h, (size, size), (1, 2))
+    return np.einsum("nhwckl,klco->nhwo", windows[:, ::stride, ::stride], weight, optimize=True)
+
+
+def conv(pair, layer, tangent, stride):
+    h, dh = pair
+    weight, dweight = layer["weight"], tangent["weight"]
+    value = numpy_conv(h, weight, stride)
+    return value, numpy_conv(dh, weight, stride) + numpy_conv(h, dweight, stride)
+
+
+def batch_norm(pair, layer, tangent, frozen, known=None):
+    """y = g (h - mu) / s + b, s = sqrt(v + 1e-5), differentiated by hand.
+
+    dy = dg (h - mu) / s + g [(dh - dmu) / s - (h - mu) ds / s^2] + db, with dmu = mean(dh),
+    dv = 2 mean((h - mu) (dh - dmu)) and ds = dv / (2 s); frozen or known moments: dmu = ds = 0.
+    """
+    h, dh = pair
+    axes = (0, 1, 2)
+    mu = np.mean(h, axes) if known is None else known["mean"]
+    v = np.mean((h - mu) ** 2, axes) if known is None else known["variance"]
+    s = np.sqrt(v + 1e-5)
+    dmu = ds = np.zeros_like(mu)
+    if not frozen and known is None:
+        dmu = np.mean(dh, axes)
+        ds = 2 * np.mean((h - mu) * (dh - dmu), axes) / (2 * s)
+    scale, bias = layer["scale"], layer["bias"]
+    value = scale * (h - mu) / s + bias
+    dnormal = (dh - dmu) / s - (h - mu) * ds / s**2
+    return (value, tangent["scale"] * (h - mu) / s + scale * dnormal + tangent["bias"]), mu, v
+
+
+def relu(pair):
+    return np.maximum(pair[0], 0), pair[1] * (pair[0] > 0)
+
+
+def numpy_resnet(params, tangent, x, normalization, statistics=None):
+    """Outputs, their derivative along `tangent`, and the moments of the batch in each layer."""
+    params, tangent = (jax.tree.map(np.asarray, tree) for tree in (params, tangent))
+    moments = {}
+
+    def unit(name, pair, stride):
+        pair = conv(pair, params[name], tangent[name], stride)
+        if normalization:
+            known = statistics and jax.tree.map(np.asarray, statistics[name])
+            frozen = normalization == "frozen"
+            pair, mu, v = batch_norm(pair, params[name], tangent[name], frozen, known)
+            moments[name] = {"mean": mu, "variance": v}
+        return pair
+
+    x = np.asarray(x)
+    pair = relu(unit("stem", (x, np.zeros_like(x)), 1))
+    for stage, block in itertools.product((1, 2, 3, 4), (1, 2)):
+        name, shrinks = f"stage{stage}_block{block}", stage > 1 and block == 1
+        stride = 2 if shrinks else 1
+        inner = unit(f"{name}_conv2", relu(unit(f"{name}_conv1", pair, stride)), 1)
+        outer = unit(f"{name}_shortcut", pair, stride) if shrinks else pair
+        pair = relu((inner[0] + outer[0], inner[1] + outer[1]))
+    h, dh = (part.mean((1, 2)) for part in pair)
+    dense, ddense = params["dense"], tangent["dense"]
+    outputs = h @ dense["weight"] + dense["bias"]
+    return outputs, dh @ dense["weight"] + h @ ddense["weight"] + ddense["bias"], moments
+
+
+def resnet_problem(normalization, shape=(9, 8, 2), seed=0):
+    settings = {"normalization": normalization, "method": "direct"}  # The quicker to compile.
+    model = convnets.resnet18(shape, width=2, classes=3, **settings)
+    params = perturbed(jax.jit(model.init)(jax.random.key(seed)), seed, scale=0.1)
+    return model, params, direction(params), images(4, *shape, seed=seed)
+
+
+def pushforward(f, params, tangent):
+    return jax.jit(lambda p, v: jax.jvp(f, (p,), (v,)))(params, tangent)
+
+
+@pytest.mark.parametrize("normalization", [None, "batch", "frozen"])
+def test_resnet_and_its_linearisation_are_those_derived_by_hand(normalization):
+    model, params, tangent, x = resnet_problem(normalization)
+    outputs, derivative, _ = numpy_resnet(params, tangent, x, normalization)
+    value, pushed = pushforward(lambda p: model.apply(p, x), params, tangent)
+    np.testing.assert_allclose(value, outputs, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(pushed, derivative, rtol=1e-10, atol=1e-10)
+    proxy = jax.jit(linearize(model.apply, params))(tree_add(params, tangent), x)
+    np.testing.assert_allclose(proxy, outputs + derivative, rtol=1e-10, atol=1e-10)
+    u = np.random.default_rng(5).normal(size=outputs.shape)
+    pull = jax.jit(lambda p, u: jacobian_products(model.apply, p, x).vjp(u))
+    pulled = jax.tree.map(np.vdot, pull(params, jnp.asarray(u)), tangent)
+    assert sum(jax.tree.leaves(pulled)) == pytest.approx(np.vdot(u, derivative), rel=1e-10)
+
+
+def test_frozen_normalization_differs_in_the_derivative_alone():
+    (model, params, tangent, x), (frozen, *_) = map(resnet_problem, ("batch", "frozen"))
+    value, pushed = pushforward(lambda p: model.apply(p, x), params, tangent)
+    same, differently = pushforward(lambda p: frozen.apply(p, x), params, tangent)
+    np.testing.assert_allclose(same, value, rtol=1e-12, atol=1e-12)
+    assert np.linalg.norm(differently - pushed) > 0.1 * np.linalg.norm(pushed)
+
+
+@pytest.mark.parametrize("normalization", ["batch", "frozen"])
+def test_statistics_are_the_moments_at_the_anchor(normalization):
+    model, anchor, tangent, x = resnet_problem(normalization)
+    outputs, derivative, moments = numpy_resnet(anchor, tangent, x, normalization)
+
+    def with_statistics(params):
+        return model.normalization.apply(params, x)
+
+    value, jvp, statistics = jax.linearize(with_statistics, anchor, has_aux=True)
+    np.testing.assert_allclose(value, outputs, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(jvp(tangent), derivative, rtol=1e-10, atol=1e-10)
+    jax.tree.map(
+        lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12),
+        statistics,
+        moments,
+    )
+    # Moving theta away from the anchor moves nothing to first order.
+    _, moved = pushforward(lambda p: with_statistics(p)[1], anchor, tangent)
+    assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(moved))
+    assert jax.tree.structure(model.normalization.initial) == jax.tree.structure(statistics)
+    # Their own statistics turn evaluation into training mode.
+    evaluated = model.normalization.evaluate(anchor, statistics, x)
+    np.testing.assert_allclose(evaluated, outputs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("normalization", ["batch", "frozen"])
+def test_evaluation_uses_the_running_statistics(normalization):
+    model, params, tangent, x = resnet_problem(normalization)
+    other = model.normalization.apply(params, images(3, 9, 8, 2, seed=7))[1]
+    running = convnets.update_statistics(model.normalization.initial, other)
+    outputs, derivative, _ = numpy_resnet(params, tangent, x, normalization, running)
+    evaluate = model.normalization.evaluate
+    value, pushed = pushforward(lambda p: evaluate(p, running, x), params, tangent)
+    np.testing.assert_allclose(value, outputs, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(pushed, derivative, rtol=1e-10, atol=1e-10)
+
+
+def test_only_training_mode_couples_the_examples():
+    for normalization in ("batch", "frozen"):
+        model, params, _, x = resnet_problem(normalization)
+        with pytest.raises(ValueError, match="couples its examples"):
+            require_independent(jax.jit(model.apply), params, x)
+        initial = model.normalization.initial
+        evaluate = jax.jit(model.normalization.evaluate)
+        require_independent(lambda p, x, f=evaluate, s=initial: f(p, s, x), params, x)
+    model, params, _, x = resnet_problem(None)
+    assert model.normalization is None
+    require_independent(jax.jit(model.apply), params, x)
+
+
+def test_initial_statistics_and_their_update():
+    initial = convnets.resnet18((8, 8, 1), width=2, normalization="batch").normalization.initial
+    np.testing.assert_array_equal(initial["stage2_block1_shortcut"]["mean"], np.zeros(4))
+    np.testing.assert_array_equal(initial["stage2_block1_shortcut"]["variance"], np.ones(4))
+    batch = jax.tree.map(lambda leaf: leaf + 2, initial)
+    running = initial
+    for _ in range(3):
+        running = convnets.update_statistics(running, batch, momentum=0.8)
+    np.testing.assert_allclose(running["stem"]["mean"], 2 * (1 - 0.8**3))
+    np.testing.assert_allclose(running["stem"]["variance"], 3 - 2 * 0.8**3)
+    default = convnets.update_statistics(initial, batch)
+    np.testing.assert_allclose(default["stem"]["mean"], 0.2)
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "settings", "message"),
+    [
+        ("lenet", (32, 32), {}, r"input_shape must be \(height, width, channels\), got \(32, 32\)"),
+        ("lenet", (32, 32, 0), {}, "input_shape must be a positive integer, got 0"),
+        ("lenet", (32, 32, 3), {"channels": 0}, "channels must be a positive integer, got 0"),
+        ("lenet", (32, 32, 3), {"classes": 2.5}, "classes must be a positive integer, got 2.5"),
+        ("lenet", (32, 32, 3), {"kernel_size": -1}, "kernel_size must be a positive integer"),
+        ("lenet", (32, 32, 3), {"hidden": (8, 0)}, "hidden must be a positive integer, got 0"),
+        ("lenet", (32, 32, 3), {"padding": "FULL"}, "unknown padding 'FULL'; allowed: SAME, VALID"),
+        ("lenet", (32, 32, 3), {"weight": "xavier"}, "unknown weight 'xavier'; allowed: he, lecun"),
+        ("lenet", (32, 32, 3), {"method": "fft"}, "unknown method 'fft'"),
+        ("lenet", (32, 32, 3), {"slice_size": 0}, "slice_size must be a positive integer, got 0"),
+        ("lenet", (8, 8, 1), {}, "8 x 8 is too small for two 5 x 5 convolutions"),
+        ("lenet", (15, 16, 1), {}, "15 x 16 is too small for two 5 x 5 convolutions"),
+        ("lenet", (4, 3, 1), {"padding": "SAME"}, "4 x 3 is too small for two 5 x 5"),
+        ("resnet18", (32, 32, 3), {"width": 0}, "width must be a positive integer, got 0"),
+        (
+            "resnet18",
+            (32, 32, 3),
+            {"normalization": "layer"},
+            "unknown normalization 'layer'; allowed: None, batch, frozen",
+        ),
+        ("resnet18", (32, 32, 3), {"method": "fft"}, "unknown method 'fft'"),
+        ("resnet18", (32, 7, 3), {}, "an image of 32 x 7 is too small: 8 x 8 at least"),
+    ],
+)
+def test_bad_settings_are_refused(network, shape, settings, message):
+    with pytest.raises(ValueError, match=message):
+        bare(getattr(convnets, network))(shape, **settings)
+
+
+@pytest.mark.parametrize("momentum", [-0.1, 0.0, 1.0, float("nan")])
+def test_bad_momentum_is_refused(momentum):
+    with pytest.raises(ValueError, match="momentum must"):
+        convnets.update_statistics({}, {}, momentum=momentum)

@@ -1,0 +1,187 @@
+"""Convolution and pooling against NumPy windows; slices against the whole."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from iterlin import convolution
+from iterlin.linearization import jacobian_products
+from problems import bare
+
+small = st.integers(1, 3)
+
+
+@st.composite
+def convolutions(draw):
+    """Images, kernel, stride and padding that fit one another."""
+    images = (draw(small), draw(st.integers(1, 6)), draw(st.integers(1, 6)), draw(small))
+    kernel = (draw(st.integers(1, 4)), draw(st.integers(1, 4)), images[3], draw(small))
+    stride, padding = draw(small), draw(st.sampled_from(["SAME", "VALID"]))
+    assume(padding == "SAME" or (kernel[0] <= images[1] and kernel[1] <= images[2]))
+    rng = np.random.default_rng(draw(st.integers(0, 100)))
+    return rng.normal(size=images), rng.normal(size=kernel), stride, padding
+
+
+def by_windows(x, kernel, stride, padding):
+    """The sum over windows of zero-padded images, as convolution is defined."""
+    if padding == "SAME":
+        lacking = [
+            max((-(-side // stride) - 1) * stride + size - side, 0)
+            for side, size in zip(x.shape[1:3], kernel.shape[:2], strict=True)
+        ]
+        x = np.pad(x, ((0, 0), *[(n // 2, n - n // 2) for n in lacking], (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, kernel.shape[:2], (1, 2))
+    return np.einsum("nhwckl,klco->nhwo", windows[:, ::stride, ::stride], kernel)
+
+
+@given(convolutions())
+def test_both_methods_are_the_sum_over_windows(case):
+    x, kernel, stride, padding = case
+    expected = by_windows(x, kernel, stride, padding)
+    for method in ("direct", "patches", "auto"):
+        found = convolution.conv2d(
+            jnp.asarray(x), jnp.asarray(kernel), stride=stride, padding=padding, method=method
+        )
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+    size = convolution.output_size(x.shape[1:3], kernel.shape[:2], stride, padding)
+    assert size == expected.shape[1:3]
+
+
+@settings(max_examples=8)
+@given(convolutions())
+def test_derivatives_are_those_of_the_sum_over_windows(case):
+    x, kernel, stride, padding = case
+    rng = np.random.default_rng(0)
+    dx, dkernel = rng.normal(size=x.shape), rng.normal(size=kernel.shape)
+    value = by_windows(x, kernel, stride, padding)
+    tangent = by_windows(dx, kernel, stride, padding) + by_windows(x, dkernel, stride, padding)
+    cotangent = rng.normal(size=value.shape)
+    found = {}
+    for method in ("direct", "patches"):
+
+        def conv(x, kernel, method=method):
+            return convolution.conv2d(x, kernel, stride=stride, padding=padding, method=method)
+
+        primals = (jnp.asarray(x), jnp.asarray(kernel))
+        tangents = (jnp.asarray(dx), jnp.asarray(dkernel))
+
+        @jax.jit
+        def products(primals, tangents, cotangent, conv=conv):
+            return jax.jvp(conv, primals, tangents)[1], jax.vjp(conv, *primals)[1](cotangent)
+
+        pushed, found[method] = products(primals, tangents, jnp.asarray(cotangent))
+        np.testing.assert_allclose(pushed, tangent, atol=1e-12)
+        by_tangent = np.vdot(found[method][0], dx) + np.vdot(found[method][1], dkernel)
+        assert by_tangent == pytest.approx(np.vdot(cotangent, tangent), rel=1e-10, abs=1e-10)
+    for direct, patches in zip(found["direct"], found["patches"], strict=True):
+        np.testing.assert_allclose(patches, direct, atol=1e-12)
+
+
+def test_the_wider_of_two_types_is_kept():
+    x, kernel = jnp.ones((1, 3, 3, 1), jnp.float32), jnp.ones((2, 2, 1, 1), jnp.float32)
+    for method in ("direct", "patches"):
+        assert convolution.conv2d(x, kernel, method=method).dtype == jnp.float32
+        wide = convolution.conv2d(x, kernel.astype(jnp.float64), method=method)
+        assert wide.dtype == jnp.float64
+
+
+@pytest.mark.parametrize("method", ["direct", "patches"])
+def test_kernels_of_several_runs_at_once(method):
+    rng = np.random.default_rng(1)
+    x, kernels = rng.normal(size=(2, 5, 4, 2)), rng.normal(size=(3, 3, 3, 2, 4))
+    conv = jax.vmap(lambda k: convolution.conv2d(jnp.asarray(x), k, padding="SAME", method=method))
+    expected = np.stack([by_windows(x, kernel, 1, "SAME") for kernel in kernels])
+    np.testing.assert_allclose(conv(jnp.asarray(kernels)), expected, atol=1e-12)
+
+
+@settings(max_examples=6)
+@given(small, st.integers(2, 7), st.integers(2, 7), small)
+def test_pooling_takes_the_largest_of_each_block(count, height, width, channels):
+    x = np.random.default_rng(2).normal(size=(count, height, width, channels))
+    cropped = x[:, : height // 2 * 2, : width // 2 * 2]
+    corners = [cropped[:, i::2, j::2] for i in (0, 1) for j in (0, 1)]
+    np.testing.assert_array_equal(convolution.max_pool2(jnp.asarray(x)), np.max(corners, 0))
+
+    def by_window(x):
+        window = (1, 2, 2, 1)
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "VALID")
+
+    @jax.jit
+    def slopes(x):
+        pools = (convolution.max_pool2, by_window)
+        return [jax.grad(lambda x, pool=pool: jnp.sum(pool(x) ** 2))(x) for pool in pools]
+
+    np.testing.assert_array_equal(*slopes(jnp.asarray(x)))
+
+
+def test_ties_share_the_derivative():
+    x = jnp.asarray([[1.0, 3.0], [3.0, 3.0]]).reshape(1, 2, 2, 1)
+    slopes = jax.grad(lambda x: convolution.max_pool2(x).sum())(x)
+    np.testing.assert_allclose(slopes[0, :, :, 0], [[0, 1 / 3], [1 / 3, 1 / 3]])
+
+
+def independent(params, x):
+    h = jnp.tanh(jnp.einsum("nij,jo->nio", x, params["w"]))
+    return h.sum(1) * params["s"][None, :]
+
+
+@pytest.mark.parametrize(("count", "size"), [(7, 3), (6, 3), (5, 5), (3, 4), (2, 1)])
+def test_slices_change_nothing(count, size):
+    rng = np.random.default_rng(3)
+    x = jnp.asarray(rng.normal(size=(count, 2, 3)))
+    params = {"w": jnp.asarray(rng.normal(size=(3, 4))), "s": jnp.asarray(rng.normal(size=4))}
+    whole = jacobian_products(independent, params, x)
+    sliced = jacobian_products(convolution.in_slices(independent, size), params, x)
+    v = jax.tree.map(lambda leaf: jnp.cos(leaf), params)
+    u = jnp.asarray(rng.normal(size=(count, 4)))
+    np.testing.assert_allclose(sliced.outputs, whole.outputs, atol=1e-13)
+    np.testing.assert_allclose(sliced.jvp(v), whole.jvp(v), atol=1e-13)
+    for ours, theirs in zip(*map(jax.tree.leaves, (sliced.vjp(u), whole.vjp(u))), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-13)
+
+
+def test_slices_are_of_the_size_asked_for():
+    seen = []
+
+    def f(params, x):
+        seen.append(len(x))
+        return {"double": 2 * x, "sum": x.sum((1, 2)) + params}
+
+    x = jnp.arange(42.0).reshape(7, 2, 3)
+    outputs = convolution.in_slices(f, 3)(jnp.asarray(1.0), x)
+    assert set(seen) == {3, 1}
+    np.testing.assert_array_equal(outputs["double"], 2 * x)
+    np.testing.assert_array_equal(outputs["sum"], x.sum((1, 2)) + 1)
+
+
+def test_slices_of_several_runs_at_once():
+    rng = np.random.default_rng(4)
+    x = jnp.asarray(rng.normal(size=(7, 2, 3)))
+    params = {"w": jnp.asarray(rng.normal(size=(5, 3, 4))), "s": jnp.ones((5, 4))}
+    sliced = jax.vmap(convolution.in_slices(independent, 2), (0, None))(params, x)
+    whole = [independent(jax.tree.map(lambda leaf, i=i: leaf[i], params), x) for i in range(5)]
+    np.testing.assert_allclose(sliced, np.stack(whole), atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("images", "kernel", "settings", "message"),
+    [
+        ((4, 4, 1), (3, 3, 1, 2), {"padding": "FULL"}, "unknown padding 'FULL'; allowed: SAME, VA"),
+        ((4, 4, 1), (3, 3, 1, 2), {"method": "fft"}, "unknown method 'fft'; allowed: auto, direct"),
+        ((4, 4, 1), (3, 3, 1, 2), {"stride": 0}, "stride must be a positive integer, got 0"),
+        ((4, 4, 3), (3, 3, 1, 2), {}, "kernel is for 1 channels, images have 3"),
+        ((4, 2, 1), (3, 3, 1, 2), {}, "a 3 x 3 kernel does not fit into a 4 x 2 image"),
+    ],
+)
+def test_bad_convolutions_are_refused(images, kernel, settings, message):
+    with pytest.raises(ValueError, match=message):
+        bare(convolution.conv2d)(jnp.ones((2, *images)), jnp.ones(kernel), **settings)
+
+
+def test_bad_pools_and_slices_are_refused():
+    with pytest.raises(ValueError, match="an image of 1 x 4 is too small for 2 x 2 pooling"):
+        convolution.max_pool2(jnp.ones((1, 1, 4, 1)))
+    with pytest.raises(ValueError, match="size must be a positive integer, got 0"):
+        convolution.in_slices(independent, 0)
