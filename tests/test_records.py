@@ -61,6 +61,15 @@ def test_places(root):
     assert records.path_of("xor", "quick") == root / "_build" / "records" / "xor" / "quick.nc"
 
 
+def test_a_complete_record_goes_before_a_partial_one_of_a_higher_tier():
+    save("gpu", missing=3)
+    assert records.best(EXPERIMENT).attrs["tier"] == "gpu"
+    save("laptop")
+    assert records.best(EXPERIMENT).attrs["tier"] == "laptop"
+    save("gpu")
+    assert records.best(EXPERIMENT).attrs["tier"] == "gpu"
+
+
 def test_best_is_the_highest_recorded_tier_and_never_quick():
     assert records.best(EXPERIMENT) is None
     save("quick")

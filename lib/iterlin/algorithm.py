@@ -236,7 +236,7 @@ class Algorithm:
                     return self.loss(outputs, y)
 
                 gradient = jax.grad(objective)(theta)
-                return optax.global_norm(self._with_penalty(gradient, tree_sub(theta, anchor)))
+                return optax.tree.norm(self._with_penalty(gradient, tree_sub(theta, anchor)))
 
             solved |= norm(params) <= rule.gradient * norm(anchor)
         return solved

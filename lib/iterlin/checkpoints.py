@@ -63,7 +63,8 @@ def load(path: Path, like: PyTree, *, fingerprint: str) -> tuple[PyTree, dict] |
         return None
     hint = "delete it to start anew"
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here: np.load leaves a damaged file open.
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             head = json.loads(file["head"].tobytes())
             leaves = [file[f"leaf{index}"] for index in range(len(file.files) - 1)]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:

@@ -47,6 +47,10 @@ class Normalization(NamedTuple):
     apply: Callable[[PyTree, Array], tuple[Array, PyTree]]
     evaluate: Callable[[PyTree, PyTree, Array], Array]
 
+    def update(self, running: PyTree, batch: PyTree) -> PyTree:
+        """Running statistics after one more batch, as training keeps them."""
+        return update_statistics(running, batch)
+
 
 class NormalizedModel(NamedTuple):
     """A `models.Model` whose apply may couple its examples; normalization is None without."""

@@ -41,7 +41,7 @@ def kernel_diagnostics(
         # J^T H J and H J J^T have the same eigenvalues but zero.
         "curvature": _power(lambda u: loss_hessian(jvp(vjp(u))), loss_hessian(start)),
         "kernel_drift": kernel_drift(here, _kernel(f, params, x, signs)),
-        "parameter_distance": optax.global_norm(displacement),
+        "parameter_distance": optax.tree.norm(displacement),
     }
 
 

@@ -119,11 +119,10 @@ def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
 
 
 def best(experiment: str) -> xr.Dataset | None:
-    """The record of the highest tier that has been run and committed, or None."""
-    for tier in reversed(TIERS[1:]):
-        if path_of(experiment, tier).exists():
-            return load(experiment, tier)
-    return None
+    """The record of the highest tier that is complete, else of the highest there is, or None."""
+    found = [load(experiment, t) for t in reversed(TIERS[1:]) if path_of(experiment, t).exists()]
+    complete = [record for record in found if not missing_runs(record)]
+    return next(iter(complete + found), None)
 
 
 def is_stale(dataset: xr.Dataset) -> bool:

@@ -171,6 +171,7 @@ def grid(
     make(**{axis: value}) -> Run; all of them with as many evaluations. Variables are the histories,
     "step" among them, and "diverged_at" (-1 if not). Histories of diverged runs are NaN from the
     step on. Attributes: `missing`, the number of runs that are not finished (NaN), and `seconds`.
+    Raises OutOfTime if the deadline left none finished, else as `run_all`.
     """
     sizes = [len(values) for values in axes.values()]
     runs = [make(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
@@ -179,16 +180,21 @@ def grid(
         raise ValueError(f"runs of one grid need as many evaluations each, got {sorted(lengths)}")
     results, seconds = run_all(problem, runs, label=label, folder=folder, memory=memory)
     finished = [result for result in results if result is not None]
+    if not finished:
+        raise OutOfTime(f"{label}: the deadline came before a run was finished")
     variables = {}
-    if finished:
-        for name, example in finished[0].history.items():
-            empty = np.full(example.shape, np.nan)
-            values = np.stack([empty if r is None else _masked(r, name) for r in results])
-            extra = [f"{name}_{i}" for i in range(example.ndim - 1)]
-            dims = (*axes, *extra, "evaluation")
-            variables[name] = (dims, values.reshape(*sizes, *example.shape))
-        diverged = [np.nan if r is None else r.diverged_at for r in results]
-        variables["diverged_at"] = (tuple(axes), np.reshape(diverged, sizes))
+    for name, example in finished[0].history.items():
+        empty = np.full(example.shape, np.nan)
+        values = np.stack([empty if r is None else _masked(r, name) for r in results])
+        extra = [f"{name}_{i}" for i in range(example.ndim - 1)]
+        dims = (*axes, *extra, "evaluation")
+        variables[name] = (dims, values.reshape(*sizes, *example.shape))
+    variables["step"] = (
+        (*axes, "evaluation"),
+        np.reshape([run.eval_steps for run in runs], (*sizes, -1)),
+    )
+    diverged = [np.nan if r is None else r.diverged_at for r in results]
+    variables["diverged_at"] = (tuple(axes), np.reshape(diverged, sizes))
     coordinates = {name: np.asarray(values) for name, values in axes.items()}
     attributes = {"missing": len(runs) - len(finished), "seconds": seconds}
     return xr.Dataset(variables, coordinates, attributes)

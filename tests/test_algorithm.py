@@ -1,0 +1,195 @@
+"""What `train` adds to plain steps: penalties, inner solves and their stopping, augmentation."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from iterlin import algorithm, convnets, linearize, losses, models, training
+from iterlin.algorithm import Solved, in_slices
+from iterlin.schedules import every, is_every_step, never, when_solved
+from problems import flat, network
+
+SQUARED = losses.mean(losses.squared_error)
+ENTROPY = losses.mean(losses.cross_entropy)
+
+
+def classified(examples=12):
+    model = models.mlp((3, 6, 2), bias_scale=0.1, activation="tanh")
+    x = jax.random.normal(jax.random.key(1), (examples, 3))
+    y = (x[:, 0] > 0).astype(jnp.int32)
+    return model.apply, model.init(jax.random.key(0)), (x, y)
+
+
+def test_the_penalty_is_that_of_damped_gauss_newton():
+    """Full steps on f_lin with penalty lambda end at theta_s - (J^T J + 2 lambda I)^-1 J^T z."""
+    f, params, x, y = network(examples=3)
+    penalty = 0.3
+    state, _ = training.train(
+        f,
+        params,
+        (x, y),
+        loss=losses.squared_error,
+        optimizer=optax.sgd(0.05),
+        schedule=never(),
+        num_steps=4000,
+        penalty=penalty,
+        progress=False,
+    )
+    vector, unravel = jax.flatten_util.ravel_pytree(params)
+    jacobian = np.asarray(jax.jacfwd(lambda p: f(unravel(p), x).ravel())(vector))
+    z = np.asarray(f(params, x) - y).ravel()
+    normal = jacobian.T @ jacobian + 2 * penalty * np.eye(len(vector))
+    expected = np.asarray(vector) - np.linalg.solve(normal, jacobian.T @ z)
+    np.testing.assert_allclose(flat(state.params), expected, atol=1e-10)
+
+
+def test_a_reset_optimizer_starts_anew_at_each_linearisation():
+    f, params, data = classified()
+    adam = optax.adam(0.01)
+    settings = {"loss": ENTROPY, "optimizer": adam, "progress": False, "num_steps": 4}
+    twice, _ = training.train(
+        f, params, data, schedule=every(4), reset_optimizer=True, **settings | {"num_steps": 8}
+    )
+    half, _ = training.train(f, params, data, schedule=every(4), **settings)
+    again, _ = training.train(f, half.params, data, schedule=every(4), **settings)
+    np.testing.assert_allclose(flat(twice.params), flat(again.params), rtol=1e-12)
+    kept, _ = training.train(f, params, data, schedule=every(4), **settings | {"num_steps": 8})
+    assert np.abs(flat(kept.params) - flat(twice.params)).max() > 1e-4
+
+
+@pytest.mark.parametrize("rule", ["accuracy", "gradient"])
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_a_linear_problem_is_left_when_it_is_solved(rule, batch_size):
+    """Every re-linearisation happens where an independent look finds the rule met, none before."""
+    f, params, data = classified(examples=13)
+    check, penalty = 5, 0.05
+    solved = Solved(check, 1.0, None, 5) if rule == "accuracy" else Solved(check, None, 0.2, 5)
+    run = algorithm.Algorithm(
+        f,
+        ENTROPY,
+        optax.adam(0.01),
+        batch_size=batch_size,
+        penalty=penalty,
+        penalized=True,
+        reset_optimizer=True,
+        solved=solved,
+    )
+    advance = jax.jit(lambda state, count: run.advance(state, data, count, when_solved(60)))
+
+    def objective(p, anchor):
+        gap = sum(jnp.sum(d**2) for d in jax.tree.leaves(jax.tree.map(jnp.subtract, p, anchor)))
+        return ENTROPY(linearize(f, anchor)(p, data[0]), data[1]) + penalty * gap
+
+    @jax.jit
+    def is_solved(state):
+        if rule == "accuracy":
+            outputs = linearize(f, state.anchor)(state.params, data[0])
+            return jnp.all(jnp.argmax(outputs, -1) == data[1])
+        norm = [
+            optax.tree.norm(jax.grad(objective)(p, state.anchor))
+            for p in (state.params, state.anchor)
+        ]
+        return norm[0] <= 0.2 * norm[1]
+
+    state, early = run.start(params, data, jax.random.key(5)), 0
+    for _ in range(40):
+        state = advance(state, check)
+        met = bool(is_solved(state))
+        due = met or int(state.step - state.anchored_at) >= 60
+        after = advance(state, 1)
+        assert int(after.updates) - int(state.updates) == due
+        early += met
+    assert early >= 2
+
+
+def test_plain_steps_are_the_general_ones_at_period_one():
+    f, params, data = classified()
+    assert is_every_step(every(1))
+    assert not is_every_step(every(2))
+    assert not is_every_step(every(math.inf))
+    settings = {"loss": ENTROPY, "optimizer": optax.adam(0.02), "num_steps": 25, "progress": False}
+    plain, one = training.train(f, params, data, schedule=every(1), **settings)
+    general, two = training.train(
+        f, params, data, schedule=lambda step, state: step >= 0, **settings
+    )
+    np.testing.assert_allclose(flat(plain.params), flat(general.params), rtol=1e-12)
+    for name in one:
+        np.testing.assert_allclose(one[name], two[name], rtol=1e-12, err_msg=name)
+
+
+def test_augmentation_is_drawn_afresh_each_step_and_from_the_key_alone():
+    f, params, data = classified()
+    seen = []
+
+    def augment(key, x):
+        jax.debug.callback(lambda bits: seen.append(tuple(bits.tolist())), jax.random.key_data(key))
+        return x + jax.random.normal(key, x.shape)
+
+    settings = {"loss": ENTROPY, "optimizer": optax.sgd(0.1), "schedule": every(2)}
+    settings |= {"augment": augment, "progress": False, "batch_size": 4}
+    key = jax.random.key(3)
+    whole, _ = training.train(f, params, data, num_steps=9, key=key, **settings)
+    jax.effects_barrier()
+    assert len(set(seen)) == 9
+    half, _ = training.train(f, params, data, num_steps=5, key=key, **settings)
+    rest, _ = training.train(f, half, data, num_steps=9, **settings)
+    np.testing.assert_array_equal(flat(rest.params), flat(whole.params))
+    other, _ = training.train(f, params, data, num_steps=9, key=jax.random.key(4), **settings)
+    assert np.abs(flat(other.params) - flat(whole.params)).max() > 1e-3
+
+
+def test_running_statistics_come_from_the_anchor_alone():
+    """Within a period the statistics are the moving average of the anchor's, batch by batch."""
+    model = convnets.resnet18((8, 8, 1), width=2, normalization="batch")
+    params = model.init(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (8, 8, 8, 1))
+    y = jnp.arange(8) % 10
+    settings = {"loss": ENTROPY, "optimizer": optax.sgd(0.05), "progress": False}
+    settings |= {"normalization": model.normalization}
+    state, _ = training.train(
+        model.apply, params, (x, y), schedule=never(), num_steps=3, **settings
+    )
+    expected = model.normalization.initial
+    for _ in range(3):
+        expected = model.normalization.update(expected, model.normalization.apply(params, x)[1])
+    np.testing.assert_allclose(flat(state.statistics), flat(expected), rtol=1e-9)
+    stepped, _ = training.train(
+        model.apply, params, (x, y), schedule=every(1), num_steps=3, **settings
+    )
+    assert np.abs(flat(stepped.statistics) - flat(expected)).max() > 1e-6
+
+
+def test_a_full_batch_state_does_not_go_on_with_minibatches():
+    f, params, data = classified()
+    settings = {"loss": ENTROPY, "optimizer": optax.sgd(0.1), "schedule": every(2)}
+    state, _ = training.train(f, params, data, num_steps=2, **settings)
+    with pytest.raises(ValueError, match="full-batch run: it cannot go on with a batch_size"):
+        training.train(f, state, data, num_steps=4, batch_size=4, **settings)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 6, 7, 13, 20])
+def test_slices_make_no_difference(size):
+    f, params, (x, _) = classified(examples=13)
+    whole = f(params, x)
+    np.testing.assert_allclose(in_slices(lambda part: f(params, part), x, size), whole, rtol=1e-12)
+
+
+def test_examples_choose_what_a_run_trains_on():
+    f, params, (x, y) = classified()
+    chosen = jnp.asarray([0, 3, 4, 7, 9])
+    whole = algorithm.Algorithm(f, ENTROPY, optax.sgd(0.1))
+    by_index = whole.advance(
+        whole.start(params, (x, y, chosen), jax.random.key(0)), (x, y, chosen), 5, every(2)
+    )
+    directly = whole.advance(
+        whole.start(params, (x, y), jax.random.key(0)), (x[chosen], y[chosen]), 5, every(2)
+    )
+    np.testing.assert_array_equal(flat(by_index.params), flat(directly.params))
+    batches = algorithm.Algorithm(f, ENTROPY, optax.sgd(0.1), batch_size=5)
+    state = batches.start(params, (x, y, chosen), jax.random.key(0))
+    for _ in range(4):
+        state = batches.advance(state, (x, y, chosen), 1, every(2))
+        assert sorted(state.order.tolist()) == chosen.tolist()

@@ -1,0 +1,240 @@
+"""Grids of runs: the same as runs one by one, however they are grouped, kept or interrupted."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from iterlin import chunks, losses, models, runs, training
+from iterlin.runs import Problem, Run
+from iterlin.schedules import every
+
+ENTROPY = losses.mean(losses.cross_entropy)
+MODEL = models.mlp((2, 5, 2), activation="tanh")
+X = jax.random.normal(jax.random.key(1), (24, 2))
+Y = (jnp.prod(X, 1) > 0).astype(jnp.int32)
+STEPS = (0, 3, 10, 20)
+
+
+def subset(size, seed):
+    return np.random.default_rng(seed).permutation(24)[:size]
+
+
+def problem(**changes):
+    settings = {
+        "f": MODEL.apply,
+        "init": MODEL.init,
+        "train": (X, Y),
+        "loss": ENTROPY,
+        "evaluate": {"test": (X[:7], Y[:7])},
+        "metrics": {"loss": ENTROPY, "accuracy": losses.accuracy},
+        "batch_size": 6,
+        "subset": subset,
+    }
+    return Problem(**settings | changes)
+
+
+RUNS = [
+    Run(0, 1, 0.1, STEPS),
+    Run(1, 1, 0.2, STEPS),
+    Run(0, 4, 0.1, STEPS),
+    Run(2, 4, 0.1, STEPS, examples=12),
+    Run(1, math.inf, 0.3, STEPS),
+    Run(1, 5, 0.1, STEPS, penalty=0.2),
+    Run(1, 5, 0.01, STEPS, optimizer="adam"),
+]
+
+
+def alone(run):
+    """The run as `train` makes it."""
+    key = jax.random.fold_in(jax.random.key(0), run.seed)
+    chosen = slice(None) if run.examples is None else subset(run.examples, run.seed)
+    optimizer = runs.OPTIMIZERS[run.optimizer](run.step_size)
+    return training.train(
+        MODEL.apply,
+        MODEL.init(key),
+        (X[chosen], Y[chosen]),
+        loss=ENTROPY,
+        optimizer=optimizer,
+        schedule=every(run.period),
+        num_steps=STEPS[-1],
+        eval_steps=list(STEPS),
+        batch_size=6,
+        key=jax.random.fold_in(key, 1),
+        evaluate={"test": (X[:7], Y[:7])},
+        metrics={"loss": ENTROPY, "accuracy": losses.accuracy},
+        penalty=run.penalty,
+        progress=False,
+    )[1]
+
+
+@pytest.mark.parametrize("memory", [1, 2**30])
+def test_runs_of_a_grid_are_runs_by_themselves(memory):
+    found, seconds = runs.run_all(problem(), RUNS, memory=memory)
+    assert seconds > 0
+    for run, result in zip(RUNS, found, strict=True):
+        assert result.run == run
+        assert result.diverged_at == -1
+        expected = alone(run)
+        assert set(expected) == set(result.history)
+        for name, values in expected.items():
+            np.testing.assert_allclose(
+                result.history[name], values, rtol=1e-10, atol=1e-12, err_msg=f"{run} {name}"
+            )
+
+
+def test_a_grid_has_its_axes_and_marks_what_diverged():
+    def make(period, seed):
+        return Run(seed, period, 1e4 if seed == 1 else 0.1, STEPS)
+
+    # Squared error diverges where cross-entropy only grows.
+    squared = losses.mean(losses.squared_error)
+    targets = jax.nn.one_hot(Y, 2)
+    grid = runs.grid(
+        problem(
+            loss=squared,
+            train=(X, targets),
+            evaluate={"test": (X, targets)},
+            metrics={"loss": squared},
+            diagnose=5,
+        ),
+        {"period": [1, math.inf], "seed": [0, 1, 2]},
+        make,
+    )
+    assert grid.test_loss.dims == ("period", "seed", "evaluation")
+    assert grid.step.values.tolist() == [[list(STEPS)] * 3] * 2
+    assert (grid.diverged_at.values >= 0).tolist() == [[False, True, False]] * 2
+    late = grid.test_loss.where(grid.step > grid.diverged_at.clip(0), drop=True)
+    assert np.isnan(late.sel(seed=1)).all()
+    assert np.isfinite(grid.test_loss.sel(seed=[0, 2])).all()
+    assert grid.attrs["missing"] == 0
+    for name in ("kernel_eigenvalue", "curvature", "kernel_drift", "parameter_distance"):
+        assert np.isfinite(grid[name].sel(seed=0)).all()
+
+
+def test_finished_runs_are_not_computed_again(tmp_path, monkeypatch):
+    first, spent = runs.run_all(problem(), RUNS[:4], folder=tmp_path)
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    monkeypatch.setattr(
+        chunks.jax, "block_until_ready", lambda state: pytest.fail("a chunk was computed")
+    )
+    again, later = runs.run_all(problem(), RUNS[:4], folder=tmp_path)
+    assert later == pytest.approx(spent)
+    for one, two in zip(first, again, strict=True):
+        for name, values in one.history.items():
+            np.testing.assert_array_equal(values, two.history[name])
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"loss": losses.cross_entropy},
+        {"train": (X + 1e-6, Y)},
+        {"evaluate": {"test": (X[:6], Y[:6])}},
+        {"batch_size": 5},
+        {"augment": lambda key, x: x},
+        {"f": lambda p, x: 1.001 * MODEL.apply(p, x)},
+        {"init": lambda key: jax.tree.map(lambda leaf: 1.001 * leaf, MODEL.init(key))},
+        {"diagnose": 3},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_changed_problem_is_another_run(tmp_path, change):
+    run = Run(0, 2, 0.1, (2,))
+    runs.run_all(problem(), [run], folder=tmp_path)
+    runs.run_all(problem(**change), [run], folder=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_changed_run_is_another_run(tmp_path):
+    run = Run(0, 2, 0.1, (2,))
+    others = [
+        run._replace(seed=1),
+        run._replace(period=3),
+        run._replace(step_size=0.2),
+        run._replace(eval_steps=(1, 2)),
+        run._replace(penalty=0.1),
+        run._replace(optimizer="adam"),
+        run._replace(examples=12),
+    ]
+    for number, other in enumerate([run, *others], start=1):
+        runs.run_all(problem(), [other], folder=tmp_path)
+        assert len(list(tmp_path.iterdir())) == number, other
+
+
+def test_at_the_deadline_whole_seeds_are_there_and_the_rest_goes_on(tmp_path, monkeypatch):
+    axes = {"period": [1, 4], "seed": [0, 1]}
+
+    def make(period, seed):
+        return Run(seed, period, 0.1, STEPS)
+
+    def found():
+        return runs.grid(problem(), axes, make, folder=tmp_path, memory=1)
+
+    # The clock strikes after the groups of the first seed.
+    asked = []
+    monkeypatch.setattr(runs, "out_of_time", lambda: asked.append(1) or len(asked) > 2)
+    part = found()
+    assert part.attrs["missing"] == 2
+    assert np.isfinite(part.test_loss.sel(seed=0)).all()
+    assert np.isnan(part.test_loss.sel(seed=1)).all()
+    monkeypatch.setattr(runs, "out_of_time", lambda: True)
+    monkeypatch.setattr(chunks, "out_of_time", lambda: True)
+    assert found().attrs["missing"] == 2
+    monkeypatch.undo()
+    whole = found()
+    assert whole.attrs["missing"] == 0
+    np.testing.assert_array_equal(whole.test_loss.sel(seed=0), part.test_loss.sel(seed=0))
+
+
+def test_a_grid_of_which_nothing_is_finished_is_out_of_time(tmp_path, monkeypatch):
+    monkeypatch.setenv(chunks.DEADLINE, "0")
+    with pytest.raises(chunks.OutOfTime, match="before a run was finished"):
+        runs.grid(problem(), {"seed": [0]}, lambda seed: RUNS[0], folder=tmp_path)
+
+
+def test_fewer_runs_go_together_where_memory_is_short(capsys, monkeypatch):
+    monkeypatch.setenv(chunks.PROGRESS, "1")
+    eight = [Run(seed, 2, 0.1, (1,)) for seed in range(8)]
+    each = runs._Program(problem(), eight[0]).memory
+    assert each > 6 * 5 * 8  # at least one batch of hidden activations
+    runs.run_all(problem(), eight, memory=3 * each)
+    assert "8 runs of 1 steps, 3 at a time" in capsys.readouterr().err
+    runs.run_all(problem(), eight, memory=100 * each)
+    assert "8 at a time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"period": 0}, "period must be"),
+        ({"step_size": -1.0}, "step_size must be"),
+        ({"penalty": -1.0}, "penalty must"),
+        ({"optimizer": "lion"}, "lion"),
+        ({"eval_steps": (3, 3)}, "eval_steps must be"),
+        ({"eval_steps": ()}, "eval_steps must be"),
+        ({"examples": 25}, "25 examples asked of the 24"),
+        ({"examples": 5}, "batch_size 6 exceeds its 5 examples"),
+        ({"until_solved": True}, "needs the problem's rule"),
+    ],
+)
+def test_a_bad_run_is_refused_before_any_is_made(change, message, monkeypatch):
+    monkeypatch.setattr(runs, "_Program", lambda *a: pytest.fail("a run was prepared"))
+    with pytest.raises(ValueError, match=rf"{message}.*in Run\(seed=0"):
+        runs.run_all(problem(), [RUNS[0], RUNS[0]._replace(**change)])
+
+
+def test_grids_need_as_many_evaluations_of_each_run():
+    with pytest.raises(ValueError, match=r"as many evaluations each, got \[1, 4\]"):
+        runs.grid(
+            problem(),
+            {"seed": [0, 1]},
+            lambda seed: Run(seed, 1, 0.1, STEPS if seed else (5,)),
+        )
+
+
+def test_quick_runs_are_not_stored():
+    assert runs.store("quick") is None
+    assert runs.store("gpu").parts[-2:] == ("_build", "runs")
