@@ -60,6 +60,7 @@ _MODULES = (
     "models",
     "ntk",
     "plotting",
+    "probes",
     "provenance",
     "records",
     "runs",

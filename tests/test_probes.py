@@ -1,0 +1,132 @@
+"""Probes against scikit-learn, their certificate, and what standardising and choosing promise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from iterlin import convnets, losses, probes
+from sklearn.linear_model import LogisticRegression
+
+
+def problem(size=60, features=7, classes=4, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(size, features))
+    y = np.argmax(x @ rng.normal(size=(features, classes)) + rng.normal(size=(size, classes)), 1)
+    return jnp.asarray(x), jnp.asarray(y)
+
+
+def objective(weights, x, y, l2):
+    return losses.cross_entropy(x @ weights, y) / len(y) + l2 / 2 * jnp.sum(weights**2)
+
+
+def test_fit_is_that_of_scikit_learn():
+    x, y = problem()
+    found = probes.fit(x, y, jnp.asarray([1.0, 0.1, 0.01]), classes=4, tolerance=1e-16)
+    for weights, l2 in zip(found.weights, (1.0, 0.1, 0.01), strict=True):
+        oracle = LogisticRegression(
+            C=1 / (len(y) * l2), fit_intercept=False, tol=1e-10, max_iter=2000
+        ).fit(x, y)
+        np.testing.assert_allclose(weights, oracle.coef_.T, atol=1e-6)
+
+
+@settings(max_examples=5)
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(2, 5), st.integers(0, 9))
+def test_gradient_vanishes_at_every_penalty(size, features, classes, seed):
+    x, y = problem(size, features, classes, seed)
+    penalties = jnp.asarray([1.0, 0.03])
+    found = probes.fit(x, y, penalties, classes=classes, tolerance=1e-16)
+    for weights, l2 in zip(found.weights, penalties, strict=True):
+        assert float(jnp.abs(jax.grad(objective)(weights, x, y, l2)).max()) < 1e-7
+
+
+def test_gap_bounds_the_distance_to_the_minimum():
+    x, y = problem()
+    l2 = jnp.asarray([0.01])
+    best = objective(probes.fit(x, y, l2, classes=4, tolerance=1e-16).weights[0], x, y, 0.01)
+    taken = []
+    for tolerance in (1.0, 1e-2, 1e-4):
+        found = probes.fit(x, y, l2, classes=4, tolerance=tolerance)
+        above = float(objective(found.weights[0], x, y, 0.01) - best)
+        assert -1e-12 <= above <= float(found.gap[0]) <= tolerance
+        taken.append(int(found.iterations[0]))
+    assert taken == sorted(taken)
+    assert taken[0] < taken[-1]
+
+
+def test_a_fit_that_is_cut_short_says_so():
+    x, y = problem()
+    cut = probes.fit(x, y, jnp.asarray([1e-4]), classes=4, tolerance=1e-9, max_iterations=3)
+    assert int(cut.iterations[0]) == 3
+    assert float(cut.gap[0]) > 1e-9
+
+
+def sets(seed=0):
+    x, y = problem(90, 6, 4, seed)
+    return [(x[i : i + 30], y[i : i + 30]) for i in (0, 30, 60)]
+
+
+def test_a_probe_ignores_the_scale_of_features_and_constant_ones():
+    found = probes.probe(*sets(), classes=4)
+    scale = jnp.asarray([1e-3, 1.0, 20.0, -3.0, 0.5, 7.0])
+    moved = [
+        (jnp.concatenate([x * scale[None, :] + 0.1, 0.3 * jnp.ones_like(x[:, :2])], 1), y)
+        for x, y in sets()
+    ]
+    again = probes.probe(*moved, classes=4)
+    np.testing.assert_allclose(found[:3], again[:3], rtol=1e-12)
+
+
+def test_validation_chooses_the_penalty_and_not_test():
+    train, validation, test = sets()
+    penalties = (1e-3, 0.1, 10.0)
+    alone = {l2: probes.probe(train, validation, test, l2=[l2], classes=4) for l2 in penalties}
+    best = max(float(found.validation) for found in alone.values())
+    expected = max(l2 for l2, found in alone.items() if float(found.validation) == best)
+    found = probes.probe(train, validation, test, l2=penalties, classes=4)
+    assert float(found.l2) == pytest.approx(expected)
+    assert float(found.test) == float(alone[expected].test)
+    swapped = probes.probe(train, test, validation, l2=penalties, classes=4)
+    best = max(float(found.test) for found in alone.values())
+    assert float(swapped.validation) == best
+
+
+def test_linearly_separable_features_are_learnt():
+    y = jnp.arange(30) % 3
+    x = jax.nn.one_hot(y, 3) + 0.01 * jnp.sin(jnp.arange(90.0)).reshape(30, 3)
+    found = probes.probe((x, y), (x, y), (x, y), classes=3)
+    assert float(found.test) == 1.0
+
+
+def test_features_that_are_not_finite_give_no_accuracy():
+    train, validation, test = sets()
+    found = probes.probe((train[0] * jnp.nan, train[1]), validation, test, classes=4)
+    assert np.isnan(found.test)
+    found = probes.probe(train, validation, (test[0] * jnp.inf, test[1]), classes=4)
+    assert np.isnan(found.test)
+
+
+@pytest.mark.parametrize("size", [3, probes.SLICE + 2])
+def test_features_are_the_flat_activations(size):
+    model = convnets.lenet((8, 8, 1), channels=3, kernel_size=3, padding="SAME", hidden=(5,))
+    params = model.init(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (size, 8, 8, 1))
+    found = probes.lenet_features(params, x, padding="SAME")
+    for name, layer in convnets.lenet_activations(params, x, padding="SAME").items():
+        np.testing.assert_allclose(found[name], layer.reshape(size, -1), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"l2": []}, "at least one penalty"),
+        ({"l2": [0.1, 0.0]}, "l2 must be"),
+        ({"tolerance": 0.0}, "tolerance must be"),
+        ({"max_iterations": 0}, "max_iterations must be"),
+        ({"classes": 0}, "classes must be"),
+    ],
+)
+def test_wrong_settings_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        probes.probe(*sets(), **{"classes": 4, **wrong})
