@@ -69,11 +69,11 @@ def alone(run):
     )[1]
 
 
-@pytest.mark.parametrize("memory", [1, 2**30])
-def test_runs_of_a_grid_are_runs_by_themselves(memory):
-    found, seconds = runs.run_all(problem(), RUNS, memory=memory)
+@pytest.mark.parametrize(("memory", "chosen"), [(1, RUNS[2:3]), (2**30, RUNS)])
+def test_runs_of_a_grid_are_runs_by_themselves(memory, chosen):
+    found, seconds = runs.run_all(problem(), chosen, memory=memory)
     assert seconds > 0
-    for run, result in zip(RUNS, found, strict=True):
+    for run, result in zip(chosen, found, strict=True):
         assert result.run == run
         assert result.diverged_at == -1
         expected = alone(run)

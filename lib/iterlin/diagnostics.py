@@ -56,9 +56,10 @@ def _power(product, start):
 def _kernel(f, params, x, signs):
     """Kernel of <signs, f(params, x)> on at most 32 examples."""
     x = x[:32]
-    rows = jax.vmap(
-        lambda example: jax.grad(lambda p: jnp.sum(signs * f(p, example[None])))(params)
-    )
-    leaves = jax.tree.leaves(rows(x))
-    flat = [leaf.reshape(len(x), -1) for leaf in leaves]
+
+    def combination(theta, example):
+        return jnp.sum(signs * f(theta, example[None])[0])
+
+    gradients = jax.vmap(jax.grad(combination), (None, 0))(params, x)
+    flat = [leaf.reshape(len(x), -1) for leaf in jax.tree.leaves(gradients)]
     return sum(leaf @ leaf.T for leaf in flat)
