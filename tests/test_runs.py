@@ -86,7 +86,7 @@ def test_runs_of_a_grid_are_runs_by_themselves(memory, chosen):
 
 def test_a_grid_has_its_axes_and_marks_what_diverged():
     def make(period, seed):
-        return Run(seed, period, 1e4 if seed == 1 else 0.1, STEPS)
+        return Run(seed, period, 1e300 if seed == 1 else 0.1, STEPS)
 
     # Squared error diverges where cross-entropy only grows.
     squared = losses.mean(losses.squared_error)
@@ -120,7 +120,7 @@ def test_finished_runs_are_not_computed_again(tmp_path, monkeypatch):
         chunks.jax, "block_until_ready", lambda state: pytest.fail("a chunk was computed")
     )
     again, later = runs.run_all(problem(), RUNS[:4], folder=tmp_path)
-    assert later == pytest.approx(spent)
+    assert later == spent > 0
     for one, two in zip(first, again, strict=True):
         for name, values in one.history.items():
             np.testing.assert_array_equal(values, two.history[name])

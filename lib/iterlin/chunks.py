@@ -74,17 +74,16 @@ def run_in_chunks(
             (state, kept), notes = found
             rows = {name: list(kept[name]) for name in shapes}
             taken, before = notes["taken"], notes["seconds"]
-    began = time.monotonic()
+    began, seconds = time.monotonic(), before
 
     def write():
+        nonlocal seconds
+        seconds = before + time.monotonic() - began
         if checkpoint is not None:
             stacked = {name: _stack(rows[name], shape) for name, shape in shapes.items()}
-            notes = {"taken": taken, "seconds": elapsed()}
+            notes = {"taken": taken, "seconds": seconds}
             tree = (state, stacked)
             checkpoints.save(checkpoint, tree, fingerprint=fingerprint, notes=notes)
-
-    def elapsed():
-        return before + time.monotonic() - began
 
     def done():
         return len(next(iter(rows.values())))
@@ -102,10 +101,10 @@ def run_in_chunks(
                 started = time.monotonic()
                 if not bool(jnp.all(state.ended)):
                     state = jax.block_until_ready(advance(state, jnp.asarray(count, jnp.int32)))
-                    seconds = time.monotonic() - started
-                    if count == length and seconds < CHUNK / 2:
+                    lasted = time.monotonic() - started
+                    if count == length and lasted < CHUNK / 2:
                         length *= 2
-                    elif seconds > 2 * CHUNK:
+                    elif lasted > 2 * CHUNK:
                         length = max(1, length // 2)
                 else:
                     count = int(target) - taken
@@ -125,7 +124,6 @@ def run_in_chunks(
     finally:
         report.close()
     history = {name: np.moveaxis(np.stack(values), 0, -1) for name, values in rows.items()}
-    seconds = elapsed() if done() > observed_before else before
     return Outcome(state, {"step": np.asarray(eval_steps), **history}, seconds)
 
 
