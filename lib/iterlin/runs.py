@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,10 +135,10 @@ def run_all(
     groups = []
     for kind, members in kinds.items():
         members = sorted(members, key=lambda index: runs[index].seed)
-        programs[kind] = _Program(problem, runs[members[0]])
-        size = max(1, min(len(members), memory // max(1, programs[kind].memory)))
+        program = programs.setdefault(kind.program, _Program(problem, runs[members[0]]))
+        size = max(1, min(len(members), memory // max(1, program.memory)))
         size = -(-len(members) // -(-len(members) // size))
-        each, steps = programs[kind].memory / 2**20, runs[members[0]].eval_steps[-1]
+        each, steps = program.memory / 2**20, kind.eval_steps[-1]
         _say(
             f"{label}: {len(members)} runs of {steps} steps, {size} at a time "
             f"(up to {each:.0f} MiB each, {memory / 2**20:.0f} MiB in all)"
@@ -147,7 +148,7 @@ def run_all(
     for number, (kind, members) in enumerate(groups, start=1):
         chosen = [runs[index] for index in members]
         try:
-            found, spent = programs[kind].run(
+            found, spent = programs[kind.program].run(
                 chosen, label=f"{label} {number}/{len(groups)}", folder=folder, data_digest=digest
             )
         except OutOfTime:
@@ -207,17 +208,21 @@ def _masked(result: Result, name: str) -> np.ndarray:
     return np.where(result.history["step"] > result.diverged_at, np.nan, values)
 
 
-def _kind(run: Run) -> tuple:
-    """What must agree for runs to share a program and a loop."""
-    plain = run.period == 1 and not run.until_solved
-    return (
-        plain,
-        run.until_solved,
-        run.eval_steps,
-        run.penalty > 0,
-        run.optimizer,
-        run.examples,
-    )
+class _Kind(NamedTuple):
+    """What must agree for runs to share a program, and a loop."""
+
+    program: tuple
+    eval_steps: tuple[int, ...]
+
+
+def _is_plain(run: Run) -> bool:
+    return run.period == 1 and not run.until_solved
+
+
+def _kind(run: Run) -> _Kind:
+    penalized = run.penalty > 0
+    program = (_is_plain(run), run.until_solved, penalized, run.optimizer, run.examples)
+    return _Kind(program, run.eval_steps)
 
 
 class _Program:
@@ -225,7 +230,6 @@ class _Program:
 
     def __init__(self, problem: Problem, example: Run):
         self.problem, self.example = problem, example
-        self.eval_steps = np.asarray(example.eval_steps)
         self.base = Algorithm(
             f=problem.f,
             loss=problem.loss,
@@ -235,12 +239,12 @@ class _Program:
             penalized=example.penalty > 0,
             reset_optimizer=problem.reset_optimizer,
             solved=problem.solved if example.until_solved else None,
-            plain=_kind(example)[0],
+            plain=_is_plain(example),
             normalization=problem.normalization,
         )
         self._compiled = {}
 
-    @property
+    @cached_property
     def memory(self) -> int:
         """Bytes that a step of one run takes: an upper bound, as if nothing were reused."""
         state, values, examples = self._inputs([self.example])
@@ -260,6 +264,7 @@ class _Program:
         advance, observe, digests = self._compiled[len(runs)]
         state, values, examples = self._inputs(runs)
         shared = (self.problem.train, self.problem.evaluate)
+        eval_steps = np.asarray(runs[0].eval_steps)
         checkpoint, fingerprint = None, ""
         if folder is not None:
             if not digests:
@@ -268,7 +273,7 @@ class _Program:
                 digests.append(observe.trace(state, values, examples, *shared).jaxpr)
                 digests[:] = [checkpoints.fingerprint(digests)]
             fingerprint = checkpoints.fingerprint(
-                [*digests, data_digest], state, values, examples, self.eval_steps
+                [*digests, data_digest], state, values, examples, eval_steps
             )
             checkpoint = folder / f"{fingerprint[:24]}.npz"
         if out_of_time() and (checkpoint is None or not checkpoint.exists()):
@@ -277,7 +282,7 @@ class _Program:
             state,
             lambda s, count: advance(s, values, examples, shared[0], count),
             lambda s: observe(s, values, examples, *shared),
-            self.eval_steps,
+            eval_steps,
             label=label,
             checkpoint=checkpoint,
             fingerprint=fingerprint,
