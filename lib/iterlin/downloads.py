@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import pooch
-import requests
 import yaml
 from tqdm import tqdm
 
@@ -48,6 +46,8 @@ def registry() -> dict[str, dict]:
 
 def cache_folder() -> Path:
     """Where downloads are kept: the user's cache folder of the operating system."""
+    import pooch  # here, like requests below: only where something may be downloaded
+
     return Path(pooch.os_cache("iterlin"))
 
 
@@ -100,6 +100,8 @@ def _fault(path: Path, file: File) -> str | None:
 
 def _download(file: File) -> Path:
     """The file in the cache. Pooch gives it its name only when it is whole and has its hash."""
+    import pooch
+
     cache = cache_folder()
     store = pooch.create(
         path=cache,
@@ -120,6 +122,8 @@ def _download(file: File) -> Path:
 
 def _stream(url, output_file, _):
     """Pooch's downloader, but for one that leaves no connection open behind an error."""
+    import requests
+
     with requests.get(url, stream=True, timeout=30) as response:
         response.raise_for_status()
         size = int(response.headers.get("Content-Length", 0)) or None
@@ -130,6 +134,8 @@ def _stream(url, output_file, _):
 
 
 def _reason(error: Exception, cache: Path) -> str:
+    import requests
+
     if isinstance(error, requests.HTTPError):
         return f"the server answered {error.response.status_code}"
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
