@@ -1,0 +1,66 @@
+"""Power iterations and drift against dense linear algebra."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from iterlin import losses, models
+from iterlin.diagnostics import kernel_diagnostics
+from problems import dense, flat
+
+LOSSES = {
+    "entropy": losses.mean(losses.cross_entropy),
+    "squared": lambda outputs, y: losses.mean(losses.squared_error)(
+        outputs, jax.nn.one_hot(y, 3, dtype=outputs.dtype)
+    ),
+}
+
+
+@pytest.fixture(name="case", scope="module")
+def _case():
+    model = models.mlp((4, 7, 3), activation="tanh", bias_scale=0.3)
+    anchor, params = model.init(jax.random.key(0)), model.init(jax.random.key(1))
+    x = jax.random.normal(jax.random.key(2), (6, 4))
+    return model.apply, params, anchor, (x, jnp.arange(6) % 3)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_eigenvalues_are_those_of_the_dense_matrices(case, loss, monkeypatch):
+    monkeypatch.setattr("iterlin.diagnostics.ITERATIONS", 300)
+    f, params, anchor, (x, y) = case
+    seen = kernel_diagnostics(f, params, anchor, (x, y), LOSSES[loss])
+    jacobian = dense(f, anchor, x)
+    kernel = np.linalg.eigvalsh(jacobian @ jacobian.T).max() / len(x)
+    assert float(seen["kernel_eigenvalue"]) == pytest.approx(kernel, rel=1e-6)
+    proxy = f(anchor, x).ravel() + jacobian @ (flat(params) - flat(anchor))
+    hessian = jax.hessian(lambda o: LOSSES[loss](o.reshape(6, 3), y))(jnp.asarray(proxy))
+    curvature = np.linalg.eigvalsh(jacobian.T @ np.asarray(hessian) @ jacobian).max()
+    assert float(seen["curvature"]) == pytest.approx(curvature, rel=1e-6)
+    if loss == "squared":
+        assert curvature == pytest.approx(kernel, rel=1e-9)
+
+
+def test_the_default_iterations_bound_the_eigenvalue_from_below_and_come_close(case):
+    f, params, anchor, (x, y) = case
+    seen = kernel_diagnostics(f, params, anchor, (x, y), LOSSES["squared"])
+    jacobian = dense(f, anchor, x)
+    exact = np.linalg.eigvalsh(jacobian @ jacobian.T).max() / len(x)
+    assert 0.8 * exact < float(seen["kernel_eigenvalue"]) <= exact * (1 + 1e-12)
+
+
+def test_drift_is_that_of_the_projected_kernel_and_zero_at_the_anchor(case):
+    f, params, anchor, (x, y) = case
+    seen = kernel_diagnostics(f, params, anchor, (x, y), LOSSES["entropy"])
+    signs = np.asarray(jax.random.rademacher(jax.random.key(1), (3,), float))
+
+    def kernel(p):
+        rows = np.einsum("o,nop->np", signs, dense(f, p, x).reshape(6, 3, -1))
+        return rows @ rows.T
+
+    drift = np.linalg.norm(kernel(params) - kernel(anchor)) / np.linalg.norm(kernel(anchor))
+    assert float(seen["kernel_drift"]) == pytest.approx(drift, rel=1e-9)
+    distance = np.linalg.norm(flat(params) - flat(anchor))
+    assert float(seen["parameter_distance"]) == pytest.approx(distance, rel=1e-12)
+    still = kernel_diagnostics(f, anchor, anchor, (x, y), LOSSES["entropy"])
+    assert float(still["kernel_drift"]) == 0
+    assert float(still["parameter_distance"]) == 0

@@ -1,0 +1,63 @@
+"""Where runs are read: hand-made curves with known answers."""
+
+import math
+
+import numpy as np
+import xarray as xr
+from iterlin import early_stopping
+
+
+def curves(validation=True):
+    """Two periods, two seeds, four evaluations; the proxy is 0.1 above the network."""
+    test = np.array(
+        [
+            [[0.1, 0.5, 0.7, 0.6], [0.1, 0.4, 0.4, 0.3]],
+            [[0.1, 0.2, np.nan, np.nan], [0.1, 0.3, 0.2, 0.1]],
+        ]
+    )
+    held_out = np.array(
+        [
+            [[0.1, 0.6, 0.5, 0.7], [0.1, 0.5, 0.4, 0.5]],
+            [[0.2, 0.1, np.nan, np.nan], [0.1, 0.2, 0.3, 0.1]],
+        ]
+    )
+    dims = ("period", "seed", "evaluation")
+    variables = {"test_accuracy": (dims, test), "test_accuracy_proxy": (dims, test + 0.1)}
+    if validation:
+        variables["validation_accuracy"] = (dims, held_out)
+        variables["validation_accuracy_proxy"] = (dims, held_out)
+    variables["step"] = (dims, np.broadcast_to([0, 10, 100, 1000], test.shape))
+    return xr.Dataset(variables, {"period": [1.0, math.inf], "seed": [0, 1]})
+
+
+def test_the_oracle_reads_the_best_of_what_is_trained():
+    best = early_stopping.oracle(curves())
+    np.testing.assert_allclose(best, [[0.7, 0.4], [0.3, 0.4]])
+
+
+def test_validation_chooses_the_step_and_the_test_set_is_read_there():
+    chosen = early_stopping.validated(curves())
+    np.testing.assert_allclose(chosen, [[0.6, 0.4], [0.2, 0.3]])
+    gap = early_stopping.optimism(curves())
+    np.testing.assert_allclose(gap, [[0.1, 0.0], [0.1, 0.1]], atol=1e-12)
+    assert (gap >= 0).all()
+
+
+def test_readings_may_begin_late():
+    late = curves()
+    first = xr.DataArray([10, 100], {"period": late.period})
+    np.testing.assert_allclose(
+        early_stopping.oracle(late, first_step=first), [[0.7, 0.4], [np.nan, 0.3]]
+    )
+    chosen = early_stopping.validated(late, first_step=first)
+    np.testing.assert_allclose(chosen, [[0.6, 0.4], [np.nan, 0.3]])
+
+
+def test_without_held_out_examples_validation_says_nothing():
+    assert np.isnan(early_stopping.validated(curves(validation=False))).all()
+    assert np.isfinite(early_stopping.oracle(curves(validation=False))).all()
+
+
+def test_without_periods_the_network_is_read():
+    alone = curves().sel(period=math.inf).drop_vars("period")
+    np.testing.assert_allclose(early_stopping.trained(alone, "test_accuracy"), alone.test_accuracy)

@@ -1,0 +1,30 @@
+"""Tables say what the samples say, and a dash where there are none."""
+
+import numpy as np
+from iterlin import tables
+from test_early_stopping import curves
+
+
+def test_intervals_in_words():
+    assert tables.interval_text([1.0, 2.0, 3.0]) == "2.0 [-0.5, 4.5]"
+    assert tables.interval_text([1.0, np.nan]) == "1.0"
+    assert tables.interval_text([np.nan, np.nan]) == "–"
+    assert tables.interval_text([0.123, 0.123], digits=2) == "0.12 [0.12, 0.12]"
+
+
+def test_a_table_is_markdown():
+    assert tables.markdown(["a", "b"], [[1, "x"]]) == "| a | b |\n| --- | --- |\n| 1 | x |"
+
+
+def test_readings_of_runs():
+    ds = curves()
+    ds["updates"] = ds.step // 10
+    ds["diverged_at"] = (("period", "seed"), [[-1, -1], [50, -1]])
+    ds["accuracy_oracle"] = 100 * ds.test_accuracy.max("evaluation")
+    ds["accuracy_validated"] = ds.accuracy_oracle - 1
+    first, second = tables.readings(ds).splitlines()[2:]
+    assert first.startswith("| $K=1$ | 100 |")
+    assert first.endswith("| 0 |")
+    assert "| 1.0 [1.0, 1.0] |" in first
+    assert second.startswith(r"| $K=\infty$ |")
+    assert second.endswith("| 1 |")
