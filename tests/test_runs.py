@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import chunks, losses, models, runs, training
+from iterlin import chunks, losses, models, programs, runs, training
 from iterlin.runs import Problem, Run
 from iterlin.schedules import every
 
@@ -175,12 +175,12 @@ def test_at_the_deadline_whole_seeds_are_there_and_the_rest_goes_on(tmp_path, mo
 
     # The clock strikes after the groups of the first seed.
     asked = []
-    monkeypatch.setattr(runs, "out_of_time", lambda: asked.append(1) or len(asked) > 2)
+    monkeypatch.setattr(programs, "out_of_time", lambda: asked.append(1) or len(asked) > 2)
     part = found()
     assert part.attrs["missing"] == 2
     assert np.isfinite(part.test_loss.sel(seed=0)).all()
     assert np.isnan(part.test_loss.sel(seed=1)).all()
-    monkeypatch.setattr(runs, "out_of_time", lambda: True)
+    monkeypatch.setattr(programs, "out_of_time", lambda: True)
     monkeypatch.setattr(chunks, "out_of_time", lambda: True)
     assert found().attrs["missing"] == 2
     monkeypatch.undo()
@@ -198,10 +198,10 @@ def test_a_grid_of_which_nothing_is_finished_is_out_of_time(tmp_path, monkeypatc
 def test_fewer_runs_go_together_where_memory_is_short(capsys, monkeypatch):
     monkeypatch.setenv(chunks.PROGRESS, "1")
     eight = [Run(seed, 2, 0.1, (1,)) for seed in range(8)]
-    each = runs._Program(problem(), eight[0]).memory
+    each = programs.Program(problem(), eight[0]).memory
     assert each > 6 * 5 * 8  # at least one batch of hidden activations
     runs.run_all(problem(), eight, memory=3 * each)
-    assert "8 runs of 1 steps, 3 at a time" in capsys.readouterr().err
+    assert "8 runs of 1 steps, 3 at a time (up to" in capsys.readouterr().err
     runs.run_all(problem(), eight, memory=100 * each)
     assert "8 at a time" in capsys.readouterr().err
 
@@ -221,7 +221,7 @@ def test_fewer_runs_go_together_where_memory_is_short(capsys, monkeypatch):
     ],
 )
 def test_a_bad_run_is_refused_before_any_is_made(change, message, monkeypatch):
-    monkeypatch.setattr(runs, "_Program", lambda *a: pytest.fail("a run was prepared"))
+    monkeypatch.setattr(runs, "Program", lambda *a: pytest.fail("a run was prepared"))
     with pytest.raises(ValueError, match=rf"{message}.*in Run\(seed=0"):
         runs.run_all(problem(), [RUNS[0], RUNS[0]._replace(**change)])
 

@@ -61,6 +61,7 @@ _MODULES = (
     "ntk",
     "plotting",
     "probes",
+    "programs",
     "provenance",
     "records",
     "runs",
