@@ -122,10 +122,24 @@ MUTANTS = (
     ),
     Mutant(
         "expanded at the wrong anchor",
-        "training",
-        "proxy = outputs + jvp(tree_sub(state.params, anchor))",
-        "proxy = outputs + jvp(tree_sub(state.params, state.anchor))",
+        "algorithm",
+        "displacement = None if self.plain else tree_sub(state.params, anchor)",
+        "displacement = None if self.plain else tree_sub(state.params, state.anchor)",
         ("test_training.py", "plain_loop and regression"),
+    ),
+    Mutant(
+        "half the penalty",
+        "algorithm",
+        "g + 2 * self.penalty * d",
+        "g + self.penalty * d",
+        ("test_algorithm.py", "penalty_is_that_of"),
+    ),
+    Mutant(
+        "read where validation is worst",
+        "early_stopping",
+        'chosen.argmax("evaluation")',
+        'chosen.argmin("evaluation")',
+        ("test_early_stopping.py", "validation_chooses"),
     ),
 )
 
