@@ -90,3 +90,15 @@ def test_figures_can_be_drawn(axis):
     plotting.period_axis(axis, [1, 10, math.inf])
     plotting.points(axis, [1, 10, 100], np.random.default_rng(0).normal(size=(5, 3)))
     axis.figure.canvas.draw()
+
+
+def test_a_geometric_band_is_that_of_the_logarithms():
+    fig, axis = plt.subplots()
+    samples = np.array([[1.0, 10.0], [100.0, 1000.0]])
+    plotting.band(axis, [0, 1], samples, geometric=True)
+    np.testing.assert_allclose(axis.lines[0].get_ydata(), [10.0, 100.0])
+    edges = axis.collections[0].get_paths()[0].vertices[:, 1]
+    interval = mean_interval(np.log(samples))
+    assert edges.min() == pytest.approx(np.exp(interval.lower.min()))
+    assert edges.max() == pytest.approx(np.exp(interval.upper.max()))
+    plt.close(fig)

@@ -81,14 +81,17 @@ def period_label(period: float) -> str:
     return rf"$K={period:g}$"
 
 
-def band(axis, x, samples, *, sample_axis: int = 0, **style) -> None:
-    """Mean over `sample_axis` as a line, its 95 % interval as a band."""
-    interval = mean_interval(samples, axis=sample_axis)
-    (line,) = axis.plot(x, interval.estimate, **style)
-    finite = np.isfinite(interval.lower) & np.isfinite(interval.upper)
-    axis.fill_between(
-        x, interval.lower, interval.upper, where=finite, color=line.get_color(), alpha=0.2, lw=0
-    )
+def band(axis, x, samples, *, sample_axis: int = 0, geometric: bool = False, **style) -> None:
+    """Mean over `sample_axis` as a line, its 95 % interval as a band.
+
+    geometric: mean and interval of the logarithm, for positive samples on a log axis.
+    """
+    samples = np.asarray(samples, dtype=float)
+    interval = mean_interval(np.log(samples) if geometric else samples, axis=sample_axis)
+    middle, lower, upper = (np.exp(v) if geometric else v for v in interval)
+    (line,) = axis.plot(x, middle, **style)
+    finite = np.isfinite(lower) & np.isfinite(upper)
+    axis.fill_between(x, lower, upper, where=finite, color=line.get_color(), alpha=0.2, lw=0)
 
 
 def points(axis, x, samples, *, sample_axis: int = 0, **style) -> None:
