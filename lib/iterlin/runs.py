@@ -110,10 +110,10 @@ def grid(
 ) -> xr.Dataset:
     """Every combination of the axes as one data set with these axes and "evaluation".
 
-    make(**{axis: value}) -> Run; all of them with as many evaluations. Variables are the histories,
-    "step" among them, and "diverged_at" (-1 if not). Histories of diverged runs are NaN from the
-    step on. Attributes: `missing`, the number of runs that are not finished (NaN), and `seconds`.
-    Raises OutOfTime if the deadline left none finished, else as `run_all`.
+    ``make(**{axis: value})`` -> Run; all of them with as many evaluations. Variables are the
+    histories, "step" among them, and "diverged_at" (-1 if not). Histories of diverged runs are NaN
+    from the step on. Attributes: `missing`, the number of runs that are not finished (NaN), and
+    `seconds`. Raises OutOfTime if the deadline left none finished, else as `run_all`.
     """
     sizes = [len(values) for values in axes.values()]
     runs = [make(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
