@@ -99,6 +99,11 @@ def test_a_record_is_stale_once_its_numerics_change(monkeypatch):
     assert records.is_stale(record)
 
 
+def test_the_caption_of_a_quick_run_is_the_same_in_every_build():
+    line = records.caption(save("quick", wall_time=20.2))
+    assert line == "quick tier, 3 seeds, run while this page was built"
+
+
 def test_caption_says_tier_seeds_cost_and_device():
     record = save(wall_time=600.0)
     line = records.caption(record)

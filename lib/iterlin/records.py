@@ -149,8 +149,14 @@ def partial_note(dataset: xr.Dataset) -> str:
 
 
 def caption(dataset: xr.Dataset) -> str:
-    """One line for a figure: tier, seeds, cost, device, date; whether it is partial or stale."""
+    """One line for a figure: tier, seeds, cost, device, date; whether it is partial or stale.
+
+    Of a quick run, which every build makes anew, only the tier and the seeds.
+    """
     a = dataset.attrs
+    if a["tier"] == "quick":
+        count = f", {dataset.sizes['seed']} seeds" if "seed" in dataset.sizes else ""
+        return f"quick tier{count}, run while this page was built"
     seeds = f"{dataset.sizes['seed']} seeds, " if "seed" in dataset.sizes else ""
     minutes = a["wall_time"] / 60
     cost = f"{minutes:.0f} min" if minutes >= 1.5 else f"{a['wall_time']:.0f} s"
