@@ -1,0 +1,300 @@
+"""Ways to train one linearisation for K full-batch steps other than one by one.
+
+    closed_form          squared loss: K steps from one decomposition of J
+    function_space       any loss: K steps of the N O outputs with the kernel, parameters afterwards
+    function_space_flow  any smooth convex loss: gradient flow for a time eta K, with the kernel
+    flow                 the same by Jacobian products alone, for any N
+    minimum              a penalised convex loss: its minimum, K = infinity
+
+The first two are the steps of Algorithm 3 to rounding. A flow is what they tend to as eta goes to
+0: at a given eta they differ by a term of first order in eta lambda_max, the `stability` reported.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from iterlin import convex_flow, convex_minimum, linear_model
+from iterlin.algorithm import Solved
+from iterlin.convex_flow import Flow, Objective
+from iterlin.convex_minimum import Minimum
+from iterlin.costs import kept_bytes
+from iterlin.gradient_flow import descent_filter, eigenmodes
+from iterlin.linearization import Network, tree_add
+from iterlin.losses import Loss
+
+# Steps between two returns to the caller, who may look at the clock: of a flow, of descent.
+FLOW_BURST, DESCENT_BURST = 200, 5000
+# Bytes of rows of J alive while a kernel is built.
+ROWS = 2**28
+
+
+class Task(NamedTuple):
+    """What all linearisations of a run have in common: minimise loss(f(params, x), y) + penalty
+    ||theta - theta_s||^2 on data = (x, y), full batch, by steps of step_size.
+
+    tolerance: of a flow, the error of each of its steps (`convex_flow.advance`); of minimum, the
+    certificate. memory_limit: bytes for the kernel, or for activations that are kept. solved: when
+    a linearisation ends early.
+    """
+
+    f: Network
+    data: tuple[Array, Array]
+    loss: Loss
+    step_size: float
+    penalty: float
+    tolerance: float
+    memory_limit: int
+    solved: Solved | None
+
+
+class Progress(NamedTuple):
+    """How far a linearisation has been trained.
+
+    steps: gradient steps since theta_s = anchor that it stands for. inner: what the engine goes on
+    from. evaluations: products with J J^T so far, or decompositions. stability: eta lambda_max at
+    the proxy's outputs there. solved: it has met the task's rule, and stays.
+    """
+
+    anchor: PyTree
+    inner: Any
+    steps: int = 0
+    evaluations: int = 0
+    stability: float = np.nan
+    solved: bool = False
+
+
+class ClosedForm:
+    """K steps on the squared loss, penalty included: each singular direction of J by itself."""
+
+    def __init__(self, task: Task):
+        x, y = task.data
+        self.task = task
+        factor, targets = quadratic(task.loss, y)
+
+        def parameters(anchor, x, targets, steps):
+            modes = eigenmodes(task.f, anchor, x, targets, memory_limit=task.memory_limit)
+            rates = factor * modes.eigenvalues + 2 * task.penalty
+            filtered = factor * descent_filter(rates, task.step_size, steps)
+            return modes.displaced(filtered), task.step_size * jnp.max(rates)
+
+        self._parameters = jax.jit(parameters)
+        self._data = (x, targets)
+
+    def begin(self, params: PyTree, before: Progress | None = None) -> Progress:
+        return Progress(params, params)
+
+    def forward(self, progress: Progress, steps: int) -> Progress:
+        params, stability = self._parameters(progress.anchor, *self._data, jnp.asarray(steps))
+        spent = progress.evaluations + 1
+        return progress._replace(
+            inner=params, steps=steps, evaluations=spent, stability=float(stability)
+        )
+
+    def parameters(self, progress: Progress) -> PyTree:
+        return progress.inner
+
+    def programs(self, params: PyTree) -> list:
+        """What it computes, as jaxprs."""
+        return [self._parameters.trace(params, *self._data, jnp.asarray(1)).jaxpr]
+
+
+class Modelled:
+    """What the engines share that work with products with J J^T: by kernel, or by J's products.
+
+    A kind of them says how a linearisation starts (after `before`, if not the first) and goes on;
+    each is compiled once.
+    """
+
+    def __init__(self, task: Task, *, with_kernel: bool = False):
+        self.task, self.with_kernel = task, with_kernel
+        self._kernel = (None, ())
+        self._start = jax.jit(lambda model, before: self.start(self._objective(*model), before))
+        self._go_on = jax.jit(
+            lambda model, inner, steps: self.go_on(self._objective(*model), inner, steps)
+        )
+
+        def parameters(anchor, x, y, kernel, coordinates):
+            model = self._objective(anchor, x, y, kernel).model
+            return tree_add(anchor, model.displacement(coordinates))
+
+        self._parameters = jax.jit(parameters)
+
+    def begin(self, params: PyTree, before: Progress | None = None) -> Progress:
+        inner = None if before is None else before.inner
+        return self.described(Progress(params, self._start(self._arguments(params), inner)))
+
+    def forward(self, progress: Progress, steps: int) -> Progress:
+        arguments = self._arguments(progress.anchor)
+        inner = self._go_on(arguments, progress.inner, jnp.asarray(steps, jnp.int32))
+        return self.described(progress._replace(inner=inner))
+
+    def parameters(self, progress: Progress) -> PyTree:
+        arguments = self._arguments(progress.anchor)
+        return self._parameters(*arguments, progress.inner.coordinates)
+
+    def programs(self, params: PyTree) -> list:
+        """What it computes, as jaxprs."""
+        model = self._arguments(params)
+        start = self._start.trace(model, None)
+        inner = jax.eval_shape(self._start, model, None)
+        return [start.jaxpr, self._go_on.trace(model, inner, jnp.asarray(1, jnp.int32)).jaxpr]
+
+    def _arguments(self, anchor):
+        """Of the compiled functions; the kernel is that of the latest anchor."""
+        x, y = self.task.data
+        if self.with_kernel and self._kernel[0] is not anchor:
+            limit = min(self.task.memory_limit, ROWS)
+            kernel = linear_model.kernel_of(self.task.f, anchor, x, memory_limit=limit)
+            self._kernel = (anchor, kernel)
+        return anchor, x, y, self._kernel[1]
+
+    def _objective(self, anchor, x, y, kernel) -> Objective:
+        task = self.task
+        if self.with_kernel:
+            model = linear_model.from_kernel(task.f, anchor, x, kernel)
+        else:
+            size = slice_size(task.f, anchor, x, task.memory_limit)
+            model = linear_model.from_products(task.f, anchor, x, slice_size=size)
+        return Objective(model, task.loss, y, task.penalty)
+
+    def _rule(self, objective: Objective):
+        """solved(point, slope), both coordinates and image, as the task's rule says; or None."""
+        rule = self.task.solved
+        if rule is None:
+            return None
+        origin = (objective.model.origin, jnp.zeros_like(objective.model.outputs))
+        first = objective.gradient_norm(*objective.slope(*origin))
+
+        def solved(point, slope) -> Bool[Array, ""]:
+            found = jnp.asarray(False)
+            if rule.accuracy is not None:
+                outputs = objective.model.outputs + point[1]
+                correct = jnp.argmax(outputs, -1) == objective.targets
+                found |= jnp.mean(correct) >= rule.accuracy
+            if rule.gradient is not None:
+                found |= objective.gradient_norm(*slope) <= rule.gradient * first
+            return found
+
+        return solved
+
+
+class Descent(NamedTuple):
+    """Explicit steps on the way: how many, and where they have led."""
+
+    steps: Int[Array, ""]
+    coordinates: PyTree
+    image: Float[Array, "N O"]
+    solved: Bool[Array, ""]
+
+
+class Steps(Modelled):
+    """Every step, of the N O outputs alone (with the kernel) or with kept activations."""
+
+    def start(self, objective: Objective, before) -> Descent:
+        zero, steps = jnp.zeros_like(objective.model.outputs), jnp.asarray(0, jnp.int32)
+        return Descent(steps, objective.model.origin, zero, jnp.asarray(False))
+
+    def go_on(self, objective: Objective, inner: Descent, steps) -> Descent:
+        solved = self._rule(objective)
+        until = jnp.minimum(steps, inner.steps + DESCENT_BURST)
+
+        def step(before: Descent) -> Descent:
+            point = before.coordinates, before.image
+            slope = objective.slope(*point)
+            point = jax.tree.map(lambda a, b: a - self.task.step_size * b, point, slope)
+            taken, found = before.steps + 1, before.solved
+            if solved is not None:
+                found = jax.lax.cond(
+                    taken % self.task.solved.check_every == 0,
+                    lambda: solved(point, objective.slope(*point)),
+                    lambda: found,
+                )
+            return Descent(taken, *point, found)
+
+        return jax.lax.while_loop(lambda d: (d.steps < until) & ~d.solved, step, inner)
+
+    def described(self, progress: Progress) -> Progress:
+        steps, solved = int(progress.inner.steps), bool(progress.inner.solved)
+        return progress._replace(steps=steps, evaluations=steps, solved=solved)
+
+
+class GradientFlow(Modelled):
+    """A time eta K of gradient flow."""
+
+    def start(self, objective: Objective, before: Flow | None) -> Flow:
+        return convex_flow.begin(objective, before)
+
+    def go_on(self, objective: Objective, inner: Flow, steps) -> Flow:
+        rule = self._rule(objective)
+
+        def solved(flow):
+            return rule((flow.coordinates, flow.image), (flow.slope, flow.slope_image))
+
+        return convex_flow.advance(
+            objective,
+            inner,
+            steps.astype(inner.image.dtype) * self.task.step_size,
+            tolerance=self.task.tolerance,
+            max_steps=FLOW_BURST,
+            solved=None if rule is None else solved,
+        )
+
+    def described(self, progress: Progress) -> Progress:
+        flow, size = progress.inner, self.task.step_size
+        return progress._replace(
+            steps=round(float(flow.time) / size),
+            evaluations=int(flow.evaluations),
+            stability=size * float(flow.curvature),
+            solved=bool(flow.solved),
+        )
+
+
+class ToMinimum(Modelled):
+    """Straight to the minimum, however many steps are asked for."""
+
+    def start(self, objective: Objective, before) -> Minimum:
+        zero, none = jnp.zeros_like(objective.model.outputs), jnp.asarray(0, jnp.int32)
+        return Minimum(objective.model.origin, zero, jnp.ones((), zero.dtype), none, none)
+
+    def go_on(self, objective: Objective, inner: Minimum, steps) -> Minimum:
+        return convex_minimum.minimize(objective, tolerance=self.task.tolerance)
+
+    def forward(self, progress: Progress, steps: int) -> Progress:
+        if progress.steps == 0:
+            progress = super().forward(progress, steps)
+        return progress._replace(steps=steps)
+
+    def described(self, progress: Progress) -> Progress:
+        return progress._replace(evaluations=int(progress.inner.evaluations))
+
+
+def slice_size(f: Network, params: PyTree, x: Array, memory_limit: int) -> int | None:
+    """Examples whose activations may be kept together; None where all of them fit."""
+    needed = kept_bytes(f, params, x)
+    if needed <= memory_limit:
+        return None
+    return max(1, int(len(x) * memory_limit / needed))
+
+
+def quadratic(loss: Loss, y: Array) -> tuple[float, Array] | None:
+    """c and t if the loss's gradient is c (outputs - t): half a squared error, whatever it is
+    divided by. Found by trying, at outputs of several sizes; None for any other loss.
+    """
+    gradient = jax.grad(loss)
+    if not jnp.issubdtype(y.dtype, jnp.floating):
+        return None
+    zero = jnp.zeros_like(y)
+    here, factor = gradient(zero, y), None
+    for key, size in zip(jax.random.split(jax.random.key(0), 2), (1.0, 30.0), strict=True):
+        move = size * jax.random.normal(key, y.shape, y.dtype)
+        change = gradient(move, y) - here
+        factor = jnp.vdot(change, move) / jnp.vdot(move, move) if factor is None else factor
+        scale = jnp.abs(factor) * jnp.max(jnp.abs(move)) + jnp.max(jnp.abs(here))
+        rounding = 1e3 * jnp.finfo(y.dtype).eps * scale
+        if not bool((factor > 0) & jnp.all(jnp.abs(change - factor * move) <= rounding)):
+            return None
+    return float(factor), -here / factor

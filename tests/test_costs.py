@@ -1,0 +1,40 @@
+import jax
+import jax.numpy as jnp
+import problems
+from iterlin import costs
+
+
+def test_operations_count_products_convolutions_and_loops():
+    a, b = jnp.ones((3, 4)), jnp.ones((4, 5))
+    assert costs.operations(jnp.matmul, a, b) == 2 * 3 * 4 * 5
+
+    def loop(a, b):
+        return jax.lax.scan(lambda c, _: (c, a @ b), 0, length=7)[1]
+
+    assert costs.operations(loop, a, b) == 7 * 2 * 3 * 4 * 5
+
+    def branch(a, b):
+        return jax.lax.cond(a[0, 0] > 0, lambda: a @ b, lambda: jnp.zeros((3, 5)))
+
+    assert costs.operations(branch, a, b) == 2 * 3 * 4 * 5
+    image, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 6))
+
+    def convolve(x, k):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=numbers)
+
+    assert costs.operations(convolve, image, kernel) == 2 * (2 * 6 * 6 * 6) * (3 * 3 * 3)
+
+
+def test_operations_agree_with_the_compiler_on_a_network():
+    f, params, x, _ = problems.network((16, 32, 8), examples=64)
+    compiled = jax.jit(f).lower(params, x).compile().cost_analysis()["flops"]
+    counted = costs.operations(f, params, x)
+    assert 0.7 * compiled < counted <= compiled
+
+
+def test_kept_bytes_are_those_of_the_activations():
+    f, params, x, _ = problems.network((3, 64, 2), examples=100)
+    few, many = (costs.kept_bytes(f, params, x[:n]) for n in (50, 100))
+    assert many - few >= 50 * 64 * 8
+    assert many < 2 * few

@@ -1,0 +1,192 @@
+"""Every engine against explicit steps, which are what it stands for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import problems
+import pytest
+from iterlin import checkpoints, exact, losses, schedules, training
+from iterlin.algorithm import Solved
+
+STEP_SIZE, LENGTH, PERIOD = 0.05, 60, 20
+EVAL_STEPS = [0, 3, 7, 20, 45, 60]
+CROSS_ENTROPY = losses.mean(losses.cross_entropy)
+SQUARED = losses.mean(losses.squared_error)
+
+
+def setting(loss=CROSS_ENTROPY, **changes):
+    f, params, x, y = problems.network((3, 6, 4), examples=12)
+    targets = jnp.argmax(y, 1) if loss is CROSS_ENTROPY else y
+    settings = {
+        "loss": loss,
+        "schedule": schedules.every(PERIOD),
+        "num_steps": LENGTH,
+        "evaluate": {"test": (x, targets)},
+        "eval_steps": EVAL_STEPS,
+        "progress": False,
+    }
+    return (f, params, (x, targets)), settings | changes
+
+
+def by_steps(problem, settings, step_size=STEP_SIZE):
+    return training.train(*problem, optimizer=optax.sgd(step_size), **settings)
+
+
+def assert_same(found, expected, tolerance):
+    (state, history), (other, reference) = found, expected
+    np.testing.assert_allclose(
+        problems.flat(state.params), problems.flat(other.params), atol=tolerance
+    )
+    for name, values in reference.items():
+        np.testing.assert_allclose(history[name], values, atol=tolerance, err_msg=name)
+    assert int(state.updates) == int(other.updates)
+    assert int(state.anchored_at) == int(other.anchored_at)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("engine", "loss"),
+    [
+        ("closed_form", SQUARED),
+        ("function_space", SQUARED),
+        ("function_space", CROSS_ENTROPY),
+        ("kept_steps", CROSS_ENTROPY),
+        ("steps", CROSS_ENTROPY),
+    ],
+)
+def test_exact_engines_are_the_steps_to_rounding(engine, loss, penalty):
+    problem, settings = setting(loss, penalty=penalty)
+    found = exact.integrate(*problem, step_size=STEP_SIZE, engine=engine, **settings)
+    assert_same(found, by_steps(problem, settings), 1e-10)
+
+
+@pytest.mark.parametrize("engine", ["flow", "function_space_flow"])
+def test_flows_are_what_the_steps_tend_to(engine):
+    distances = []
+    for shrink in (1, 10, 100):
+        length = 60 * shrink
+        problem, settings = setting(
+            num_steps=length, schedule=schedules.every(length // 3), eval_steps=[length]
+        )
+        size = STEP_SIZE / shrink
+        flow, _ = exact.integrate(
+            *problem, step_size=size, engine=engine, tolerance=1e-8, **settings
+        )
+        steps, _ = by_steps(problem, settings, size)
+        distances.append(np.max(np.abs(problems.flat(flow.params) - problems.flat(steps.params))))
+    # Of first order in the step size, with nothing left over.
+    assert distances[0] < 5e-3
+    assert distances[1] < distances[0] / 8
+    assert distances[2] < distances[1] / 8
+
+
+def test_period_of_a_hundred_million_takes_thousands_of_products():
+    steps = 3 * 10**8
+    problem, settings = setting(
+        num_steps=steps, schedule=schedules.every(10**8), eval_steps=[0, 10**8, steps]
+    )
+    state, history = exact.integrate(*problem, step_size=0.01, engine="flow", **settings)
+    assert int(state.updates) == 2
+    assert history["updates"].tolist() == [0, 0, 2]
+    assert history["evaluations"][-1] < 1e5
+    assert history["test_loss_proxy"][1] < 1e-2
+    assert np.all(history["stability"] < 0.1)
+
+
+def test_minimum_is_the_end_of_the_penalised_flow():
+    long = 10**6
+    problem, settings = setting(
+        penalty=0.05, num_steps=long, schedule=schedules.every(long // 2), eval_steps=[long // 2]
+    )
+    ends = [
+        exact.integrate(*problem, step_size=0.01, engine=engine, tolerance=1e-7, **settings)
+        for engine in ("minimum", "flow")
+    ]
+    np.testing.assert_allclose(
+        problems.flat(ends[0][0].params), problems.flat(ends[1][0].params), atol=1e-4
+    )
+    assert int(ends[0][0].updates) == 1
+
+
+@pytest.mark.parametrize("engine", ["flow", "function_space"])
+def test_when_solved_ends_a_linearisation_early(engine):
+    problem, settings = setting(
+        schedule=schedules.when_solved(10**6), num_steps=600, eval_steps=[0, 600]
+    )
+    state, history = exact.integrate(
+        *problem, step_size=0.05, engine=engine, solved=Solved(1, accuracy=0.6), **settings
+    )
+    assert int(state.updates) > 1
+    assert history["test_loss"][-1] < history["test_loss"][0]
+
+
+def test_solved_stops_where_the_steps_of_train_do():
+    rule = Solved(5, accuracy=0.6)
+    problem, settings = setting(
+        schedule=schedules.when_solved(10**6), num_steps=600, eval_steps=[0, 600], solved=rule
+    )
+    found = exact.integrate(*problem, step_size=0.05, engine="function_space", **settings)
+    reference = by_steps(problem, settings, 0.05)
+    assert int(reference[0].updates) > 0
+    assert_same(found, reference, 1e-9)
+
+
+def test_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
+    problem, settings = setting(num_steps=2000, eval_steps=[0, 30, 500, 2000])
+    settings["schedule"] = schedules.every(700)
+    whole = exact.integrate(*problem, step_size=0.01, engine="flow", **settings)
+    file = tmp_path / "run.npz"
+    monkeypatch.setattr(exact, "CHECKPOINT", 0.0)
+    looks = iter([False, False, False, True])
+    monkeypatch.setattr(exact, "out_of_time", lambda: next(looks, False))
+    run = {"step_size": 0.01, "engine": "flow", "checkpoint": file, **settings}
+    with pytest.raises(exact.OutOfTime):
+        exact.integrate(*problem, **run)
+    again = exact.integrate(*problem, **run)
+    np.testing.assert_array_equal(problems.flat(again[0].params), problems.flat(whole[0].params))
+    for name in whole[1]:
+        np.testing.assert_array_equal(again[1][name], whole[1][name])
+    with pytest.raises(checkpoints.CheckpointError, match="other settings"):
+        exact.integrate(*problem, **run | {"step_size": 0.02})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engine": "magic"}, "engine"),
+        ({"engine": "closed_form"}, "squared error"),
+        ({"engine": "minimum"}, "positive penalty"),
+        ({"engine": "function_space", "memory_limit": 100}, "memory_limit"),
+        ({"step_size": 0.0}, "step_size"),
+        ({"tolerance": 2.0}, "tolerance"),
+        ({"num_steps": 2**31}, "num_steps"),
+        ({"schedule": lambda step, state: jnp.sum(state.params["dense1"]["bias"]) > 0}, "param"),
+    ],
+)
+def test_refuses_bad_input_by_name(changes, message):
+    problem, settings = setting()
+    if "schedule" in changes:
+        leaf = lambda tree: jax.tree.leaves(tree)[0]  # noqa: E731
+        changes = {"schedule": lambda step, state: jnp.sum(leaf(state.params)) > 0}
+    if "num_steps" in changes:
+        settings["eval_steps"] = [0]
+    arguments = {"step_size": STEP_SIZE, "engine": "flow"} | settings | changes
+    with pytest.raises(ValueError, match=message):
+        exact.integrate(*problem, **arguments)
+
+
+def test_auto_takes_what_it_estimates_to_be_cheapest(capsys):
+    long = 10**7
+    problem, settings = setting(
+        num_steps=long, schedule=schedules.every(long // 2), eval_steps=[long], progress=None
+    )
+    _, history = exact.integrate(*problem, step_size=0.01, **settings)
+    said = capsys.readouterr().err
+    assert "integrate: " in said
+    assert "estimated operations: steps" in said
+    assert history["evaluations"][-1] < 1e5
+    problem, settings = setting(SQUARED, num_steps=long, eval_steps=[long])
+    settings["schedule"] = schedules.every(long // 2)
+    _, history = exact.integrate(*problem, step_size=0.01, **settings)
+    assert history["evaluations"][-1] == 2  # two decompositions
