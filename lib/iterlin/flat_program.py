@@ -4,7 +4,7 @@ Calls that only group operations (jit, checkpoint) are opened; those with a deri
 control flow of their own (custom_jvp, scan, while, cond) stay one operation each.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -92,7 +92,7 @@ def flatten(function: Callable[..., Array], *arguments: PyTree) -> Program:
     return Program(tuple(steps), tuple(inputs), result, constants, tuple(types))
 
 
-def _body(equation, constant) -> Iterator:
+def _body(equation, constant) -> tuple[Any, list[int]]:
     """The jaxpr inside a call and the numbers of its constants."""
     inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
     if not hasattr(inner, "consts"):
@@ -103,7 +103,7 @@ def _body(equation, constant) -> Iterator:
 
 def run(
     program: Program, arguments: list[Array], shifts: dict[int, Array]
-) -> tuple[Array, dict[int, Array]]:
+) -> tuple[Array, dict[int, Any]]:
     """The result and all values, each value numbered in `shifts` moved by that much."""
     values = {**program.constants, **dict(zip(program.arguments, arguments, strict=True))}
     for step in program.steps:

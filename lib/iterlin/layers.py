@@ -35,7 +35,7 @@ class Layer(NamedTuple):
     output: int
     scale: Any = 1.0
 
-    def inputs(self, values: dict[int, Array]) -> Float[Array, "S D"]:
+    def inputs(self, values: dict[int, Any]) -> Float[Array, "S D"]:
         """a of every position, times `scale`, with a one at the end where there is a bias."""
         value = values[self.operand]
         if self.product.name == "dot_general":
@@ -50,15 +50,18 @@ class Layer(NamedTuple):
     def cotangents(self, values: Float[Array, "o *output"]) -> Float[Array, "o S E"]:
         """Cotangents of `output` for several outputs of the network, by position and feature."""
         features = self.feature_axes(values.ndim - 1)
-        order = [axis for axis in range(values.ndim - 1) if axis not in features]
-        values = values.transpose(0, *(axis + 1 for axis in order), *(a + 1 for a in features))
+        if self.product.name == "dot_general":
+            order = [axis for axis in range(values.ndim - 1) if axis not in features]
+        else:
+            order = [a for a in self._numbers().out_spec if a not in features]
+        values = values.transpose(0, *(axis + 1 for axis in [*order, *features]))
         size = math.prod(values.shape[values.ndim - len(features) :])
         return values.reshape(len(values), -1, size)
 
     def feature_axes(self, ndim: int) -> list[int]:
         """Axes of the product, an array of ndim axes, that come from the weight."""
         if self.product.name != "dot_general":
-            return [self.product.settings["dimension_numbers"].out_spec[1]]
+            return [self._numbers().out_spec[1]]
         operand_first = self.product.inputs[0] == self.operand
         operand_ndim = self.product.equation.invars[0 if operand_first else 1].aval.ndim
         positions = operand_ndim - len(self._contracted())
@@ -66,8 +69,10 @@ class Layer(NamedTuple):
 
     def _contracted(self) -> Sequence[int]:
         """Axes of the operand that are summed over, as a dense product's settings list them."""
-        side = 0 if self.product.inputs[0] == self.operand else 1
-        return self.product.settings["dimension_numbers"][0][side]
+        return self._numbers()[0][0 if self.product.inputs[0] == self.operand else 1]
+
+    def _numbers(self):
+        return self.product.settings["dimension_numbers"]
 
 
 def find_layers(program: Program, leaves: int) -> list[Layer]:
@@ -129,7 +134,7 @@ def _is_layer(program, step, position) -> bool:
 
 
 def _bias_view(program, users, value) -> tuple[int, int] | None:
-    """The value, and its axis, as which a vector of parameters is spread out before its only use."""
+    """The value as which a vector of parameters enters its only use, and the axis it lies along."""
     size = program.types[value].shape
     if len(size) != 1:
         return None

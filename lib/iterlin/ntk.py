@@ -69,7 +69,7 @@ def _kernel(f, params, x1, x2, form: str, memory_limit: int) -> Array:
     count = len(x1 if x2 is None else x2)
     factors_of = partial(factors, f, params, form=form, count=count)
     part, size = _largest_part(factors_of, x1, basis, memory_limit)
-    whole = max(len(x1), count) if x2 is None else len(x1) + count
+    whole = len(x1) + (0 if x2 is None else count)
     group = whole if size * whole <= memory_limit else memory_limit // (2 * size)
     dtype = jnp.result_type(*jax.tree.leaves(params))
 

@@ -1,4 +1,4 @@
-"""Assembly of the empirical kernel from groups of examples whose factors fit into a memory bound."""
+"""The empirical kernel from groups of examples whose factors fit into a memory bound."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from iterlin.ntk_factors import PAIRWISE, Factors, product
 

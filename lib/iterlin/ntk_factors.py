@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from iterlin.flat_program import Program, flatten, run
-from iterlin.layers import Layer, find_layers
+from iterlin.layers import find_layers
 from iterlin.linearization import Network
 
 FORMS = ("full", "matrix", "diagonal", "trace")
