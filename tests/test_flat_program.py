@@ -1,4 +1,4 @@
-"""A flattened function computes what it did, with its derivative rules, and can be shifted inside."""
+"""A flattened function computes what it did, by its own derivative rules, and can be shifted."""
 
 import jax
 import jax.numpy as jnp

@@ -66,6 +66,7 @@ def test_anything_else_is_left_to_the_general_way(name):
 RELAID = {
     "transposed": lambda p, x: x @ p["w"].T + p["b"][None],
     "on the left": lambda p, x: (p["w"] @ x.T).T + p["b"][None],
+    "cast": lambda p, x: x @ p["w"].astype(jnp.float32).astype(jnp.float64) + p["b"][None],
     "reshaped": lambda p, x: x @ p["w"].reshape(9)[None].squeeze(0).reshape(3, 3) + p["b"][None],
 }
 
