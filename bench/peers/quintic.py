@@ -48,7 +48,12 @@ def prepared(settings, params, residual, begin, step, current):
         return lost, count
 
     solve = jax.jit(lambda params: jax.lax.map(one, params))
-    _, counts = solve(params)
+    ends, counts = solve(params)
+    if short := int((ends > settings["target"]).sum()):
+        raise ValueError(
+            f"{short} of {len(ends)} runs have not reached a loss of {settings['target']:g} "
+            f"after {settings['max_steps']} steps"
+        )
     return Prepared(
         run=lambda: jax.block_until_ready(solve(params)),
         results=lambda found: {"reached": 1.0 * (np.asarray(found[0]) <= settings["target"])},
