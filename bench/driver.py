@@ -101,17 +101,21 @@ class Worker:
             list(command),
             cwd=root,
             env=dict(variables),
+            bufsize=0,  # nothing is left to flush to a process that has ended
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
         self.buffer = b""
-        self.hello = self._answer(PATIENCE)
+        try:
+            self.hello = self._answer(PATIENCE)
+        except PeerFailed:
+            self.close()
+            raise
 
     def ask(self, patience: float = PATIENCE, **request) -> dict:
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.process.stdin.flush()
         except OSError:
             raise PeerFailed(self._ended()) from None
         return self._answer(patience)
