@@ -3,7 +3,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 PORT ?= 8000
-ROUNDS ?= 7
+ROUNDS ?= 5
 VERSIONS ?= python3.11 python3.12 python3.13
 VENV := .venv
 BIN := $(VENV)/bin
@@ -75,7 +75,7 @@ references: $(INSTALLED) ## make tests/notebooks anew from the pages that run no
 picture: ## take the README's picture from the book's landing page
 	@$(BIN)/python -m iterlin_book.picture
 
-bench: $(INSTALLED) ## measure the library beside its peers [CASES=NTK] [ROUNDS=7] [WHOLE=1]
+bench: $(INSTALLED) ## measure the library beside its peers [CASES=NTK] [ROUNDS=5] [WHOLE=1]
 	@$(BIN)/python -m bench --rounds $(ROUNDS) $(if $(CASES),--cases $(CASES)) \
 	  $(if $(WHOLE),--whole) $(if $(PEERS),--python $(PEERS))
 

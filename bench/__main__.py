@@ -25,7 +25,9 @@ def main(arguments=None) -> int:
     parser.add_argument(
         "--cases", nargs="*", default=[], help="only those whose names contain this"
     )
-    parser.add_argument("--rounds", type=int, default=7, help="samples of each contestant")
+    parser.add_argument(
+        "--rounds", type=int, default=FEWEST_ROUNDS, help="samples of each contestant"
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tier", default="laptop", choices=records.TIERS[1:])
     parser.add_argument("--whole", action="store_true", help="time make book and make test first")
@@ -95,7 +97,7 @@ def run(selected, options, pool: Pool, path: Path) -> dict[str, Outcome]:
                 modules=list(MODULES),
                 data_note="random images and inputs; scikit-learn's digits; the quintic",
                 wall_time=time.perf_counter() - started,
-                missing=len(selected) - number,
+                missing=len(cases.all_cases()) - number,
                 path=path,
             )
     finally:

@@ -20,7 +20,7 @@ import numpy as np
 # A sample lasts about this long: a run shorter than that is repeated.
 SAMPLE_SECONDS = 0.1
 # After that many seconds without an answer a worker is given up.
-PATIENCE = 120
+PATIENCE = 300
 
 
 class PeerFailed(Exception):

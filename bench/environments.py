@@ -69,6 +69,9 @@ def variables(peer: str, threads: int, extra: Mapping[str, str]) -> dict[str, st
     )
     found["JAX_PLATFORMS"] = "cpu"
     found.pop("XLA_FLAGS", None)
+    if peer == OWN:  # as the book does: what was compiled once serves the next run
+        found.setdefault("JAX_COMPILATION_CACHE_DIR", str(BUILT / "jax"))
+        found.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
     if peer in XLA_PEERS:
         found["XLA_FLAGS"] = XLA
     return found | dict(extra)
