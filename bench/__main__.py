@@ -25,9 +25,7 @@ def main(arguments=None) -> int:
     parser.add_argument(
         "--cases", nargs="*", default=[], help="only those whose names contain this"
     )
-    parser.add_argument(
-        "--rounds", type=int, default=FEWEST_ROUNDS, help="samples of each contestant"
-    )
+    parser.add_argument("--rounds", type=int, default=FEWEST_ROUNDS, help="samples of each")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tier", default="laptop", choices=records.TIERS[1:])
     parser.add_argument("--whole", action="store_true", help="time make book and make test first")
