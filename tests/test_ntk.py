@@ -1,27 +1,57 @@
 """The empirical kernel is J J^T by every route and within any memory bound."""
 
+import dataclasses
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterlin import empirical_ntk, kernel_alignment, kernel_drift, ntk_product
+from iterlin import (
+    convnets,
+    empirical_ntk,
+    kernel_alignment,
+    kernel_drift,
+    ntk,
+    ntk_blocks,
+    ntk_factors,
+    ntk_product,
+)
+from iterlin.convolution import conv2d
 from iterlin.ntk import kernel_matrix, largest_eigenvalue
+from iterlin.ntk_blocks import assemble
 from problems import affine, affine_problem, dense, network
 
-compiled_ntk = jax.jit(empirical_ntk, static_argnums=0, static_argnames=("trace", "memory_limit"))
+FORMS = {"full": "ijoq->ijoq", "matrix": "ijoq->iojq", "diagonal": "ijoo->ijo", "trace": "ijoo->ij"}
+
+compiled_ntk = jax.jit(
+    empirical_ntk, static_argnums=0, static_argnames=("trace", "diagonal", "memory_limit")
+)
 
 
-def reference(f, params, x1, x2):
+def reference(f, params, x1, x2=None):
     """J(x1) J(x2)^T as (N1, N2, O, O), from jacrev over the whole batch."""
 
     def rows(x):
         tree = jax.jit(jax.jacrev(f))(params, x)
-        leaves = [leaf.reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(tree)]
+        leaves = [np.reshape(leaf, (*leaf.shape[:2], -1)) for leaf in jax.tree.leaves(tree)]
         return np.concatenate(leaves, axis=-1)
 
-    return np.einsum("iop,jqp->ijoq", rows(x1), rows(x2))
+    first = rows(x1)
+    return np.einsum("iop,jqp->ijoq", first, first if x2 is None else rows(x2))
+
+
+def assert_forms(f, params, x, other=None, *, forms=("full", "trace", "diagonal"), **settings):
+    """Each form is the one that the reference gives, to 1e-12 of its largest entry."""
+    full = reference(f, params, x, other)
+    for form in forms:
+        asked = {} if form == "full" else {form: True}
+        found = empirical_ntk(f, params, x, other, **asked, **settings)
+        expected = np.einsum(FORMS[form], full)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(full).max())
 
 
 def test_kernel_equals_jacrev_products():
@@ -41,44 +71,203 @@ def test_kernel_of_float32_stays_float32():
     np.testing.assert_allclose(kernel, reference(f, params, x, x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 7, 100])
+def normal(*shape):
+    return jax.random.normal(jax.random.key(sum(shape)), shape)
+
+
+def scanned(p, x):
+    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, p["layers"])[0] @ p["w"]
+
+
+W, B = normal(3, 3), normal(3)
+ANYTHING = {
+    "shared weight": (lambda p, x: jnp.tanh(x @ p) @ p.T, W),
+    "used nonlinearly": (lambda p, x: x @ jnp.exp(p["w"]) * p["b"][None] ** 2, {"w": W, "b": B}),
+    "unused leaf": (lambda p, x: x @ p["w"], {"w": W, "b": B}),
+    "nothing used": (lambda p, x: jnp.tanh(x), W),
+    "scan": (scanned, {"layers": normal(2, 3, 3), "w": W}),
+    "scalar": (lambda p, x: p["scale"] * jnp.sin(x @ p["w"]), {"scale": B[0], "w": W}),
+    "relaid": (lambda p, x: (p["w"].T.reshape(9)[::-1].reshape(3, 3) @ x.T).T, {"w": W}),
+    "positions": (
+        lambda p, x: jnp.tanh(x[:, :, None] * x[:, None] @ p["w"] + p["b"][None, None]).sum(1),
+        {"w": W, "b": B},
+    ),
+    "kernel on the left": (
+        lambda p, x: jnp.tanh(jnp.einsum("ab,nbc->nac", p, x[:, :, None] * x[:, None])).sum(1),
+        W,
+    ),
+    "cast": (lambda p, x: x @ p.astype(jnp.float32).astype(jnp.float64), W),
+    "relu at zero": (lambda p, x: jax.nn.relu(x @ p["w"] * 0 + p["b"][None] * x), {"w": W, "b": B}),
+    "remembered less": (lambda p, x: jax.checkpoint(lambda h: jnp.tanh(h @ p))(x) @ W, W),
+}
+
+
+@pytest.mark.parametrize("name", ANYTHING)
+def test_any_use_of_parameters_gives_the_products_of_jacrev(name):
+    f, params = ANYTHING[name]
+    assert_forms(f, params, normal(5, 3))
+
+
+def convolutional(size, features, method):
+    """A convolution with `size` positions in an example, and a bias of its own."""
+    params = {"w": normal(3, 3, 2, features), "b": normal(features), "out": normal(features, 3)}
+
+    def f(p, x):
+        h = conv2d(x, p["w"], padding="SAME", method=method) + p["b"][None, None, None]
+        return jnp.tanh(h).sum((1, 2)) @ p["out"]
+
+    return f, params, normal(4, size, size, 2)
+
+
+@pytest.mark.parametrize("method", ["patches", "direct"])
+@pytest.mark.parametrize(("size", "features", "kind"), [(2, 16, "positions"), (6, 2, "rows")])
+def test_convolution_takes_the_cheaper_way_and_both_are_right(size, features, kind, method):
+    """4 positions with 18 x 16 weights multiply less by positions; 36 with 18 x 2 by rows."""
+    f, params, x = convolutional(size, features, method)
+    found = ntk_factors.factors(f, params, x, jnp.eye(3), form="full", count=4)
+    assert {name for name in found._fields if getattr(found, name)} == {"dense", kind}
+    assert_forms(f, params, x)
+
+
+@pytest.mark.parametrize("method", ["patches", "direct"])
+def test_lenet(method):
+    model = convnets.lenet(
+        (12, 12, 1), channels=3, kernel_size=3, hidden=(5,), classes=3, slice_size=2, method=method
+    )
+    form = "full" if method == "patches" else "diagonal"
+    params = jax.tree.map(lambda leaf: leaf + 0.1, model.init(jax.random.key(0)))
+    assert_forms(model.apply, params, normal(3, 12, 12, 1), forms=[form])
+
+
+@pytest.mark.parametrize(("method", "form"), [("patches", "trace"), ("direct", "full")])
+def test_resnet_with_frozen_statistics(method, form):
+    model = convnets.resnet18((8, 8, 1), width=2, classes=2, normalization="frozen", method=method)
+
+    def f(params, x):
+        return model.normalization.evaluate(params, model.normalization.initial, x)
+
+    assert_forms(f, model.init(jax.random.key(0)), normal(2, 8, 8, 1), forms=[form])
+
+
+@settings(max_examples=8)
+@given(
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.integers(1, 9),
+    st.booleans(),
+    st.sampled_from(sorted(FORMS)),
+)
+def test_groups_of_any_size_change_nothing(n1, n2, outputs, group, two_sided, form):
+    """The assembly alone, from rows that are given: no network to compile."""
+    first, second = normal(n1, outputs, 7), normal(n2, outputs, 7)
+    basis = jnp.eye(outputs)
+
+    def rows_of(x, outputs):
+        return ntk_factors.Factors([], [], [jnp.einsum("nop,qo->nqp", x, outputs)])
+
+    side = (second, basis) if two_sided else None
+    expected = np.einsum("iop,jqp->ijoq", first, second if two_sided else first)
+    found = assemble(rows_of, (first, basis), side, group, form, first.dtype)
+    np.testing.assert_allclose(found, np.einsum(FORMS[form], expected), atol=1e-13)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_overlapping_blocks_of_a_group_change_nothing(monkeypatch, form):
+    """7 examples in blocks of 3: from 0, 3 and 4."""
+    monkeypatch.setattr(ntk_blocks, "LEAST_ROWS", 5)
+    monkeypatch.setattr(ntk_blocks, "BLOCKS", 3)
+    rows = normal(7, 2, 5)
+
+    def rows_of(x, outputs):
+        return ntk_factors.Factors([], [], [x])
+
+    found = assemble(rows_of, (rows, jnp.eye(2)), None, 7, form, rows.dtype)
+    expected = np.einsum(FORMS[form], np.einsum("iop,jqp->ijoq", rows, rows))
+    np.testing.assert_allclose(found, expected, atol=1e-13)
+
+
+@pytest.mark.parametrize("limit", [200, 700, 1500])
 @pytest.mark.parametrize("two_sided", [False, True])
-def test_blocks_within_a_memory_limit_change_nothing(rows, two_sided):
-    """1 and 2 rows split the 3 outputs of one example; 7 take two examples and 1 left over."""
-    f, params, x, _ = network((2, 3, 3), examples=3)
-    other = 1 - x[:2] if two_sided else None
-    limit = 2 * 8 * rows * sum(leaf.size for leaf in jax.tree.leaves(params))
-    expected = reference(f, params, x, x if other is None else other)
-    full = compiled_ntk(f, params, x, other, memory_limit=limit)
-    np.testing.assert_allclose(full, expected, atol=1e-13)
-    traced = compiled_ntk(f, params, x, other, trace=True, memory_limit=limit)
-    np.testing.assert_allclose(traced, np.einsum("ijoo->ij", expected), atol=1e-13)
+def test_blocks_within_a_memory_limit_change_nothing(limit, two_sided):
+    """One output, all three, or several examples at a time."""
+    f, params, x, _ = network((2, 3, 3), examples=5)
+    other = 1 - x[:3] if two_sided else None
+    assert_forms(f, params, x, other, memory_limit=limit)
 
 
-def test_memory_limit_bounds_the_rows_alive(monkeypatch):
-    from iterlin import ntk
+def test_memory_limit_bounds_what_is_kept(monkeypatch):
+    kept, sizes = [], []
+    factors = ntk.factors
 
-    alive = []
-    rows = ntk.jacobian_rows
-
-    def spy(*arguments):
-        result = rows(*arguments)
-        alive.append(result.nbytes)
+    def spy(*arguments, **settings):
+        gc.collect()
+        sizes.append(sum(array.nbytes for arrays in kept for ref in arrays if (array := ref())))
+        result = factors(*arguments, **settings)
+        if not isinstance(jax.tree.leaves(result)[0], jax.core.Tracer):
+            kept.append([weakref.ref(array) for array in jax.tree.leaves(result)])
+            sizes[-1] += sum(array.nbytes for array in jax.tree.leaves(result))
         return result
 
-    monkeypatch.setattr(ntk, "jacobian_rows", spy)
-    f, params, x, _ = network(examples=6)
-    limit = 2 * 8 * 5 * sum(leaf.size for leaf in jax.tree.leaves(params))
-    empirical_ntk(f, params, x, memory_limit=limit)
-    assert 2 * max(alive) <= limit
-    assert len(alive) > 1
+    monkeypatch.setattr(ntk, "factors", spy)
+    f, params, x, _ = network(examples=13)
+    empirical_ntk(f, params, x, memory_limit=1000)
+    assert 500 < max(sizes) <= 1000
+    assert len(kept) > 3
 
 
-def test_memory_limit_below_two_rows_is_refused():
+def test_memory_limit_below_two_examples_is_refused():
+    f, params, x, _ = network((3, 5, 2))
+    size = 8 * 2 * ((3 + 5) + (5 + 2))  # inputs and cotangents of two layers
+    with pytest.raises(ValueError, match=f"memory_limit of {size - 1} bytes.*{size}"):
+        empirical_ntk(f, params, x, memory_limit=size - 1)
+
+
+def test_two_forms_at_once_are_refused():
     f, params, x, _ = network()
-    size = 8 * sum(leaf.size for leaf in jax.tree.leaves(params))
-    with pytest.raises(ValueError, match=f"memory_limit of {2 * size - 1} bytes.*{2 * size}"):
-        empirical_ntk(f, params, x, memory_limit=2 * size - 1)
+    with pytest.raises(ValueError, match="trace and diagonal"):
+        empirical_ntk(f, params, x, trace=True, diagonal=True)
+
+
+def test_blocks_of_one_shape_are_traced_once():
+    """Three groups of examples: the network is traced as often as for one of them, and not again."""
+    f, params, x, _ = network(examples=12)
+    traces = []
+
+    def counted(params, x):
+        traces.append(len(x))
+        return f(params, x)
+
+    empirical_ntk(counted, params, x, memory_limit=1500)
+    before = len(traces)
+    empirical_ntk(counted, params, 2 * x, memory_limit=1500)
+    assert len(traces) == before <= 6
+
+
+def test_function_that_cannot_be_hashed_or_closes_over_a_traced_array():
+    @dataclasses.dataclass
+    class Scaled:
+        factor: jax.Array
+
+        def __call__(self, params, x):
+            return self.factor * jnp.tanh(x @ params)
+
+    x = normal(4, 3)
+    with pytest.raises(TypeError):
+        hash(Scaled(x))
+    run = jax.jit(lambda factor: empirical_ntk(Scaled(factor), W, x))
+    for factor in (jnp.asarray(1.0), jnp.asarray(3.0)):
+        np.testing.assert_allclose(run(factor), reference(Scaled(factor), W, x), atol=1e-12)
+        np.testing.assert_allclose(run(factor), empirical_ntk(Scaled(factor), W, x), atol=1e-12)
+
+
+def test_matrix_is_the_full_kernel_in_another_order():
+    f, params, x, _ = network()
+    np.testing.assert_allclose(
+        ntk.ntk_matrix(f, params, x, x[:2]),
+        kernel_matrix(empirical_ntk(f, params, x, x[:2])),
+        atol=1e-13,
+    )
 
 
 def test_coupled_examples_are_refused():
@@ -86,6 +275,7 @@ def test_coupled_examples_are_refused():
         empirical_ntk(lambda p, x: x @ p / jnp.sum(x), jnp.ones((3, 1)), jnp.ones((4, 3)))
 
 
+@settings(max_examples=6)
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 9), st.integers(0, 99))
 def test_kernel_product_and_matrix_agree(examples, outputs, parameters, seed):
     rank = min(examples * outputs, parameters)

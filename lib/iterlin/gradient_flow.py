@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, PyTree
 
 from iterlin.decomposition import thin_svd
 from iterlin.linearization import Network, jacobian, jacobian_products, tree_sub
-from iterlin.ntk import empirical_ntk, kernel_matrix
+from iterlin.ntk import ntk_matrix
 from iterlin.validation import (
     non_negative,
     open_unit,
@@ -164,7 +164,7 @@ def eigenmodes(
             return unravel(weights @ right)
     else:
         outputs, _, vjp = jacobian_products(f, params, x)
-        kernel = kernel_matrix(empirical_ntk(f, params, x, memory_limit=memory_limit))
+        kernel = ntk_matrix(f, params, x, memory_limit=memory_limit)
         eigenvalues, left = jnp.linalg.eigh(kernel)
         threshold = y.size * jnp.finfo(eigenvalues.dtype).eps * jnp.max(eigenvalues)
         values = jnp.sqrt(jnp.where(eigenvalues > threshold, eigenvalues, 0))

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 
 from iterlin.convolution import in_slices
 from iterlin.linearization import Network, jacobian_products
-from iterlin.ntk import empirical_ntk, kernel_matrix
+from iterlin.ntk import ntk_matrix
 
 
 class LinearModel(NamedTuple):
@@ -93,8 +93,8 @@ def from_kernel(
 def kernel_of(
     f: Network, params: PyTree, x: Float[Array, "N ..."], *, memory_limit: int = 2**28
 ) -> Float[Array, "NO NO"]:
-    """J J^T as a matrix, for `from_kernel`; rows of J within `memory_limit`, the matrix on top."""
-    return kernel_matrix(empirical_ntk(f, params, x, memory_limit=memory_limit))
+    """J J^T as a matrix, for `from_kernel`, within `ntk_matrix`'s memory limit."""
+    return ntk_matrix(f, params, x, memory_limit=memory_limit)
 
 
 def _sliced_vjp(f, params, x, cotangent, size):

@@ -5,17 +5,15 @@ taken from its own example.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from iterlin.linearization import (
-    Network,
-    jacobian_products,
-    jacobian_rows,
-    require_independent,
-)
+from iterlin.linearization import Network, jacobian_products, require_independent
+from iterlin.ntk_blocks import assemble
+from iterlin.ntk_factors import PAIRWISE, factors
 
 
 def empirical_ntk(
@@ -25,68 +23,94 @@ def empirical_ntk(
     x2: Float[Array, "N2 ..."] | None = None,
     *,
     trace: bool = False,
+    diagonal: bool = False,
     memory_limit: int = 2**28,
 ) -> Float[Array, "..."]:
     """Theta(x1, x2) = J(x1) J(x2)^T, eq. (5); nothing is divided by N or by the outputs O.
 
-    Returns (N1, N2, O, O), or with `trace` the sum over outputs of its diagonal, (N1, N2).
-    x2=None means x1, and then each pair of blocks is computed once. `memory_limit` bounds, in
-    bytes, the rows of J alive at a time; the result comes on top. Not for f that couples examples.
+    Returns (N1, N2, O, O); with `diagonal` each output with itself alone, (N1, N2, O); with `trace`
+    the sum of these over outputs, (N1, N2). x2=None means x1, and then each pair of blocks is
+    computed once. f may be any function, but its dense and convolutional layers never have their
+    rows of J formed where their inputs and cotangents do with less (see `layers`). As under
+    ``jax.jit``, f is compiled once: what it closes over must not change.
 
-    Raises ValueError if the bound does not hold even two rows of J, or f couples its examples.
+    `memory_limit` bounds, in bytes, the inputs, cotangents and rows of J kept at a time; the result
+    and the activations of a few examples come on top. Not for f that couples examples.
+
+    Raises ValueError if both trace and diagonal are asked for, if the bound does not hold one
+    output of two examples, or if f couples its examples.
     """
-    require_independent(f, params, x1)
-    rows = _block_rows(params, memory_limit)
-    blocks1 = list(_blocks(f, params, x1, rows))
-    symmetric = x2 is None
-    blocks2 = blocks1 if symmetric else list(_blocks(f, params, x2, rows))
-    outputs = jax.eval_shape(f, params, x1).shape[1]
-    n1, n2 = x1.shape[0], (x1 if symmetric else x2).shape[0]
+    if trace and diagonal:
+        raise ValueError("trace and diagonal are two forms of the kernel: ask for one of them")
+    form = "trace" if trace else "diagonal" if diagonal else "full"
+    return _kernel(f, params, x1, x2, form, memory_limit)
+
+
+def ntk_matrix(
+    f: Network,
+    params: PyTree,
+    x1: Float[Array, "N1 ..."],
+    x2: Float[Array, "N2 ..."] | None = None,
+    *,
+    memory_limit: int = 2**28,
+) -> Float[Array, "N1O N2O"]:
+    """`kernel_matrix` of the full `empirical_ntk`, at once: without its copy in another order."""
+    kernel = _kernel(f, params, x1, x2, "matrix", memory_limit)
+    return kernel.reshape(kernel.shape[0] * kernel.shape[1], -1)
+
+
+def _kernel(f, params, x1, x2, form: str, memory_limit: int) -> Array:
+    """In parts of the outputs, if the factors of all of them do not fit into the bound at once."""
+    f = _hashable(f)
+    compiled = jax.jit(f)
+    require_independent(compiled, params, x1)
+    outputs = compiled.eval_shape(params, x1)
+    basis = jnp.eye(outputs.shape[1], dtype=outputs.dtype)
+    count = len(x1 if x2 is None else x2)
+    factors_of = partial(factors, f, params, form=form, count=count)
+    part, size = _largest_part(factors_of, x1, basis, memory_limit)
+    whole = len(x1) + (0 if x2 is None else count)
+    group = whole if size * whole <= memory_limit else memory_limit // (2 * size)
     dtype = jnp.result_type(*jax.tree.leaves(params))
-    kernel = jnp.zeros((n1, n2) if trace else (n1, n2, outputs, outputs), dtype)
-    for i, (e1, o1) in enumerate(blocks1):
-        rows1 = jacobian_rows(f, params, x1[e1], o1)
-        for j, (e2, o2) in enumerate(blocks2):
-            if (trace and o1 != o2) or (symmetric and j < i):
-                continue
-            shared = symmetric and i == j
-            rows2 = rows1 if shared else jacobian_rows(f, params, (x1 if symmetric else x2)[e2], o2)
-            if trace:
-                block = jnp.einsum("iop,jop->ij", rows1, rows2)
-                kernel = kernel.at[e1, e2].add(block)
-                if symmetric and not shared:
-                    kernel = kernel.at[e2, e1].add(block.T)
-            else:
-                block = jnp.einsum("iop,jqp->ijoq", rows1, rows2)
-                kernel = kernel.at[e1, e2, o1, o2].set(block)
-                if symmetric and not shared:
-                    kernel = kernel.at[e2, e1, o2, o1].set(block.transpose(1, 0, 3, 2))
-    return kernel
+
+    def between(first, second):
+        same = x2 is None and first is second
+        other = None if same else (x1 if x2 is None else x2, second)
+        return assemble(factors_of, (x1, first), other, group, form, dtype)
+
+    parts = [basis[start : start + part] for start in range(0, len(basis), part)]
+    if form in PAIRWISE:
+        axes = (2, 3) if form == "full" else (1, 3)
+        rows = [jnp.concatenate([between(a, b) for b in parts], axes[1]) for a in parts]
+        return jnp.concatenate(rows, axes[0])
+    found = [between(outputs, outputs) for outputs in parts]
+    return sum(found[1:], found[0]) if form == "trace" else jnp.concatenate(found, 2)
 
 
-def _block_rows(params, memory_limit) -> int:
-    """Rows of J that fit twice (one block from each side) into the bound."""
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    rows = memory_limit // (2 * size)
-    if rows < 1:
+def _hashable(f: Network) -> Network:
+    try:
+        hash(f)
+    except TypeError:
+        return lambda params, x: f(params, x)
+    return f
+
+
+def _largest_part(factors_of, x, basis, memory_limit: int) -> tuple[int, int]:
+    """How many outputs at a time, and the bytes that one example's factors then take."""
+
+    def size(part):
+        shapes = jax.eval_shape(factors_of, x[:1], basis[:part])
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+
+    part = len(basis)
+    while (taken := 2 * size(part)) > memory_limit and part > 1:
+        part = (part + 1) // 2
+    if taken > memory_limit:
         raise ValueError(
-            f"memory_limit of {memory_limit} bytes is below the {2 * size} that two rows of the "
-            "Jacobian take"
+            f"memory_limit of {memory_limit} bytes is below the {taken} that one output of two "
+            "examples takes"
         )
-    return rows
-
-
-def _blocks(f, params, x, rows):
-    """Slices (examples, outputs) that hold at most `rows` rows of J each."""
-    count, outputs = jax.eval_shape(f, params, x).shape
-    output_step = min(outputs, rows)
-    example_step = max(1, rows // output_step)
-    for example in range(0, count, example_step):
-        for output in range(0, outputs, output_step):
-            yield (
-                slice(example, min(example + example_step, count)),
-                slice(output, min(output + output_step, outputs)),
-            )
+    return part, max(1, taken // 2)
 
 
 def ntk_product(f: Network, params: PyTree, x: Array) -> Callable[[Array], Array]:

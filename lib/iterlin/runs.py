@@ -57,7 +57,7 @@ def run_all(
     run, before any compute; CheckpointError if `folder` cannot be written.
     """
     for run in runs:
-        _check(problem, run)
+        check(problem, run)
     memory = _memory() if memory is None else memory
     results: dict[int, Result] = {}
     seconds, digest = 0.0, None
@@ -77,7 +77,7 @@ def run_all(
         size = max(1, min(len(members), memory // max(1, program.memory)))
         size = -(-len(members) // -(-len(members) // size))
         each, steps = program.memory / 2**20, kind.eval_steps[-1]
-        _say(
+        say(
             f"{label}: {len(members)} runs of {steps} steps, {size} at a time "
             f"(up to {each:.0f} MiB each, {memory / 2**20:.0f} MiB in all)"
         )
@@ -115,12 +115,26 @@ def grid(
     from the step on. Attributes: `missing`, the number of runs that are not finished (NaN), and
     `seconds`. Raises OutOfTime if the deadline left none finished, else as `run_all`.
     """
-    sizes = [len(values) for values in axes.values()]
     runs = [make(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
     lengths = {len(run.eval_steps) for run in runs}
     if len(lengths) > 1:
         raise ValueError(f"runs of one grid need as many evaluations each, got {sorted(lengths)}")
     results, seconds = run_all(problem, runs, label=label, folder=folder, memory=memory)
+    return tabulate(axes, runs, results, label=label).assign_attrs(seconds=seconds)
+
+
+def tabulate(
+    axes: Mapping[str, Sequence],
+    runs: Sequence[Run],
+    results: Sequence[Result | None],
+    *,
+    label: str = "",
+) -> xr.Dataset:
+    """Results in the order of the axes' combinations as the data set that `grid` describes.
+
+    Raises OutOfTime if none is finished.
+    """
+    sizes = [len(values) for values in axes.values()]
     finished = [result for result in results if result is not None]
     if not finished:
         raise OutOfTime(f"{label}: the deadline came before a run was finished")
@@ -138,8 +152,7 @@ def grid(
     diverged = [np.nan if r is None else r.diverged_at for r in results]
     variables["diverged_at"] = (tuple(axes), np.reshape(diverged, sizes))
     coordinates = {name: np.asarray(values) for name, values in axes.items()}
-    attributes = {"missing": len(runs) - len(finished), "seconds": seconds}
-    return xr.Dataset(variables, coordinates, attributes)
+    return xr.Dataset(variables, coordinates, {"missing": len(runs) - len(finished)})
 
 
 def _masked(result: Result, name: str) -> np.ndarray:
@@ -169,12 +182,12 @@ def _memory() -> int:
     return int(GPU_SHARE * device.memory_stats()["bytes_limit"])
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     if os.environ.get(PROGRESS):
         print(line, file=sys.stderr, flush=True)
 
 
-def _check(problem: Problem, run: Run) -> None:
+def check(problem: Problem, run: Run) -> None:
     try:
         positive_integer("period", run.period, infinity=True)
         positive("step_size", run.step_size)

@@ -82,7 +82,7 @@ def train(
     """
     begun = params if isinstance(params, TrainState) else None
     first, key = (int(begun.step), begun.key) if begun else (0, key)
-    eval_steps = _check(data, num_steps, batch_size, key, eval_steps, target_loss, first)
+    eval_steps = check_run(data, num_steps, batch_size, key, eval_steps, target_loss, first)
     non_negative("penalty", penalty)
     if begun and batch_size is not None and begun.order.size == 0:
         raise ValueError("the state is of a full-batch run: it cannot go on with a batch_size")
@@ -146,7 +146,7 @@ def train_sweep(
     algorithm = Algorithm(f, loss, optimizer, batch_size, target_loss)
     datasets, data_axis = (jax.vmap(data)(keys), 0) if callable(data) else (data, None)
     example = jax.tree.map(lambda a: a[0], datasets) if callable(data) else data
-    eval_steps = _check(example, num_steps, batch_size, keys, eval_steps, target_loss)
+    eval_steps = check_run(example, num_steps, batch_size, keys, eval_steps, target_loss)
     periods = periods_array(periods)
     # The step counter is common to all runs.
     state_axes = TrainState(None, *[0] * (len(TrainState._fields) - 1))
@@ -210,7 +210,8 @@ def observer(algorithm: Algorithm, evaluate, metrics: Metrics, *, slice_size: in
     return observe
 
 
-def _check(data, num_steps, batch_size, key, eval_steps, target_loss, first=0) -> np.ndarray:
+def check_run(data, num_steps, batch_size, key, eval_steps, target_loss, first=0) -> np.ndarray:
+    """The steps to evaluate at, num_steps the last; ValueError as `train` says."""
     x, y = data
     positive_integer("num_steps", num_steps)
     if len(x) != len(y):

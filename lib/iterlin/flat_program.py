@@ -1,0 +1,116 @@
+"""A function as a flat list of primitive operations, to be read and run again with changes.
+
+Calls that only group operations (jit, checkpoint) are opened; those with a derivative rule or a
+control flow of their own (custom_jvp, scan, while, cond) stay one operation each.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend.core import JaxprEqn, Literal
+from jaxtyping import Array, PyTree
+
+OPENED = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint"})
+
+
+class Step(NamedTuple):
+    """One primitive operation; `inputs` and `outputs` are the numbers of its values."""
+
+    equation: JaxprEqn
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return self.equation.primitive.name
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.equation.params
+
+
+class Program(NamedTuple):
+    """Operations in order; values are numbered. The function returns one array, `result`.
+
+    arguments: numbers of the leaves of the first argument, then of those of the others.
+    constants: {number: array} of literals and of what the function closes over.
+    types: shape and dtype of every value.
+    """
+
+    steps: tuple[Step, ...]
+    arguments: tuple[int, ...]
+    result: int
+    constants: dict[int, Any]
+    types: tuple[Any, ...]
+
+    def users(self) -> dict[int, list[tuple[Step | None, int]]]:
+        """{value: [(step, position among its inputs)]}; the result is used by step None."""
+        found: dict[int, list] = {number: [] for number in range(len(self.types))}
+        for step in self.steps:
+            for position, number in enumerate(step.inputs):
+                found[number].append((step, position))
+        found[self.result].append((None, 0))
+        return found
+
+
+def flatten(function: Callable[..., Array], *arguments: PyTree) -> Program:
+    """The operations of function(*arguments), which may be traced or stand for shapes only."""
+    closed = jax.make_jaxpr(function)(*arguments)
+    types: list[Any] = []
+    constants: dict[int, Any] = {}
+    steps: list[Step] = []
+
+    def number(aval) -> int:
+        types.append(aval)
+        return len(types) - 1
+
+    def constant(value, aval) -> int:
+        constants[index := number(aval)] = value
+        return index
+
+    def walk(jaxpr, consts, inputs) -> list[int]:
+        known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
+
+        def look_up(atom) -> int:
+            return constant(atom.val, atom.aval) if isinstance(atom, Literal) else known[atom]
+
+        for equation in jaxpr.eqns:
+            given = tuple(look_up(atom) for atom in equation.invars)
+            if equation.primitive.name in OPENED:
+                results = walk(*_body(equation, constant), given)
+            else:
+                results = [number(var.aval) for var in equation.outvars]
+                steps.append(Step(equation, given, tuple(results)))
+            known.update(zip(equation.outvars, results, strict=True))
+        return [look_up(atom) for atom in jaxpr.outvars]
+
+    jaxpr = closed.jaxpr
+    consts = [constant(c, v.aval) for c, v in zip(closed.consts, jaxpr.constvars, strict=True)]
+    inputs = [number(var.aval) for var in jaxpr.invars]
+    (result,) = walk(jaxpr, consts, inputs)
+    return Program(tuple(steps), tuple(inputs), result, constants, tuple(types))
+
+
+def _body(equation, constant) -> tuple[Any, list[int]]:
+    """The jaxpr inside a call and the numbers of its constants."""
+    inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+    if not hasattr(inner, "consts"):
+        return inner, []
+    pairs = zip(inner.consts, inner.jaxpr.constvars, strict=True)
+    return inner.jaxpr, [constant(value, var.aval) for value, var in pairs]
+
+
+def run(
+    program: Program, arguments: list[Array], shifts: dict[int, Array]
+) -> tuple[Array, dict[int, Any]]:
+    """The result and all values, each value numbered in `shifts` moved by that much."""
+    values = {**program.constants, **dict(zip(program.arguments, arguments, strict=True))}
+    for step in program.steps:
+        primitive = step.equation.primitive
+        settings = primitive.get_bind_params(step.settings)
+        found = primitive.bind(*(values[i] for i in step.inputs), **settings)
+        found = found if primitive.multiple_results else [found]
+        for index, value in zip(step.outputs, found, strict=True):
+            values[index] = value + shifts[index] if index in shifts else value
+    return values[program.result], values

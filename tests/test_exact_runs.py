@@ -1,0 +1,90 @@
+"""Grids by exact engines: the runs of `runs.grid`, kept, resumed, and refused by name."""
+
+import numpy as np
+import pytest
+from iterlin import exact, exact_runs, runs
+from iterlin.chunks import OutOfTime
+from test_runs import STEPS, problem
+
+FULL_BATCH = problem(batch_size=None)
+AXES = {"period": (1, 5), "seed": (0, 1)}
+
+
+def make(period, seed, examples=None, **changes):
+    return runs.Run(seed, period, 0.1, STEPS, examples=examples)._replace(**changes)
+
+
+def engine(run):
+    return "steps" if run.period == 1 else "function_space"
+
+
+def by_engines(make=make, axes=AXES, engine=engine, **settings):
+    return exact_runs.exact_grid(FULL_BATCH, axes, make, engine=engine, **settings)
+
+
+@pytest.mark.parametrize("examples", [None, 12])
+def test_grid_is_that_of_steps(examples):
+    def chosen(period, seed):
+        return make(period, seed, examples, penalty=0.2 if period > 1 else 0.0)
+
+    found, expected = by_engines(chosen), runs.grid(FULL_BATCH, AXES, chosen)
+    for name in expected.data_vars:
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-10, err_msg=name)
+    np.testing.assert_array_equal(found.evaluations.sel(period=1, seed=0), STEPS)
+    assert found.missing == 0
+
+
+def test_period_may_end_when_solved_and_go_on_for_ever():
+    axes = {"period": (np.inf,), "seed": (0,)}
+    found = by_engines(axes=axes)
+    assert int(found.updates[0, 0, -1]) == 0
+
+
+def test_finished_runs_are_read_and_the_deadline_leaves_holes(tmp_path, monkeypatch):
+    whole = by_engines(folder=tmp_path)
+    files = sorted(tmp_path.glob("*.npz"))
+    assert len(files) == 4
+    again = by_engines(folder=tmp_path)
+    for name in set(whole.data_vars) - {"seconds"}:
+        np.testing.assert_array_equal(again[name], whole[name])
+    assert sorted(tmp_path.glob("*.npz")) == files
+
+    looks = iter([False])
+    monkeypatch.setattr(exact_runs, "out_of_time", lambda: next(looks, True))
+    part = by_engines(axes={"period": (5,), "seed": (0, 1)})
+    assert part.missing == 1
+    assert np.isfinite(part.test_loss.sel(seed=0)).all()
+    assert np.isnan(part.test_loss.sel(seed=1)).all()
+    with pytest.raises(OutOfTime):
+        by_engines(axes={"period": (5,), "seed": (0,)})
+
+
+def test_a_run_stopped_on_its_way_goes_on(tmp_path, monkeypatch):
+    axes = {"period": (5,), "seed": (0,)}
+    whole = by_engines(axes=axes)
+    monkeypatch.setattr(exact, "CHECKPOINT", 0.0)
+    looks = iter([False, False, True])
+    monkeypatch.setattr(exact, "out_of_time", lambda: next(looks, False))
+    with pytest.raises(OutOfTime):
+        by_engines(axes=axes, folder=tmp_path)
+    again = by_engines(axes=axes, folder=tmp_path)
+    np.testing.assert_array_equal(again.test_loss, whole.test_loss)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"make": lambda period, seed: make(period, seed, optimizer="adam")}, "adam"),
+        ({"make": lambda period, seed: make(0, seed)}, "period"),
+        ({"engine": lambda run: "magic"}, "magic"),
+    ],
+)
+def test_refuses_bad_runs_before_any_compute(changes, message, monkeypatch):
+    monkeypatch.setattr(exact_runs, "Integrator", None)
+    with pytest.raises(ValueError, match=message):
+        by_engines(**changes)
+
+
+def test_refuses_minibatches():
+    with pytest.raises(ValueError, match="batch_size"):
+        exact_runs.exact_grid(problem(), AXES, make, engine=engine)

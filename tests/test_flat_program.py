@@ -1,0 +1,62 @@
+"""A flattened function computes what it did, with its derivative rules, and can be shifted inside."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from iterlin.flat_program import flatten, run
+
+VECTOR = jnp.asarray([-1.5, 0.0, 2.0])
+
+
+def nested(x):
+    inner = jax.jit(lambda v: jax.jit(jnp.tanh)(2 * v) + VECTOR)
+    return inner(inner(x)) * inner(x)
+
+
+def looped(x):
+    carry, outputs = jax.lax.scan(lambda c, v: (c + v, c * v), x.sum(), x)
+    return jax.lax.cond(carry > 0, lambda: outputs, lambda: carry * outputs)
+
+
+FUNCTIONS = {
+    "nested calls": nested,
+    "remembered less": lambda x: jax.checkpoint(lambda v: jnp.sin(v) ** 3)(x),
+    "derivative rule": lambda x: jax.nn.relu(x) - jax.nn.softplus(x),
+    "control flow": looped,
+    "argument itself": lambda x: x,
+    "constant": lambda x: VECTOR,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_value_and_derivative_are_those_of_the_function(name):
+    """At 0, where relu's own rule (0) and that of the maximum in it (1/2) differ, too."""
+    function = FUNCTIONS[name]
+    program = flatten(function, VECTOR)
+
+    def again(x):
+        return run(program, [x], {})[0]
+
+    np.testing.assert_array_equal(again(VECTOR), function(VECTOR))
+    np.testing.assert_allclose(jax.jacrev(again)(VECTOR), jax.jacrev(function)(VECTOR), atol=1e-15)
+
+
+def test_grouping_calls_are_opened_and_others_stay_whole():
+    assert {"jit", "checkpoint"}.isdisjoint(step.name for step in flatten(nested, VECTOR).steps)
+    assert {"scan", "cond"} <= {step.name for step in flatten(looped, VECTOR).steps}
+
+
+def test_shift_moves_one_value_and_all_that_follow_from_it():
+    program = flatten(lambda x: jnp.exp(jnp.sin(x)), VECTOR)
+    sine = program.steps[0].outputs[0]
+    result, values = run(program, [VECTOR], {sine: VECTOR})
+    np.testing.assert_allclose(values[sine], jnp.sin(VECTOR) + VECTOR, rtol=1e-15)
+    np.testing.assert_allclose(result, jnp.exp(jnp.sin(VECTOR) + VECTOR), rtol=1e-15)
+
+
+def test_users_name_every_use_and_the_result():
+    program = flatten(lambda x: x * x, VECTOR)
+    users = program.users()
+    assert [position for _, position in users[program.arguments[0]]] == [0, 1]
+    assert users[program.result] == [(None, 0)]

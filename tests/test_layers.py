@@ -1,0 +1,128 @@
+"""Layers are found where a parameter is a weight and nothing else, and their parts give J."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from iterlin import convnets, models
+from iterlin.flat_program import flatten, run
+from iterlin.layers import find_layers
+
+KEY = jax.random.key(0)
+
+
+def layers_of(f, params, x):
+    """{weight: bias}, by path in params, and the program of one example."""
+    paths, tree = jax.tree.flatten_with_path(params)
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
+    leaves = [leaf for _, leaf in paths]
+    program = flatten(lambda given, e: f(jax.tree.unflatten(tree, given), e[None])[0], leaves, x[0])
+    found = find_layers(program, len(leaves))
+    return {
+        names[layer.weight]: layer.bias if layer.bias is None else names[layer.bias]
+        for layer in found
+    }
+
+
+def normal(*shape):
+    return jax.random.normal(jax.random.fold_in(KEY, sum(shape)), shape)
+
+
+@pytest.mark.parametrize("parameterization", ["standard", "ntk"])
+def test_dense_layers_take_their_biases_even_behind_a_factor(parameterization):
+    model = models.mlp((5, 4, 3, 1), parameterization=parameterization)
+    found = layers_of(model.apply, model.init(KEY), normal(2, 5))
+    assert found == {f"{i}.weight": f"{i}.bias" for i in range(3)}
+
+
+@pytest.mark.parametrize("method", ["patches", "direct"])
+def test_convolutions_are_found_and_biases_behind_a_pool_are_not_theirs(method):
+    model = convnets.lenet((12, 12, 1), channels=2, kernel_size=3, hidden=(4,), method=method)
+    found = layers_of(model.apply, model.init(KEY), normal(2, 12, 12, 1))
+    dense = {f"dense{i}.weight": f"dense{i}.bias" for i in (1, 2)}
+    assert found == {"conv1.weight": None, "conv2.weight": None, **dense}
+
+
+OTHERWISE = {
+    "used twice": lambda w, x: x @ w @ w,
+    "used twice in one product": lambda w, x: x @ (w @ w),
+    "a bias too": lambda w, x: x @ w + w.sum(0)[None],
+    "squared": lambda w, x: x @ w**2,
+    "in a scan": lambda w, x: jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, length=2)[0],
+    "with a derivative rule": lambda w, x: x @ jax.nn.relu(w),
+    "batched": lambda w, x: jnp.einsum("ni,ij->nij", x, w)[:, 0],
+    "a summand": lambda w, x: x + w[:1],
+    "unused": lambda w, x: x,
+    "returned": lambda w, x: jnp.broadcast_to(w[:1], x.shape),
+    "through integers": lambda w, x: x @ w.astype(int).astype(float),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_anything_else_is_left_to_the_general_way(name):
+    assert layers_of(OTHERWISE[name], normal(3, 3), normal(2, 3)) == {}
+
+
+RELAID = {
+    "transposed": lambda p, x: x @ p["w"].T + p["b"][None],
+    "on the left": lambda p, x: (p["w"] @ x.T).T + p["b"][None],
+    "reshaped": lambda p, x: x @ p["w"].reshape(9)[None].squeeze(0).reshape(3, 3) + p["b"][None],
+}
+
+
+@pytest.mark.parametrize("name", RELAID)
+def test_weights_may_be_relaid(name):
+    params = {"w": normal(3, 3), "b": normal(3)}
+    left = {"on the left": None}  # its bias is added to another layout of the product
+    assert layers_of(RELAID[name], params, normal(2, 3)) == {"w": left.get(name, "b")}
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda p, x: (h := x @ p["w"]) + p["b"][None] + jnp.sin(h),
+        lambda p, x: x @ p["w"] + p["b"][:, None],
+        lambda p, x: p["b"][None] * (x @ p["w"]),
+    ],
+    ids=["product used again", "along positions", "factor"],
+)
+def test_vector_that_is_no_bias_is_not_taken_for_one(f):
+    """With three positions and three features shapes alone do not tell."""
+    params = {"w": normal(3, 3), "b": normal(3)}
+    assert layers_of(lambda p, x: f(p, x[0])[None], params, normal(2, 3, 3)) == {"w": None}
+
+
+NHWC, NCHW, MIXED = (
+    ("NHWC", "HWIO", "NHWC"),
+    ("NCHW", "OIHW", "NCHW"),
+    ("HWNC", "IOHW", "CWNH"),
+)
+
+
+@pytest.mark.parametrize(
+    ("stride", "spread", "hole", "pad", "layout"),
+    [(1, 1, 1, 0, NHWC), (2, 1, 2, 1, MIXED), (2, 2, 1, 2, NCHW), (1, 2, 2, 0, MIXED)],
+)
+def test_inputs_and_cotangents_make_the_gradient_of_any_convolution(
+    stride, spread, hole, pad, layout
+):
+    """Up to the order of the weight's entries, so their squares and inner products are compared."""
+    sizes = {"N": 1, "H": 7, "W": 6, "C": 2, "I": 2, "O": 3}
+    kernel = sizes | {"H": 3, "W": 2}
+    x = normal(*(sizes[axis] for axis in layout[0]))
+    weight = normal(*(kernel[axis] for axis in layout[1]))
+
+    def f(w, x):
+        return jax.lax.conv_general_dilated(
+            x, w, (stride, 1), [(pad, 1), (0, pad)], (1, spread), (hole, 1), layout
+        )
+
+    program = flatten(lambda leaves, x: f(leaves[0], x), [weight], x)
+    (layer,) = find_layers(program, 1)
+    out, pull = jax.vjp(lambda w: f(w, x), weight)
+    u = jax.random.normal(KEY, (4, *out.shape))
+    expected = np.stack([np.ravel(pull(v)[0]) for v in u])
+    values = run(program, [weight, x], {})[1]
+    rows = np.einsum("sd,ose->ode", layer.inputs(values), layer.cotangents(u)).reshape(4, -1)
+    np.testing.assert_allclose(rows @ rows.T, expected @ expected.T, rtol=1e-11)
+    np.testing.assert_allclose(np.sort(rows), np.sort(expected), atol=1e-12)
