@@ -18,6 +18,7 @@ from bench.record import MODULES, dataset, ratios
 
 EXPERIMENT = "performance"
 FEWEST_ROUNDS = 5
+INTERRUPTED = 130
 
 
 def main(arguments=None) -> int:
@@ -47,7 +48,11 @@ def main(arguments=None) -> int:
     if options.whole:
         whole.measure()
     path = BUILT / f"{options.tier}.nc"
-    run(selected, options, Pool(starter(options.threads, given)), path)
+    try:
+        run(selected, options, Pool(starter(options.threads, given)), path)
+    except KeyboardInterrupt:
+        print(f"interrupted: what was measured is in {path}", file=sys.stderr)
+        return INTERRUPTED
     if options.cases:
         print(f"a selection: kept in {path}, the record is as it was")
         return 0
