@@ -44,8 +44,8 @@ def measure(
         subprocess.run(["git", "clone", "-q", str(root), str(clone)], check=True)
         head = ["git", "-C", str(clone), "rev-parse", "HEAD"]
         commit = subprocess.run(head, check=True, capture_output=True, text=True).stdout.strip()
-        # The installed packages, but the clone's own library.
-        venv = [f"VENV={Path(sys.prefix)}"]
+        # The packages that are installed here (nothing is installed), but the clone's own library.
+        venv = [f"VENV={sys.prefix}", f"INSTALLED={sys.executable}"]
         environment = os.environ | {"PYTHONPATH": str(clone / "lib")}
         for name, command, fresh in commands:
             if fresh:
