@@ -3,6 +3,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 PORT ?= 8000
+ROUNDS ?= 5
 VERSIONS ?= python3.11 python3.12 python3.13
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +15,7 @@ ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 
   JAX_COMPILATION_CACHE_DIR=$(CURDIR)/_build/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.3
 
 .DEFAULT_GOAL := help
-.PHONY: help book results serve test versions library lint format references picture lock clean
+.PHONY: help book results serve test versions library lint format references picture bench lock clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -73,6 +74,10 @@ references: $(INSTALLED) ## make tests/notebooks anew from the pages that run no
 
 picture: ## take the README's picture from the book's landing page
 	@$(BIN)/python -m iterlin_book.picture
+
+bench: $(INSTALLED) ## measure the library beside its peers [CASES=NTK] [ROUNDS=5] [WHOLE=1]
+	@$(BIN)/python -m bench --rounds $(ROUNDS) $(if $(CASES),--cases $(CASES)) \
+	  $(if $(WHOLE),--whole) $(if $(PEERS),--python $(PEERS))
 
 lock: $(INSTALLED) ## pin the newest versions that fit pyproject.toml (needs uv)
 	@sed '/^[^#]/,$$d' requirements.lock > requirements.new

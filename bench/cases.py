@@ -1,0 +1,195 @@
+"""What is measured: cases, contestants and goals."""
+
+import math
+
+from bench.driver import Case, Contestant, Goal
+
+HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+LAST = {"layout": "channels_last"}
+LENET = {"network": "lenet", "examples": 256, "step_size": 0.1}
+PLAIN, LINEARISED = {"step": "plain"}, {"step": "linearised"}
+
+
+def stepping() -> Case:
+    """A step of LeNet, 50 channels, batch 256, float32."""
+    backward = LINEARISED | {"pull": "backward"}
+    gradient = LINEARISED | {"pull": "grad"}
+    ours, theirs, plain = "linearised step", "torch.func, linearised", "torch, plain"
+    last = f"{theirs}, channels_last"
+    contestants = [
+        Contestant("plain step", options=PLAIN),
+        Contestant(ours, options=LINEARISED, like=None),
+        Contestant("kept activations", kind="kept", options={"period": 20}),
+        Contestant("matrix product", kind="matmul", options={"matmul": 2048}, like=None),
+        Contestant(plain, "torch", PLAIN),
+        Contestant(f"{plain}, channels_last", "torch", PLAIN | LAST),
+        Contestant(theirs, "torch", backward, like=ours),
+        Contestant(last, "torch", backward | LAST, like=ours),
+        Contestant(f"{theirs}, grad of jvp, channels_last", "torch", gradient | LAST, like=ours),
+        Contestant("plain step, huge pages", options=PLAIN, variables=HUGE),
+        Contestant(f"{ours}, huge pages", options=LINEARISED, variables=HUGE, like=ours),
+        Contestant(f"{plain}, channels_last, huge pages", "torch", PLAIN | LAST, HUGE),
+        Contestant(f"{last}, huge pages", "torch", backward | LAST, HUGE, like=ours),
+    ]
+    goals = [
+        Goal("plain step, against torch", f"{plain}, channels_last", "plain step", 1.0),
+        Goal("linearised step, against torch.func", last, ours, 1.3),
+        Goal("linearised step, in plain steps", ours, "plain step", 1.4, at_most=True),
+        Goal("linearised step, share of the floor", "matrix product", ours, 0.6, False, True),
+        Goal("kept activations, in linearised steps", "kept activations", ours),
+        Goal(
+            "plain step, against torch, both with huge pages",
+            f"{plain}, channels_last, huge pages",
+            "plain step, huge pages",
+        ),
+        Goal(
+            "linearised step, against torch.func, both with huge pages",
+            f"{last}, huge pages",
+            f"{ours}, huge pages",
+        ),
+    ]
+    return Case("stepping", "step", contestants, LENET, goals=goals)
+
+
+def sweeps() -> Case:
+    """16 runs of MLPs, 64 inputs and 10 outputs, as one program and one after another."""
+    widths, contestants, goals = (8, 32, 128, 512), [], []
+    for width in widths:
+        together, apart = f"one program, width {width}", f"one after another, width {width}"
+        for label, series in ((together, "one program"), (apart, "one after another")):
+            options = {"hidden": width, "together": label == together}
+            contestants.append(
+                Contestant(label, options=options, like=together, series=series, size=width)
+            )
+        goals.append(Goal(f"16 runs of width {width}, one after another", apart, together))
+    settings = {"examples": 512, "batch": 64, "steps": 50, "step_size": 0.01, "seeds": 4}
+    settings["periods"] = [2, 5, 20, math.inf]
+    return Case("sweeps", "sweep", contestants, settings, inputs=False, goals=goals)
+
+
+def kernels() -> list[Case]:
+    """The empirical NTK of an MLP with one output, where the forms coincide, and of LeNet."""
+    mlp = {"network": [64, 128, 128, 1], "examples": 1000}
+    lenet = {"network": "lenet", "examples": 100}
+    wanted = {"NTK, MLP, N = 1000": mlp | {"form": "full"}}
+    wanted |= {f"NTK, LeNet, N = 100, {f}": lenet | {"form": f} for f in ("full", "trace")}
+    wanted |= {"NTK, LeNet, N = 100, diagonal": lenet | {"form": "diagonal"}}
+    cases = []
+    for name, settings in wanted.items():
+        contestants = [
+            Contestant("iterlin"),
+            Contestant("torch.func", "torch"),
+            *[
+                Contestant(f"neural-tangents ({n})", "neural_tangents", {"implementation": n})
+                for n in (1, 3)
+            ],
+        ]
+        goals = [Goal(f"against {c.label}", c.label, "iterlin", 1.0) for c in contestants[1:]]
+        cases.append(Case(name, "ntk", contestants, settings, 1e-2, alone=True, goals=goals))
+    return cases
+
+
+def exact() -> Case:
+    """One linearisation of K steps on 60 digits, 600 outputs, float64."""
+    few, many = (1, 10, 100, 1000, 10**4), (1, 100, 10**4, 10**6, 10**8)
+    kinds = {
+        "function_space": ("steps with the kernel", False, few),
+        "kept_steps": ("steps", False, few),
+        "function_space_flow": ("flow with the kernel", False, many),
+        "flow": ("flow", False, many),
+        "closed_form": ("closed form, squared loss", True, many[::2]),
+    }
+    contestants, names = [], set()
+    for engine, (series, squared, periods) in kinds.items():
+        for period in periods:
+            # Steps agree to rounding, a flow with them to first order in the step size.
+            model = f"steps with the kernel, K = {period:g}"
+            if model not in names and engine == "flow":
+                model = f"flow with the kernel, K = {period:g}"
+            elif model not in names or squared:
+                model = None
+            label = f"{series}, K = {period:g}"
+            options = {"engine": engine, "squared": squared, "period": period}
+            contestants.append(
+                Contestant(label, options=options, like=model, series=series, size=period)
+            )
+            names.add(label)
+    settings = {"double": True, "examples": 60, "hidden": 32, "step_size": 1e-3}
+    goals = [
+        Goal(
+            f"{series}: K = 1e+08 in units of 1,000 steps",
+            f"{series}, K = 1e+08",
+            "steps, K = 1000",
+        )
+        for series in ("flow with the kernel", "flow", "closed form, squared loss")
+    ]
+    return Case("exact", "exact", contestants, settings, 0.05, inputs=False, goals=goals)
+
+
+def quintic() -> Case:
+    """Damped Gauss-Newton from 4 initialisations to the same loss, float64."""
+    settings = {"double": True, "seeds": 4, "damping": 0.1, "max_steps": 400, "target": 4.0}
+    fixed, adaptive = {"adaptive": False, "linear": 1e-6}, {"adaptive": True, "linear": 1e-6}
+    contestants = [
+        Contestant("iterlin"),
+        Contestant("optimistix, the same damping", "optimistix", fixed),
+        Contestant("optimistix, Levenberg-Marquardt", "optimistix", adaptive),
+        Contestant("jaxopt, Levenberg-Marquardt", "jaxopt"),
+    ]
+    goals = [Goal(f"against {c.label}", c.label, "iterlin", 1.0) for c in contestants[1:]]
+    return Case("Gauss-Newton", "gauss_newton", contestants, settings, goals=goals)
+
+
+def growth() -> list[Case]:
+    """What a linearised step costs as one thing grows, everything else being held."""
+
+    def parameters(width):
+        return 64 * width + width + width**2 + width + 10 * width + 10
+
+    examples = [
+        Contestant(f"N = {n}", options={"examples": n}, like=None, series="examples N", size=n)
+        for n in (32, 64, 128, 256)
+    ]
+    widths = [
+        Contestant(
+            f"width {width}",
+            options={"network": [64, width, width, 10]},
+            like=None,
+            series="parameters P (width)",
+            size=parameters(width),
+        )
+        for width in (128, 256, 512, 1024)
+    ]
+    periods = [
+        Contestant(f"K = {k}", options={"period": k}, like=None, series="period K", size=k)
+        for k in (2, 8, 32, 128, 512)
+    ]
+    seeds = [
+        Contestant(f"{s} seeds", options={"seeds": s}, like=None, series="seeds", size=s)
+        for s in (1, 2, 4, 8, 16, 32)
+    ]
+    small = {"examples": 512, "batch": 64, "hidden": 64, "step_size": 0.01}
+    together = small | {"steps": 50, "periods": [5], "together": True}
+    return [
+        Case("growth with N", "step", examples, LENET | LINEARISED, inputs=False),
+        Case("growth with P", "step", widths, LENET | LINEARISED, inputs=False),
+        Case("growth with K", "periods", periods, small | {"steps": 512}, inputs=False),
+        Case("growth with seeds", "sweep", seeds, together, inputs=False),
+    ]
+
+
+def all_cases() -> list[Case]:
+    return [stepping(), quintic(), exact(), sweeps(), *growth(), *kernels()]
+
+
+def chosen(words: list[str]) -> list[Case]:
+    """The cases whose names contain one of the words, all of them without any.
+
+    Raises ValueError for a word that no name contains.
+    """
+    cases = all_cases()
+    for word in words:
+        if not any(word.lower() in case.name.lower() for case in cases):
+            names = ", ".join(case.name for case in cases)
+            raise ValueError(f"no case is called '{word}' (cases: {names})")
+    return [c for c in cases if not words or any(w.lower() in c.name.lower() for w in words)]

@@ -1,0 +1,1 @@
+"""What `bench.peers.iterlin` runs: one module a subject."""

@@ -1,0 +1,51 @@
+"""What the library's cases have in common."""
+
+import jax
+import numpy as np
+from iterlin import convnets, models
+from jax.flatten_util import ravel_pytree
+
+LENET_IMAGE = (32, 32, 3)
+
+
+def network(settings):
+    """The model that settings["network"] names: "lenet", or the widths of an MLP."""
+    if settings["network"] == "lenet":
+        return convnets.lenet(LENET_IMAGE, channels=settings.get("channels", 50))
+    return models.mlp(settings["network"])
+
+
+def batch(settings, key):
+    """Standard normal inputs and, where settings name classes, uniform labels."""
+    count = settings["examples"]
+    shape = LENET_IMAGE if settings["network"] == "lenet" else (settings["network"][0],)
+    x = jax.random.normal(key, (count, *shape))
+    y = jax.random.randint(jax.random.fold_in(key, 1), (count,), 0, settings.get("classes", 10))
+    return x, y
+
+
+def flat(tree) -> np.ndarray:
+    """All numbers of a pytree, in the order of `ravel_pytree`."""
+    return np.asarray(ravel_pytree(tree)[0])
+
+
+def named(tree, prefix) -> dict[str, np.ndarray]:
+    """Leaves by name, such as anchor/conv1/weight, for peers that know no pytrees."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {
+        "/".join([prefix, *[str(getattr(k, "key", getattr(k, "idx", k))) for k in path]]): np.array(
+            leaf
+        )
+        for path, leaf in leaves
+    }
+
+
+def from_named(arrays, prefix, like):
+    """The pytree that `named` took apart, shaped as `like`."""
+    paths, tree = jax.tree_util.tree_flatten_with_path(like)
+    names = named(jax.tree_util.tree_unflatten(tree, [leaf for _, leaf in paths]), prefix)
+    return jax.tree_util.tree_unflatten(tree, [jax.numpy.asarray(arrays[name]) for name in names])
+
+
+def precision(settings) -> None:
+    jax.config.update("jax_enable_x64", bool(settings.get("double", False)))

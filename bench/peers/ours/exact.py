@@ -1,0 +1,57 @@
+"""A whole linearisation of K steps by the engines of `iterlin.exact`."""
+
+from functools import cache
+
+import jax
+from iterlin import data, losses, models
+from iterlin.engines import Task
+from iterlin.exact import ENGINES
+
+from bench.peers.ours.common import flat, precision
+from bench.worker import Prepared
+
+
+@cache
+def _engine(name, squared, examples, hidden, step_size):
+    """An engine, whose programs serve every period, and the point of expansion."""
+    train = data.digits(examples).train
+    model = models.mlp([64, hidden, 10])
+    loss = losses.mean(losses.squared_error if squared else losses.cross_entropy)
+    task = Task(
+        f=model.apply,
+        data=(train.x, data.one_hot(train.y, 10) if squared else train.y),
+        loss=loss,
+        step_size=step_size,
+        penalty=0.0,
+        tolerance=1e-3,
+        memory_limit=2**31,
+        solved=None,
+    )
+    return ENGINES[name](task), model.init(jax.random.key(0))
+
+
+def linearization(settings, arrays):
+    """From theta_s to the parameters K steps later, the kernel (where there is one) included."""
+    precision(settings)
+    engine, anchor = _engine(
+        settings["engine"],
+        settings["squared"],
+        settings["examples"],
+        settings["hidden"],
+        settings["step_size"],
+    )
+    period = settings["period"]
+
+    def run():
+        # New containers for the same numbers: an engine keeps the kernel of the anchor it knows.
+        progress = engine.begin(jax.tree.map(lambda leaf: leaf, anchor))
+        while progress.steps < period:
+            progress = engine.forward(progress, period)
+        return jax.block_until_ready(engine.parameters(progress)), progress
+
+    spent = run()[1].evaluations
+    return Prepared(
+        run=run,
+        results=lambda outcome: {"displacement": flat(outcome[0]) - flat(anchor)},
+        facts={"products": spent},
+    )

@@ -1,0 +1,114 @@
+"""One step of training as runs take it: `algorithm.Algorithm` in a compiled loop."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from iterlin import costs, losses, models, schedules
+from iterlin.algorithm import Algorithm
+from iterlin.engines import Steps, Task
+
+from bench.peers.ours.common import batch, flat, from_named, named, network, precision
+from bench.worker import Prepared
+
+ENTROPY = losses.mean(losses.cross_entropy)
+
+
+def inputs(settings):
+    """A point of expansion, parameters one hundredth away from it, and a batch."""
+    precision(settings)
+    key = jax.random.key(0)
+    anchor = network(settings).init(key)
+    x, y = batch(settings, jax.random.fold_in(key, 1))
+    noise = jax.random.fold_in(key, 2)
+    leaves, tree = jax.tree.flatten(anchor)
+    moved = [
+        leaf + 0.01 * jnp.std(leaf) * jax.random.normal(jax.random.fold_in(noise, i), leaf.shape)
+        for i, leaf in enumerate(leaves)
+    ]
+    params = jax.tree.unflatten(tree, moved)
+    arrays = {"x": np.asarray(x), "y": np.asarray(y)}
+    return arrays | named(anchor, "anchor") | named(params, "params")
+
+
+def step(settings, arrays):
+    """A step of plain gradient descent at the anchor, or one of the linearised network.
+
+    The batch is all the examples there are, drawn and shuffled as in a run. The result is the
+    displacement.
+    """
+    precision(settings)
+    arrays = arrays or inputs(settings)
+    model = network(settings)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    anchor = from_named(arrays, "anchor", shapes)
+    data = jnp.asarray(arrays["x"]), jnp.asarray(arrays["y"])
+    plain = settings["step"] == "plain"
+    algorithm = Algorithm(
+        f=model.apply,
+        loss=ENTROPY,
+        optimizer=optax.sgd(settings["step_size"]),
+        batch_size=len(data[1]),
+        plain=plain,
+    )
+    schedule = schedules.every(1) if plain else schedules.never()
+    state = algorithm.start(anchor, data, jax.random.key(0))
+    if not plain:
+        params = from_named(arrays, "params", shapes)
+        state = state._replace(params=params, step=jnp.asarray(1, jnp.int32))
+    advance = jax.jit(lambda state, data, count: algorithm.advance(state, data, count, schedule))
+    one = jnp.asarray(1, jnp.int32)
+    return Prepared(
+        run=lambda: jax.block_until_ready(advance(state, data, one)),
+        results=lambda after: {"displacement": flat(after.params) - flat(state.params)},
+        facts={
+            "operations": costs.operations(
+                lambda state, data: algorithm.step(state, data, schedule), state, data
+            ),
+            "parameters": models.parameter_count(anchor),
+        },
+    )
+
+
+def kept(settings, arrays):
+    """Steps of one linearisation with its activations kept, settings["period"] of them a run."""
+    precision(settings)
+    model, period = network(settings), settings["period"]
+    anchor = from_named(arrays, "anchor", jax.eval_shape(model.init, jax.random.key(0)))
+    data = jnp.asarray(arrays["x"]), jnp.asarray(arrays["y"])
+    task = Task(
+        f=model.apply,
+        data=data,
+        loss=ENTROPY,
+        step_size=settings["step_size"],
+        penalty=0.0,
+        tolerance=1e-3,
+        memory_limit=2**31,
+        solved=None,
+    )
+    engine = Steps(task)
+
+    def run(steps=period):
+        reached = engine.forward(engine.begin(anchor), steps)
+        return jax.block_until_ready(engine.parameters(reached))
+
+    # The first of them is the plain step, which the others are compared with.
+    return Prepared(
+        run=run,
+        results=lambda _: {"displacement": flat(run(1)) - flat(anchor)},
+        units=period,
+        facts={"bytes": costs.kept_bytes(model.apply, anchor, data[0])},
+    )
+
+
+def matmul(settings, arrays):
+    """A square matrix product: the rate that the floor is drawn with."""
+    precision(settings)
+    size = settings["matmul"]
+    a, b = jax.random.normal(jax.random.key(3), (2, size, size), jnp.float32)
+    multiply = jax.jit(jnp.dot)
+    return Prepared(
+        run=lambda: multiply(a, b).block_until_ready(),
+        results=lambda product: {},
+        facts={"operations": 2 * size**3},
+    )

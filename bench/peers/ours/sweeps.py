@@ -1,0 +1,57 @@
+"""Many runs of Algorithm 3 on small networks: together, and one after another."""
+
+import jax
+import numpy as np
+from iterlin import data, losses, models
+from iterlin.programs import Problem, Program, Run
+
+from bench.peers.ours.common import precision
+from bench.worker import Prepared
+
+ENTROPY = losses.mean(losses.cross_entropy)
+
+
+def _problem(settings):
+    train = data.digits(settings["examples"]).train
+    model = models.mlp([64, settings["hidden"], 10])
+    return Problem(
+        f=model.apply,
+        init=model.init,
+        train=(train.x, train.y),
+        loss=ENTROPY,
+        evaluate={"train": tuple(train)},
+        metrics={"loss": ENTROPY},
+        batch_size=settings["batch"],
+    )
+
+
+def sweep(settings, arrays):
+    """settings["periods"] times settings["seeds"] runs as one program, or each by itself."""
+    precision(settings)
+    problem, steps = _problem(settings), (settings["steps"],)
+    runs = [
+        Run(seed, period, settings["step_size"], steps)
+        for period in settings["periods"]
+        for seed in range(settings["seeds"])
+    ]
+    program = Program(problem, runs[0])
+    groups = [runs] if settings["together"] else [[run] for run in runs]
+
+    def run():
+        outcomes = [
+            program.run(group, label="bench", folder=None, data_digest=None) for group in groups
+        ]
+        jax.block_until_ready([outcome.state.params for outcome in outcomes])
+        return outcomes
+
+    def losses_at_the_end(outcomes):
+        ends = [np.ravel(outcome.history["train_loss"][..., -1]) for outcome in outcomes]
+        return {"loss": np.concatenate(ends)}
+
+    # At the smallest sizes seeds are the unit of the growth curve, not of the time.
+    return Prepared(run=run, results=losses_at_the_end)
+
+
+def periods(settings, arrays):
+    """One run of a fixed number of steps at a period."""
+    return sweep({**settings, "seeds": 1, "periods": [settings["period"]], "together": True}, {})

@@ -1,0 +1,313 @@
+"""The benchmark's driver: fair turns, right statistics, and a peer that fails costs only itself.
+
+Nothing here is timed: peers are made up, and their seconds with them.
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from iterlin import records
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))
+
+from bench import __main__ as command  # noqa: E402
+from bench import cases, driver, environments, whole  # noqa: E402
+from bench.driver import Case, Contestant, Goal, PeerFailed, Pool, Worker, compare  # noqa: E402
+from bench.record import dataset, slopes  # noqa: E402
+
+RESULT = {"gradient": np.array([3.0, 4.0])}
+
+
+class Fake:
+    """A worker that answers from a script: seconds by number of the run, or a failure."""
+
+    def __init__(self, diary, peer, seconds, result=None, facts=None):
+        self.diary, self.peer, self.seconds = diary, peer, seconds
+        self.result, self.facts = RESULT if result is None else result, facts or {}
+        self.runs, self.closed = 0, False
+        self.process = SimpleNamespace(poll=lambda: None)
+        self.hello = {"versions": {"numpy": "0"}, "now": 1}
+
+    def ask(self, **request):
+        match request["do"]:
+            case "inputs":
+                np.savez(request["path"], x=np.ones(2))
+            case "prepare":
+                if isinstance(self.seconds, str):
+                    raise PeerFailed(self.seconds)
+                np.savez(request["results"], **self.result)
+                return {"facts": dict(self.facts), "seconds": self.seconds(0)}
+            case "run":
+                self.diary.append(request["id"])
+                seconds = self.seconds(self.runs)
+                self.runs += 1
+                return {"seconds": seconds}
+            case "memory":
+                return {"now": 2, "peak": 3}
+        return {}
+
+    def close(self):
+        self.closed = True
+
+
+def compared(peers, *, rounds=5, alone=False, said=None, **settings):
+    """compare() of one contestant for each of peers = {name: (seconds, ...)}."""
+    diary, workers = [], {}
+
+    def start(peer, variables):
+        workers[peer] = Fake(diary, peer, *peers[peer])
+        return workers[peer]
+
+    contestants = [Contestant(peer, peer) for peer in peers]
+    case = Case("made up", "kind", contestants, alone=alone, **settings)
+    said = [] if said is None else said
+    return compare(case, Pool(start), rounds=rounds, say=said.append), diary, workers
+
+
+def test_contestants_take_turns_and_nobody_is_always_first():
+    peers = {name: (lambda run: 1.0,) for name in "abc"}
+    outcome, diary, _ = compared(peers, rounds=6)
+    by_round = [diary[i : i + 3] for i in range(0, 18, 3)]
+    assert all(sorted(turns) == ["a", "b", "c"] for turns in by_round)
+    assert [turns[0] for turns in by_round] == ["a", "b", "c"] * 2
+    assert {len(samples) for samples in outcome.seconds.values()} == {6}
+
+
+def test_ratios_are_taken_within_rounds():
+    """A machine that gets ten times slower from round to round leaves the ratio as it is."""
+    peers = {
+        "a": (lambda run: 10.0**run, None, {"operations": 30}),
+        "b": (lambda run: 2 * 10.0**run, None, {"operations": 20}),
+    }
+    outcome, _, _ = compared(peers)
+    goals = [Goal("time", "b", "a", 1.5), Goal("rate", "b", "a", per_operation=True)]
+    case = Case("made up", "kind", [Contestant("a"), Contestant("b")], goals=goals)
+    found = dataset([case], {"made up": outcome}, 5)
+    np.testing.assert_allclose(found.ratio, [[2.0] * 5, [3.0] * 5])
+    assert np.isnan(found.limit[1])
+
+
+def test_a_failing_peer_is_named_and_left_out():
+    def breaks(run):
+        if run == 2:
+            raise PeerFailed("its process ended with status 9")
+        return 1.0
+
+    said = []
+    peers = {
+        "ours": (lambda run: 1.0,),
+        "absent": ("cannot be installed",),
+        "wrong": (lambda run: 1.0, {"gradient": np.array([3.0, 4.1])}),
+        "shapeless": (lambda run: 1.0, {"gradient": np.ones(3)}),
+        "breaking": (breaks,),
+        "good": (lambda run: 2.0, {"gradient": np.array([3.0, 4.0005])}),
+    }
+    outcome, _, _ = compared(peers, said=said)
+    assert set(outcome.seconds) == {"ours", "good"}
+    assert len(outcome.seconds["good"]) == 5
+    assert outcome.left_out["absent"] == "cannot be installed"
+    assert "disagrees with ours by 2.0e-02" in outcome.left_out["wrong"]
+    assert "status 9" in outcome.left_out["breaking"]
+    assert outcome.errors["good"] == pytest.approx(1e-4)
+    assert len(said) == 4 == len(outcome.left_out)
+
+
+def test_without_the_first_contestant_the_others_have_nothing_to_agree_with():
+    peers = {"ours": ("broken",), "other": (lambda run: 1.0,)}
+    outcome, diary, _ = compared(peers, inputs=False)
+    assert not outcome.seconds
+    assert not diary
+    assert "ours failed" in outcome.left_out["other"]
+
+
+def test_memory_is_that_of_a_process_of_its_own():
+    outcome, _, workers = compared({"ours": (lambda run: 1.0,)}, alone=True)
+    assert outcome.facts["ours"] == {"now_bytes": 2, "peak_bytes": 3, "start_bytes": 1}
+    assert workers["ours"].closed
+
+
+@pytest.mark.parametrize("error", [0.0, 0.25])
+def test_disagreement_is_relative_and_the_worst_of_all_arrays(error):
+    expected = {"a": np.array([3.0, 4.0]), "b": np.ones(4)}
+    found = {"a": expected["a"] * (1 + error), "b": expected["b"]}
+    assert driver.disagreement(expected, found) == pytest.approx(error)
+    assert driver.disagreement(expected, {"a": expected["a"]}) == np.inf
+    assert driver.disagreement(expected, found | {"b": np.full(4, np.nan)}) == np.inf
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 1.7])
+def test_slopes_of_power_laws(power):
+    sizes = np.array([1.0, 2.0, 8.0, 64.0])
+    seconds = np.outer(sizes**power, [1e-3, 2.0, 5.0])
+    np.testing.assert_allclose(slopes(sizes, seconds), power, atol=1e-12)
+
+
+def test_a_growth_curve_becomes_slopes_in_the_record():
+    contestants = [Contestant(f"{n}", f"p{n}", series="n", size=n) for n in (1, 10, 100)]
+    outcome = driver.Outcome(
+        seconds={f"{n}": [2.0 * n, 3.0 * n] for n in (1, 10, 100)},
+        facts={f"{n}": {"operations": n} for n in (1, 10, 100)},
+    )
+    found = dataset([Case("grown", "kind", contestants)], {"grown": outcome}, 2)
+    np.testing.assert_allclose(found.slope, 1)
+    assert found["curve"].values.tolist() == ["n"]
+    np.testing.assert_array_equal(found.operations, [1, 10, 100])
+
+
+def test_partial_results_are_saved_as_they_come(monkeypatch, tmp_path):
+    """An interrupt in the second case leaves a partial record of the first."""
+
+    def start(peer, variables):
+        return Fake([], peer, lambda run: 1.0)
+
+    def interrupted(case, *arguments, **settings):
+        if case.name == "second":
+            raise KeyboardInterrupt
+        return compare(case, *arguments, **settings)
+
+    monkeypatch.setattr(command, "compare", interrupted)
+    monkeypatch.setattr(whole, "stored", dict)
+    two = [Case(name, "kind", [Contestant("a")]) for name in ("first", "second")]
+    options = argparse.Namespace(threads=1, rounds=5, tier="laptop")
+    path = tmp_path / "laptop.nc"
+    with pytest.raises(KeyboardInterrupt):
+        command.run(two, options, Pool(start), path)
+    kept = records.load("performance", "laptop", path)
+    assert kept["case"].values.tolist() == ["first"]
+    assert records.missing_runs(kept) == len(cases.all_cases()) - 1
+    assert json.loads(kept.attrs["peers"])["iterlin"] == {"numpy": "0"}
+
+
+def test_cases_are_chosen_by_parts_of_their_names():
+    everything = [case.name for case in cases.all_cases()]
+    assert [case.name for case in cases.chosen([])] == everything
+    assert len(set(everything)) == len(everything)
+    chosen = [case.name for case in cases.chosen(["ntk", "quint", "Newton"][::2])]
+    assert chosen == [n for n in everything if "NTK" in n or "Newton" in n]
+    with pytest.raises(ValueError, match="no case is called 'speed'"):
+        cases.chosen(["speed"])
+
+
+@pytest.mark.parametrize("case", cases.all_cases(), ids=lambda case: case.name)
+def test_the_cases_are_consistent(case):
+    labels = [contestant.label for contestant in case.contestants]
+    assert len(set(labels)) == len(labels)
+    for number, contestant in enumerate(case.contestants):
+        assert contestant.peer in environments.PEERS
+        # Compared with one that comes before it.
+        assert not contestant.like or contestant.like in labels[: number + 1]
+    for goal in case.goals:
+        assert {goal.of, goal.to} <= set(labels)
+    json.dumps([dict(case.settings), [dict(c.options) for c in case.contestants]])
+
+
+@pytest.mark.parametrize("peer", environments.PEERS[1:])
+def test_every_peer_is_pinned_with_hashes_and_without_addresses(peer):
+    text = environments.lock_of(peer).read_text("utf8")
+    assert "://" not in text
+    blocks = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]
+    names = {block.partition("==")[0] for block in blocks}
+    assert peer.replace("_", "-") in names
+    assert all(re.match(r"[\w.-]+==[\w.+]+ .*", b) and "--hash=sha256:" in b for b in blocks)
+    assert (ROOT / "bench" / "peers" / f"{peer}.py").is_file()
+
+
+def test_a_peer_does_not_see_our_packages(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    theirs = environments.variables("torch", 3, {"A": "b"})
+    assert "PYTHONPATH" not in theirs
+    assert (theirs["OMP_NUM_THREADS"], theirs["NPROC"], theirs["A"]) == ("3", "3", "b")
+    assert environments.variables("iterlin", 3, {})["PYTHONPATH"] == "/ours"
+
+
+def test_an_environment_that_cannot_be_made_says_why(monkeypatch, tmp_path):
+    lock = tmp_path / "torch.lock"
+    lock.write_text("no-such-thing==1 --hash=md5:0\n")
+    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    monkeypatch.setattr(environments, "BUILT", tmp_path / "built")
+    monkeypatch.setattr(environments, "lock_of", lambda peer: lock)
+    asked = []
+
+    def refuse(done_command):
+        asked.append(done_command)
+        raise PeerFailed("cannot be installed: no")
+
+    monkeypatch.setattr(environments, "_run", refuse)
+    start = environments.starter(1, {})
+    for _ in range(2):
+        with pytest.raises(PeerFailed, match="cannot be installed: no"):
+            start("torch", {})
+    assert len(asked) == 1  # not tried again for every case
+    with pytest.raises(ValueError, match="unknown peer 'numpy'"):
+        command._given(["numpy=/bin/python"])
+
+
+PEER = """
+import os, sys
+import numpy as np
+sys.path.insert(0, {root!r})
+from bench import worker
+
+def prepare(settings, arrays):
+    print("noise of a library")
+    os.write(1, b"more noise")
+    if settings.get("fail"):
+        raise ValueError("not this one")
+    return worker.Prepared(lambda: 2 * arrays["x"], lambda y: {{"y": y}}, facts={{"operations": 7}})
+
+def inputs(settings):
+    return {{"x": np.arange(settings["size"])}}
+
+worker.serve({{"double": prepare}}, packages=("numpy", "absent"), inputs={{"double": inputs}})
+"""
+
+
+@pytest.fixture
+def worker(tmp_path):
+    script = tmp_path / "peer.py"
+    script.write_text(PEER.format(root=str(ROOT)))
+    started = Worker([sys.executable, str(script)], environments.variables("a", 1, {}), tmp_path)
+    yield started
+    started.close()
+
+
+def test_a_worker_speaks_the_protocol_whatever_is_printed(worker, tmp_path):
+    assert set(worker.hello["versions"]) == {"python", "numpy"}
+    inputs, results = str(tmp_path / "inputs.npz"), tmp_path / "results.npz"
+    worker.ask(do="inputs", kind="double", settings={"size": 3}, path=inputs)
+    request = {"do": "prepare", "id": "one", "kind": "double", "inputs": inputs}
+    request["results"] = str(results)
+    answer = worker.ask(settings={}, **request)
+    assert answer["facts"] == {"operations": 7}
+    np.testing.assert_array_equal(np.load(results)["y"], [0, 2, 4])
+    assert worker.ask(do="run", id="one", repeat=2)["seconds"] > 0
+    memory = worker.ask(do="memory")
+    assert memory["peak"] >= memory["now"] > 2**20
+    with pytest.raises(PeerFailed, match="ValueError: not this one"):
+        worker.ask(settings={"fail": True}, **request)
+    assert worker.ask(do="run", id="one", repeat=1)["seconds"] > 0  # it goes on
+    worker.process.kill()
+    with pytest.raises(PeerFailed, match="its process ended with status"):
+        worker.ask(do="memory")
+
+
+def test_whole_commands_are_kept_with_their_commit(tmp_path):
+    path, said = tmp_path / "whole.yml", []
+    wanted = [
+        ("works", (sys.executable, "-c", "pass"), True),
+        ("fails", (sys.executable, "-c", "raise SystemExit(3)"), False),
+    ]
+    assert whole.stored(path) == {}
+    whole.measure(wanted, path, say=said.append)
+    kept = whole.stored(path)
+    assert list(kept["seconds"]) == ["works"]
+    assert kept["failed"] == ["fails"]
+    assert re.fullmatch("[0-9a-f]{40}", kept["commit"])
+    assert "failed with status 3" in said[1]
