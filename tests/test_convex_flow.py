@@ -86,16 +86,21 @@ def test_is_the_closed_form_for_the_squared_loss_with_a_penalty():
 
 def test_how_it_is_cut_into_pieces_hardly_matters():
     objective, *_ = objective_of()
-    whole = flow_for(objective, 300.0)
+
+    def some(flow, until, steps):
+        return advance(objective, flow, until, tolerance=1e-3, max_steps=steps)
+
+    pieces = jax.jit(some, static_argnums=2)
+    whole = pieces(begin(objective), 300.0, 999)
     flow = begin(objective)
     for _ in range(10_000):
         if flow.time >= 300.0:
             break
-        flow = advance(objective, flow, jnp.asarray(300.0), tolerance=1e-3, max_steps=3)
+        flow = pieces(flow, 300.0, 3)
     np.testing.assert_array_equal(flow.image, whole.image)
-    stopped = advance(objective, begin(objective), jnp.asarray(41.0), tolerance=1e-3, max_steps=999)
+    stopped = pieces(begin(objective), 41.0, 999)
     assert float(stopped.time) == 41.0
-    on = advance(objective, stopped, jnp.asarray(300.0), tolerance=1e-3, max_steps=999)
+    on = pieces(stopped, 300.0, 999)
     np.testing.assert_allclose(on.image, whole.image, atol=2e-2)
 
 

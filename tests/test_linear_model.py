@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from iterlin import linear_model
 
@@ -17,7 +17,8 @@ def model_of(form, f, params, x):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@given(seed=st.integers(0, 20), examples=st.integers(1, 7))
+@settings(max_examples=6)
+@given(seed=st.integers(0, 20), examples=st.sampled_from([1, 3, 7]))
 def test_push_image_and_inner_are_products_with_the_dense_jacobian(form, seed, examples):
     f, params, x, _ = problems.network((3, 4, 2), seed=seed, examples=examples)
     jacobian = problems.dense(f, params, x)

@@ -46,18 +46,19 @@ def digest(root, page, tier, notebook, values):
 
 
 def shown_records(root, page, tier, cells, closure):
-    """Recorded runs that a page shows: its own, those it names, all of them beside the claims.
+    """Recorded runs that a page shows: its own, those it names, beside claims those they judge.
 
     A page run at another tier than quick makes a record instead; did its digest include records,
     each run would make itself outdated.
     """
     if tier != pages.QUICK:
         return []
-    found = recorded(root)
-    if "claims" in closure:
-        return found
     names = {page.rpartition("/")[2], *_strings(cells)}
-    return [path for path in found if path.parent.name in names]
+    if "claims" in closure:
+        from iterlin.claims import load_claims
+
+        names |= {c.get("experiment") for c in load_claims(Path(root) / "book" / "claims.yml")}
+    return [path for path in recorded(root) if path.parent.name in names]
 
 
 def recorded(root):
