@@ -106,10 +106,10 @@ def test_a_damaged_record_is_refused_before_anything_runs(tmp_path, capsys, argu
     assert not (root / "_build").exists()
 
 
-def test_claims_and_all_records_belong_to_pages_that_use_the_claims(book):
+def test_claims_belong_to_pages_that_use_the_claims(book):
     edit(book, f"book/{OTHER}.md", "negate(7)", "from iterlin import claims")
     assert build(book) == [OTHER]
-    edit(book, "book/claims.yml", "[]", "[1]")
+    edit(book, "book/claims.yml", "[]", "[{id: C1}]")
     assert build(book) == [OTHER]
 
 

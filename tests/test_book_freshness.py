@@ -1,5 +1,6 @@
 """Which modules of the library a page's code reaches, read off its import statements."""
 
+import nbformat
 import pytest
 import toy_book
 from iterlin_book import freshness, pages
@@ -74,3 +75,22 @@ def test_staleness_of_a_shown_record_is_part_of_the_digest(tmp_path, monkeypatch
         monkeypatch.setattr(freshness, "_is_stale", lambda path, stale=stale: stale)
         digests.add(freshness.digest(root, "other", "quick", notebook, {}))
     assert len(digests) == 2
+
+
+def test_pages_with_claims_show_the_records_that_claims_judge_and_no_others(tmp_path):
+    root = toy_book.create(tmp_path)
+    toy_book.edit(root, "book/claims.yml", "[]", "[{id: C1, experiment: judged}, {id: C2}]")
+    files = {}
+    for name in ("judged", "own", "named", "unrelated"):
+        files[name] = root / "data" / "results" / name / "laptop.nc"
+        files[name].parent.mkdir(parents=True)
+        files[name].write_bytes(b"content")
+    cells = [nbformat.v4.new_code_cell("records.best('named')")]
+
+    def shown(closure, tier="quick"):
+        found = freshness.shown_records(root, "experiments/own", tier, cells, closure)
+        return {path.parent.name for path in found}
+
+    assert shown({"claims"}) == {"judged", "own", "named"}
+    assert shown(set()) == {"own", "named"}
+    assert shown({"claims"}, "laptop") == set()
