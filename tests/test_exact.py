@@ -173,6 +173,38 @@ def test_runs_of_an_integrator_share_its_programs():
     assert engine._start._cache_size() == 2  # the first linearisation, and one after another
 
 
+def test_times_beyond_what_single_precision_counts_are_arrived_at():
+    """In float32 the time of this many steps is nearest to that of a step less."""
+    far = 28_942_601
+    assert round(float(np.float32(far) * np.float32(0.01)) / 0.01) < far
+    (f, params, (x, y)), settings = setting(
+        schedule=schedules.never(), num_steps=far, eval_steps=[far]
+    )
+    params, x = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (params, x))
+    settings["evaluate"] = {"test": (x, y)}
+    state, _ = exact.integrate(f, params, (x, y), step_size=0.01, engine="flow", **settings)
+    assert int(state.step) == far
+    assert problems.flat(state.params).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("engine", ["flow", "function_space"])
+def test_what_is_not_finite_ends_the_run_as_diverged(engine):
+    """The second linearisation is of a network whose outputs overflow."""
+    (f, params, data), settings = setting(num_steps=60, eval_steps=[0, 20, 40, 60])
+
+    def overflowing(p, x):
+        pairs = zip(jax.tree.leaves(p), jax.tree.leaves(params), strict=True)
+        moved = jnp.stack([jnp.any(a != b) for a, b in pairs])
+        return f(p, x) + jnp.where(jnp.any(moved), jnp.inf, 0.0)
+
+    state, _ = exact.integrate(
+        overflowing, params, data, step_size=STEP_SIZE, engine=engine, **settings
+    )
+    assert int(state.diverged_at) == 40
+    assert int(state.step) == 60
+    assert np.isfinite(problems.flat(state.params)).all()
+
+
 def moved_far(step, state):
     """A schedule that looks where training has led."""
     distance = optax.tree.norm(jax.tree.map(jnp.subtract, state.params, state.anchor))

@@ -56,7 +56,8 @@ class Progress(NamedTuple):
 
     steps: gradient steps since theta_s = anchor that it stands for. inner: what the engine goes on
     from. evaluations: products with J J^T so far, or decompositions. stability: eta lambda_max at
-    the proxy's outputs there. solved: it has met the task's rule, and stays.
+    the proxy's outputs there. solved: it has met the task's rule, and stays. failed: it cannot go
+    on, as what it computes is not finite.
     """
 
     anchor: PyTree
@@ -65,6 +66,7 @@ class Progress(NamedTuple):
     evaluations: int = 0
     stability: float = np.nan
     solved: bool = False
+    failed: bool = False
 
 
 class ClosedForm:
@@ -242,6 +244,15 @@ class GradientFlow(Modelled):
             max_steps=FLOW_BURST,
             solved=None if rule is None else solved,
         )
+
+    def forward(self, progress: Progress, steps: int) -> Progress:
+        before = progress.inner.time
+        progress = super().forward(progress, steps)
+        flow = progress.inner
+        # Single precision does not tell one of very many steps from the next: by time, not count.
+        if flow.time >= jnp.asarray(steps, jnp.int32).astype(before.dtype) * self.task.step_size:
+            return progress._replace(steps=steps)
+        return progress._replace(failed=not flow.solved and bool(flow.time == before))
 
     def described(self, progress: Progress) -> Progress:
         flow, size = progress.inner, self.task.step_size

@@ -226,6 +226,9 @@ class _Run:
     def _advance(self, target: int, bar) -> None:
         """To that step, linearising anew whenever the schedule says so on the way."""
         while (step := int(self.state.step)) < target:
+            if self.state.ended:
+                self.state = self.state._replace(step=jnp.asarray(target, jnp.int32))
+                return
             anchored = int(self.state.anchored_at)
             if step > anchored and self.asked.now(self.state):
                 self.spent += self.position.evaluations
@@ -245,16 +248,20 @@ class _Run:
             taken = stop - anchored
             if self.position.solved:
                 taken = min(taken, max(1, self.position.steps))
+            reached = jnp.asarray(anchored + taken, jnp.int32)
             params = self.engine.parameters(self.position)
+            finite = all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(params))
+            if self.position.failed or not finite:
+                self.state = self.state._replace(step=reached, diverged_at=reached)
+                return
             self.state = self.state._replace(
-                step=jnp.asarray(anchored + taken, jnp.int32),
-                params=params,
-                solved=jnp.asarray(self.position.solved),
+                step=reached, params=params, solved=jnp.asarray(self.position.solved)
             )
             bar.update(anchored + taken - bar.n)
 
     def _arrived(self, steps: int) -> bool:
-        return self.position.solved or self.position.steps >= steps
+        position = self.position
+        return position.solved or position.failed or position.steps >= steps
 
     def _write_now_and_then(self) -> None:
         ending = out_of_time()

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from iterlin.algorithm import NOT_YET
 from iterlin.chunks import OutOfTime, out_of_time
 from iterlin.engine_choice import ENGINES
 from iterlin.exact import Integrator
@@ -106,7 +105,7 @@ def _integrate(integrator: Integrator, problem: Problem, run: Run, folder: Path 
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        _, history = integrator.run(
+        state, history = integrator.run(
             problem.init(jax.random.fold_in(jax.random.key(0), run.seed)),
             schedule=(when_solved if run.until_solved else every)(run.period),
             num_steps=run.eval_steps[-1],
@@ -116,4 +115,4 @@ def _integrate(integrator: Integrator, problem: Problem, run: Run, folder: Path 
         )
     except OutOfTime:
         return None
-    return Result(run, history, NOT_YET)
+    return Result(run, history, int(state.diverged_at))
