@@ -10,9 +10,9 @@ from iterlin.linearization import Network
 
 
 def operations(function: Callable, *arguments) -> int:
-    """Floating point operations of the matrix products and convolutions in function(*arguments).
+    """Operations of the matrix products and convolutions in ``function(*arguments)``.
 
-    A multiplication and its addition count as 2. A loop of known length counts every time round,
+    Floating point ones: a multiplication and its addition count as 2. A loop of known length counts every time round,
     one of unknown length once, of a branch the dearest. Nothing is computed: arguments may be
     `jax.ShapeDtypeStruct`.
     """

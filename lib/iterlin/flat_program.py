@@ -55,7 +55,7 @@ class Program(NamedTuple):
 
 
 def flatten(function: Callable[..., Array], *arguments: PyTree) -> Program:
-    """The operations of function(*arguments), which may be traced or stand for shapes only."""
+    """The operations of ``function(*arguments)``, which may be traced or stand for shapes only."""
     closed = jax.make_jaxpr(function)(*arguments)
     types: list[Any] = []
     constants: dict[int, Any] = {}
