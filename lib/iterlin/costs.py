@@ -12,9 +12,9 @@ from iterlin.linearization import Network
 def operations(function: Callable, *arguments) -> int:
     """Operations of the matrix products and convolutions in ``function(*arguments)``.
 
-    Floating point ones: a multiplication and its addition count as 2. A loop of known length counts every time round,
-    one of unknown length once, of a branch the dearest. Nothing is computed: arguments may be
-    `jax.ShapeDtypeStruct`.
+    Floating point ones; a multiplication and its addition count as 2. A loop of known length counts
+    every time round, one of unknown length once, of a branch the dearest. Nothing is computed:
+    arguments may be `jax.ShapeDtypeStruct`.
     """
     return _operations(jax.make_jaxpr(function)(*arguments).jaxpr)
 
