@@ -159,6 +159,8 @@ def test_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     other = exact.Integrator(f, data, step_size=0.02, engine="flow", **shared)
     with pytest.raises(checkpoints.CheckpointError, match="other settings"):
         other.run(params, **settings)
+    with pytest.raises(checkpoints.CheckpointError, match="other settings"):
+        integrator.run(params, **settings | {"schedule": schedules.every(701)})
 
 
 def test_runs_of_an_integrator_share_its_programs():

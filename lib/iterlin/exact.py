@@ -200,7 +200,8 @@ class _Run:
         self.spent, self.rows, self.fingerprint = 0, [], ""
         self.written = self.begun = time.monotonic()
         if checkpoint is not None:
-            programs = [*engine.programs(state.params), observe.trace(state).jaxpr]
+            programs = [*engine.programs(state.params), asked.program(state)]
+            programs.append(observe.trace(state).jaxpr)
             inputs = (state, engine.task.data, np.asarray(eval_steps))
             self.fingerprint = checkpoints.fingerprint(programs, *inputs)
             if Path(checkpoint).is_dir():

@@ -44,6 +44,10 @@ class Answers:
         self._block = jax.jit(block)
         self._now = jax.jit(schedule)
 
+    def program(self, state: TrainState):
+        """What the schedule computes, as a jaxpr: periods are constants in it."""
+        return self._now.trace(state.step, state).jaxpr
+
     def now(self, state: TrainState) -> bool:
         return bool(self._now(state.step, state))
 
