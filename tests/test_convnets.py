@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from iterlin import convnets, models
 from iterlin.linearization import jacobian_products, linearize, require_independent, tree_add
+from iterlin.normalization import update_statistics
 from problems import bare
 
 
@@ -298,7 +299,7 @@ def test_statistics_are_the_moments_at_the_anchor(normalization):
 def test_evaluation_uses_the_running_statistics(normalization):
     model, params, tangent, x = resnet_problem(normalization)
     other = model.normalization.apply(params, images(3, 9, 8, 2, seed=7))[1]
-    running = convnets.update_statistics(model.normalization.initial, other)
+    running = update_statistics(model.normalization.initial, other)
     outputs, derivative, _ = numpy_resnet(params, tangent, x, normalization, running)
     evaluate = model.normalization.evaluate
     value, pushed = pushforward(lambda p: evaluate(p, running, x), params, tangent)
@@ -313,20 +314,6 @@ def test_only_training_mode_couples_the_examples():
     initial, evaluate = model.normalization.initial, jax.jit(model.normalization.evaluate)
     require_independent(lambda p, x: evaluate(p, initial, x), params, x)
     assert convnets.resnet18((8, 8, 1), width=1).normalization is None
-
-
-def test_initial_statistics_and_their_update():
-    initial = convnets.resnet18((8, 8, 1), width=2, normalization="batch").normalization.initial
-    np.testing.assert_array_equal(initial["stage2_block1_shortcut"]["mean"], np.zeros(4))
-    np.testing.assert_array_equal(initial["stage2_block1_shortcut"]["variance"], np.ones(4))
-    batch = jax.tree.map(lambda leaf: leaf + 2, initial)
-    running = initial
-    for _ in range(3):
-        running = convnets.update_statistics(running, batch, momentum=0.8)
-    np.testing.assert_allclose(running["stem"]["mean"], 2 * (1 - 0.8**3))
-    np.testing.assert_allclose(running["stem"]["variance"], 3 - 2 * 0.8**3)
-    default = convnets.update_statistics(initial, batch)
-    np.testing.assert_allclose(default["stem"]["mean"], 0.2)
 
 
 @pytest.mark.parametrize(
@@ -359,9 +346,3 @@ def test_initial_statistics_and_their_update():
 def test_bad_settings_are_refused(network, shape, settings, message):
     with pytest.raises(ValueError, match=message):
         bare(getattr(convnets, network))(shape, **settings)
-
-
-@pytest.mark.parametrize("momentum", [-0.1, 0.0, 1.0, float("nan")])
-def test_bad_momentum_is_refused(momentum):
-    with pytest.raises(ValueError, match="momentum must"):
-        convnets.update_statistics({}, {}, momentum=momentum)

@@ -7,7 +7,7 @@ import optax
 import problems
 import pytest
 from iterlin import checkpoints, exact, losses, schedules, training
-from iterlin.algorithm import Solved
+from iterlin.stopping import Solved
 
 STEP_SIZE, LENGTH, PERIOD = 0.05, 60, 20
 EVAL_STEPS = [0, 3, 7, 20, 45, 60]

@@ -1,9 +1,7 @@
-"""Image data: parsers against hand-made files, splits as promised, crops against NumPy."""
+"""Image data: hand-made files, splits as promised, crops against NumPy."""
 
 import gzip
-import io
 import os
-import struct
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterlin import downloads, images
+from iterlin import downloads, image_files, images
 from iterlin.downloads import DownloadError
-from PIL import Image
-from stored_files import digest, tar_gz, write_registry
+from stored_files import cifar_like, digest, idx, jpeg_archive, tar_gz, write_registry
 
 # ------------------------------------------------------------------ subsets
 
@@ -215,12 +212,6 @@ def store(folder, name, contents, **examples):
         (folder / file).write_bytes(content)
 
 
-def idx(values):
-    values = np.asarray(values, dtype=np.uint8)
-    header = b"\0\0\x08" + bytes([values.ndim])
-    return header + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
-
-
 MNIST_NAMES = (
     "train-images-idx3-ubyte.gz",
     "train-labels-idx1-ubyte.gz",
@@ -276,41 +267,6 @@ def test_mnist_files_of_another_size_than_the_registry_says(folder):
         images.load("mnist")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (gzip.compress(idx(np.ones((4, 3))))[:-9], "is damaged"),
-        (b"no gzip at all", "is damaged"),
-        (gzip.compress(b"\0\0\x0d\1" + idx([1])[4:]), "is not an IDX file of bytes"),
-        (gzip.compress(b""), "is not an IDX file of bytes"),
-        (gzip.compress(idx(np.ones((4, 3)))[:9]), "is not an IDX file of bytes"),
-        (gzip.compress(idx(np.ones((4, 3)))[:-1]), r"holds 11 values, its header says \[4, 3\]"),
-        (gzip.compress(idx(np.ones((4, 3))) + b"\0"), r"holds 13 values, its header"),
-    ],
-    ids=["truncated", "no gzip", "another type", "empty", "half a header", "short", "long"],
-)
-def test_damaged_idx_files_are_named(tmp_path, content, message):
-    path = tmp_path / "images.gz"
-    path.write_bytes(content)
-    with pytest.raises(DownloadError, match=f"{path} {message}"):
-        images._read_idx(path)
-
-
-def cifar_like(rng, per_batch):
-    """Pixels (N, 32, 32, 3), labels, and the members of the official archive that holds them."""
-    members = {"cifar-10-batches-bin/batches.meta.txt": b"airplane\n"}
-    x, y = [], []
-    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
-        record = b""
-        for _ in range(per_batch):
-            image, label = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8), len(y) % 10
-            x.append(image)
-            y.append(label)
-            record += bytes([label]) + b"".join(image[..., c].tobytes() for c in range(3))
-        members[f"cifar-10-batches-bin/{name}.bin"] = record
-    return np.stack(x), np.asarray(y), members
-
-
 def test_cifar_binary_archive(folder):
     x, y, members = cifar_like(np.random.default_rng(1), 4)
     archive = {"cifar-10-binary.tar.gz": tar_gz(members)}
@@ -323,76 +279,6 @@ def test_cifar_binary_archive(folder):
     np.testing.assert_allclose(np.std(split.train.x, axis=(0, 1, 2)), 1, atol=1e-5)
 
 
-def test_damaged_cifar_binary_archives_are_named(tmp_path):
-    _, _, members = cifar_like(np.random.default_rng(1), 4)
-    path = tmp_path / "cifar.tar.gz"
-    whole = tar_gz(members)
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DownloadError, match=f"{path} is damaged"):
-        images._read_cifar_binary(path)
-    path.write_bytes(gzip.compress(gzip.decompress(whole)[:20_000]))
-    with pytest.raises(DownloadError, match=f"{path} is damaged"):
-        images._read_cifar_binary(path)
-    short = "cifar-10-batches-bin/data_batch_3.bin"
-    path.write_bytes(tar_gz({**members, short: members[short][:-1]}))
-    with pytest.raises(DownloadError, match=f"{path}: data_batch_3.bin has 12291 bytes"):
-        images._read_cifar_binary(path)
-    del members["cifar-10-batches-bin/test_batch.bin"]
-    path.write_bytes(tar_gz(members))
-    with pytest.raises(DownloadError, match=f"{path}: test_batch.bin has 0 bytes"):
-        images._read_cifar_binary(path)
-
-
-def jpeg(pixels):
-    packed = io.BytesIO()
-    Image.fromarray(pixels).save(packed, "JPEG", quality=95)
-    return packed.getvalue()
-
-
-def jpeg_archive(per_class=1, shape=(32, 32, 3)):
-    """Plain pictures, one colour for each class and part, in an order that is not theirs."""
-    members = {"any/README.md": b"pictures"}
-    for part, green in (("test", 200), ("train", 20)):
-        for label, name in reversed(list(enumerate(images.CIFAR_CLASSES))):
-            for number in range(per_class):
-                picture = np.full(
-                    shape, (label * 20, green + 5 * label, number * 50 + 5 * label), dtype=np.uint8
-                )
-                members[f"any/{part}/{name}/{number:04}.jpg"] = jpeg(picture)
-    return members
-
-
-def test_cifar_jpeg_archive(tmp_path):
-    path = tmp_path / "pictures.tar.gz"
-    path.write_bytes(tar_gz(jpeg_archive(per_class=2)))
-    x, y, x_test, y_test = images._read_cifar_jpeg(path)
-    for pixels, labels, green in ((x, y, 20), (x_test, y_test, 200)):
-        assert pixels.shape == (20, 32, 32, 3)
-        np.testing.assert_array_equal(labels, np.repeat(np.arange(10), 2))
-        red = labels.astype(int) * 20
-        expected = np.stack([red, green + red // 4, np.tile([0, 50], 10) + red // 4], axis=1)
-        # JPEG is lossy: within a few grey levels of what went in.
-        np.testing.assert_allclose(pixels[:, 5, 7].astype(int), expected, atol=4)
-
-
-def test_damaged_jpeg_archives_are_named(tmp_path):
-    path = tmp_path / "pictures.tar.gz"
-    members = jpeg_archive()
-    name = "any/train/cat/0000.jpg"
-    for content, message in (
-        (b"no picture", f"{path}: {name} is no image"),
-        (members[name][:300], f"{path}: {name} is no image"),
-        (jpeg(np.zeros((16, 32, 3), np.uint8)), rf"{path}: {name} has shape \(16, 32, 3\)"),
-        (jpeg(np.zeros((32, 32), np.uint8)), rf"{path}: {name} has shape \(32, 32\)"),
-    ):
-        path.write_bytes(tar_gz({**members, name: content}))
-        with pytest.raises(DownloadError, match=message):
-            images._read_cifar_jpeg(path)
-    path.write_bytes(tar_gz({"any/README.md": b"pictures"}))
-    with pytest.raises(DownloadError, match=f"{path} has no images"):
-        images._read_cifar_jpeg(path)
-
-
 # ------------------------------------------------------------------ decoded arrays
 
 
@@ -401,8 +287,13 @@ def decodings(folder, monkeypatch):
     """A small cifar10-jpeg in ITERLIN_DATA; the list grows at each decoding."""
     archive = {"pictures.tar.gz": tar_gz(jpeg_archive())}
     store(folder, "cifar10-jpeg", archive, train=10, test=10)
-    seen, decode = [], images._read_cifar_jpeg
-    monkeypatch.setattr(images, "_read_cifar_jpeg", lambda path: seen.append(path) or decode(path))
+    seen, decode = [], image_files.read_cifar_jpeg
+
+    def read(path):
+        seen.append(path)
+        return decode(path)
+
+    monkeypatch.setattr(image_files, "read_cifar_jpeg", read)
     return seen
 
 

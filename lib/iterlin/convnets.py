@@ -1,22 +1,17 @@
-"""Convolutional networks as pure functions of (params, x), images x of shape (N, H, W, C).
-
-Batch normalisation in training couples the examples of a batch, through its mean and variance. Such
-a network is still a pure function of (params, x), and what it adds is kept apart, in
-`Normalization`: the statistics a batch had, and the network evaluated with running ones.
-"""
+"""Convolutional networks as pure functions of (params, x), images x of shape (N, H, W, C)."""
 
 import itertools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from iterlin.convolution import METHODS, PADDINGS, conv2d, in_slices, max_pool2, output_size
+from iterlin.convolution import METHODS, PADDINGS, conv2d, max_pool2, output_size
 from iterlin.models import Model
-from iterlin.validation import one_of, open_unit, positive_integer
+from iterlin.normalization import NORMALIZATIONS, Normalization, NormalizedModel, normalize
+from iterlin.slices import in_slices
+from iterlin.validation import one_of, positive_integer
 
 # Variance of a weight times its fan-in.
 GAINS = {"lecun": 1.0, "he": 2.0}
@@ -26,38 +21,8 @@ GAINS = {"lecun": 1.0, "he": 2.0}
 CPU_SLICE = 8
 LARGE_PATCHES = 50_000
 
-# Added to the variance before the root.
-EPSILON = 1e-5
-
-NORMALIZATIONS = (None, "batch", "frozen")
 RESNET_STRIDES = (1, 2, 2, 2)
 RESNET_BLOCKS = 2
-
-
-class Normalization(NamedTuple):
-    """What batch normalisation adds to a network.
-
-    initial: running statistics to begin with, {"<layer>": {"mean", "variance"}}, each (channels,).
-    apply(params, x) -> (outputs, batch statistics): the network in training mode and, without a
-    derivative, what `update_statistics` takes; for ``jax.linearize(..., has_aux=True)``.
-    evaluate(params, statistics, x) -> outputs: with running statistics, each example by itself.
-    """
-
-    initial: PyTree
-    apply: Callable[[PyTree, Array], tuple[Array, PyTree]]
-    evaluate: Callable[[PyTree, PyTree, Array], Array]
-
-    def update(self, running: PyTree, batch: PyTree) -> PyTree:
-        """Running statistics after one more batch, as training keeps them."""
-        return update_statistics(running, batch)
-
-
-class NormalizedModel(NamedTuple):
-    """A `models.Model` whose apply may couple its examples; normalization is None without."""
-
-    init: Callable[[Array], PyTree]
-    apply: Callable[[PyTree, Array], Array]
-    normalization: Normalization | None
 
 
 def lenet(
@@ -78,7 +43,7 @@ def lenet(
     zero. Parameters are {"conv1": {"weight": (k, k, C, channels), "bias"}, "conv2": ..., "dense1":
     {"weight": (fan_in, fan_out), "bias"}, ...}; (32, 32, 3) and the defaults make 227,484 numbers.
 
-    Examples are treated `slice_size` at a time (see `convolution.in_slices`), all at once for None;
+    Examples are treated `slice_size` at a time (see `slices.in_slices`), all at once for None;
     auto is 8 on a CPU if the patches of one example take over 50,000 numbers, otherwise None.
     `method` is that of `convolution.conv2d`.
 
@@ -145,8 +110,7 @@ def lenet_activations(
 ) -> dict[str, Array]:
     """Features of a `lenet`: {"conv1", "conv2"}, each (N, h, w, channels), after ReLU and pooling.
 
-    `padding` must be the network's own. All N examples at once: wrap it in `convolution.in_slices`
-    for many.
+    `padding` must be the network's own. For many examples, wrap it in `slices.in_slices`.
     """
     activations, h = {}, x
     for name in ("conv1", "conv2"):
@@ -174,8 +138,7 @@ def resnet18(
     simply removed, has biases in the dense layer alone. Parameters are {"stem": {"weight"},
     "stage1_block1_conv1": {"weight"}, ..., "stage2_block1_shortcut": {"weight"}, ..., "dense":
     {"weight", "bias"}}; normalised ones add "scale" (initially 1) and "bias" (0) to each but
-    "dense". (32, 32, 3) and width 64 make 11,173,962 numbers with normalisation, 11,164,362
-    without.
+    "dense". (32, 32, 3) and width 64 make 11,173,962 numbers so, 11,164,362 without.
 
     normalization: batch has apply use the mean and the biased variance of this very batch over
     examples and positions, (h - mean) / sqrt(variance + 1e-5), and a linearisation at theta_s sees
@@ -254,28 +217,6 @@ def resnet18(
         return forward(params, x)
 
     return NormalizedModel(init, apply, Normalization(initial, apply_with_statistics, evaluate))
-
-
-def normalize(
-    h: Float[Array, "*N C"],
-    mean: Float[Array, " C"],
-    variance: Float[Array, " C"],
-    scale: Float[Array, " C"],
-    bias: Float[Array, " C"],
-) -> Float[Array, "*N C"]:
-    """scale (h - mean) / sqrt(variance + 1e-5) + bias, channel by channel."""
-    align = (1,) * (h.ndim - 1) + (-1,)
-    factor = (scale / jnp.sqrt(variance + EPSILON)).reshape(align)
-    return (h - mean.reshape(align)) * factor + bias.reshape(align)
-
-
-def update_statistics(running: PyTree, batch: PyTree, momentum: float = 0.9) -> PyTree:
-    """Running statistics after one more batch: momentum * running + (1 - momentum) * batch.
-
-    Raises ValueError unless momentum lies strictly between 0 and 1.
-    """
-    open_unit("momentum", momentum)
-    return jax.tree.map(lambda r, b: momentum * r + (1 - momentum) * b, running, batch)
 
 
 def _resnet_shapes(depth: int, width: int, classes: int) -> dict[str, tuple[int, ...]]:

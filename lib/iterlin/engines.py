@@ -18,13 +18,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from iterlin import convex_flow, convex_minimum, linear_model
-from iterlin.algorithm import Solved
 from iterlin.convex_flow import Flow, Objective
 from iterlin.convex_minimum import Minimum
 from iterlin.costs import kept_bytes
 from iterlin.gradient_flow import descent_filter, eigenmodes
 from iterlin.linearization import Network, tree_add
 from iterlin.losses import Loss
+from iterlin.stopping import Solved
 
 # Steps between two returns to the caller, who may look at the clock: of a flow, of descent.
 FLOW_BURST, DESCENT_BURST = 200, 5000

@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 from tqdm import tqdm
 
 from iterlin import checkpoints, training
-from iterlin.algorithm import Algorithm, Solved, TrainState
+from iterlin.algorithm import Algorithm, TrainState
 from iterlin.chunks import CHECKPOINT, History, OutOfTime, out_of_time
 from iterlin.engine_choice import ENGINES, check_engine, default_memory, estimate
 from iterlin.engines import Progress, Task
@@ -26,6 +26,7 @@ from iterlin.linearization import Network
 from iterlin.losses import Loss
 from iterlin.schedule_search import Answers, ends_when_solved, refuse_if_it_looks_at_parameters
 from iterlin.schedules import NEVER, Schedule
+from iterlin.stopping import Solved
 from iterlin.validation import non_negative, one_of, open_unit, positive
 
 

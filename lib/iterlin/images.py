@@ -1,15 +1,11 @@
 """Image data as arrays: official splits, class-balanced nested subsets, crops and flips.
 
-Pixels come from `downloads` (MNIST and CIFAR-10) or with scikit-learn (digits). Nothing that is
-downloaded is ever unpickled.
+Pixels come from `downloads` (MNIST and CIFAR-10, parsed by `image_files`) or with scikit-learn
+(digits). Nothing that is downloaded is ever unpickled.
 """
 
-import gzip
-import io
 import os
-import tarfile
 import tempfile
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,23 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from iterlin import downloads
+from iterlin import downloads, image_files
 from iterlin.data import Dataset
 from iterlin.downloads import DownloadError
 from iterlin.validation import one_of, positive_integer
 
-CIFAR_CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
 DIGITS_POOL = 1000
 # Of the arrays that are kept: another one when they would come out differently.
 DECODER = 1
@@ -182,7 +166,7 @@ def _read_digits():
 
 
 def _read_mnist():
-    x, y, x_test, y_test = (_read_idx(path) for path in downloads.fetch("mnist"))
+    x, y, x_test, y_test = (image_files.read_idx(path) for path in downloads.fetch("mnist"))
     return _checked("mnist", (x[..., None], y, x_test[..., None], y_test))
 
 
@@ -232,92 +216,11 @@ def _checked(name, arrays):
     return arrays
 
 
-def _decompressed(path: Path) -> bytes:
-    try:
-        return gzip.decompress(path.read_bytes())
-    except (OSError, EOFError, zlib.error) as error:
-        raise DownloadError(f"{path} is damaged: {error}") from error
-
-
-def _read_idx(path: Path) -> np.ndarray:
-    """Bytes in the IDX format: 0, 0, 8, the rank, each size as 4 bytes (big-endian), values."""
-    content = _decompressed(path)
-    rank = content[3] if content[:3] == b"\0\0\x08" and len(content) > 3 else 0
-    if rank == 0 or len(content) < 4 + 4 * rank:
-        raise DownloadError(f"{path} is not an IDX file of bytes: it begins {content[:4]!r}")
-    shape = np.frombuffer(content, dtype=">u4", count=rank, offset=4)
-    values = np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * rank)
-    if values.size != np.prod(shape, dtype=int):
-        raise DownloadError(f"{path} holds {values.size} values, its header says {shape.tolist()}")
-    return values.reshape(shape)
-
-
-def _members(path: Path):
-    """Names and contents of the files of a .tar.gz archive, which is not extracted."""
-    content = io.BytesIO(_decompressed(path))
-    try:
-        with tarfile.open(fileobj=content, mode="r:") as archive:
-            for member in archive:
-                if member.isfile():
-                    yield member.name, archive.extractfile(member).read()
-    except tarfile.TarError as error:
-        raise DownloadError(f"{path} is damaged: {error}") from error
-
-
-def _read_cifar_binary(path: Path):
-    """The official binary version: per image a label, then 1,024 bytes each of red, green, blue."""
-    found = dict(_members(path))
-
-    def batches(names):
-        records = []
-        for name in names:
-            content = found.get(f"cifar-10-batches-bin/{name}.bin", b"")
-            if not content or len(content) % 3073:
-                raise DownloadError(
-                    f"{path}: {name}.bin has {len(content)} bytes, not a multiple of 3073"
-                )
-            records.append(np.frombuffer(content, dtype=np.uint8).reshape(-1, 3073))
-        records = np.concatenate(records)
-        pixels = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        return np.ascontiguousarray(pixels), records[:, 0].copy()
-
-    return *batches([f"data_batch_{i}" for i in range(1, 6)]), *batches(["test_batch"])
-
-
-def _read_cifar_jpeg(path: Path):
-    """<any>/{train,test}/<class>/<number>.jpg, by class and number.
-
-    Decoders of JPEG may differ by a grey level.
-    """
-    from PIL import Image
-
-    found = {"train": {}, "test": {}}
-    for name, content in _members(path):
-        part, label, file = ("", "", "", *name.split("/"))[-3:]
-        if part in found and label in CIFAR_CLASSES and file.endswith(".jpg"):
-            try:
-                with Image.open(io.BytesIO(content)) as image:
-                    pixels = np.asarray(image)
-            except (OSError, SyntaxError) as error:
-                raise DownloadError(f"{path}: {name} is no image: {error}") from error
-            if pixels.shape != (32, 32, 3):
-                raise DownloadError(f"{path}: {name} has shape {pixels.shape}, not (32, 32, 3)")
-            found[part][CIFAR_CLASSES.index(label), file] = pixels
-    if not (found["train"] and found["test"]):
-        raise DownloadError(f"{path} has no images in train/<class>/ and test/<class>/")
-    arrays = []
-    for images in found.values():
-        order = sorted(images)
-        arrays.append(np.stack([images[key] for key in order]))
-        arrays.append(np.asarray([label for label, _ in order], dtype=np.uint8))
-    return tuple(arrays)
-
-
 _PARTS = ("x", "y", "x_test", "y_test")
 _SHAPES = {"mnist": (28, 28, 1), "cifar10": (32, 32, 3), "cifar10-jpeg": (32, 32, 3)}
 _READERS = {
     "digits": _read_digits,
     "mnist": _read_mnist,
-    "cifar10": lambda: _read_archive("cifar10", _read_cifar_binary),
-    "cifar10-jpeg": lambda: _read_archive("cifar10-jpeg", _read_cifar_jpeg),
+    "cifar10": lambda: _read_archive("cifar10", image_files.read_cifar_binary),
+    "cifar10-jpeg": lambda: _read_archive("cifar10-jpeg", image_files.read_cifar_jpeg),
 }

@@ -15,11 +15,13 @@ import optax
 from jaxtyping import Array, PyTree
 
 from iterlin import checkpoints
-from iterlin.algorithm import Algorithm, Solved, TrainState, in_slices
+from iterlin.algorithm import Algorithm, TrainState
 from iterlin.chunks import History, run_in_chunks
 from iterlin.linearization import Network, linearize
 from iterlin.losses import Loss
 from iterlin.schedules import Schedule, every, is_every_step, periods_array
+from iterlin.slices import in_slices
+from iterlin.stopping import Solved
 from iterlin.validation import non_negative, positive, positive_integer
 
 Metrics = Mapping[str, Callable[[Array, Array], Array]]
@@ -68,8 +70,8 @@ def train(
     For each linearisation solved by itself: penalty lambda adds lambda ||theta - theta_s||^2 to
     the loss (eq. (10); damping 2 lambda), reset_optimizer starts the optimiser anew, and `solved`,
     with a schedule such as `when_solved`, ends it when the linear problem is solved.
-    augment(key, x) -> x changes the inputs of each step. normalization (`convnets`) belongs to an
-    f with batch statistics.
+    augment(key, x) -> x changes the inputs of each step. normalization
+    (`normalization.Normalization`) belongs to an f with batch statistics.
 
     With a checkpoint, a file, a run that is killed goes on from there when it is called again, to
     the same bits; the file is refused with CheckpointError if it is of another run. `progress`
@@ -201,8 +203,7 @@ def observer(algorithm: Algorithm, evaluate, metrics: Metrics, *, slice_size: in
         proxy = linearize(network, state.anchor)
         for name, (x, y) in (evaluate or {}).items():
             for suffix, model in {"": network, "_proxy": proxy}.items():
-                apply = lambda part, model=model: model(state.params, part)  # noqa: E731
-                outputs = in_slices(apply, x, slice_size or len(x))
+                outputs = in_slices(model, slice_size or len(x))(state.params, x)
                 for metric, function in metrics.items():
                     seen[f"{name}_{metric}{suffix}"] = function(outputs, y)
         return seen
