@@ -56,6 +56,7 @@ _MODULES = (
     "engine_choice",
     "engines",
     "exact",
+    "exact_run",
     "exact_runs",
     "features",
     "flat_program",
@@ -86,6 +87,7 @@ _MODULES = (
     "slices",
     "stopping",
     "tables",
+    "task",
     "training",
     "validation",
 )

@@ -60,9 +60,10 @@ def run_in_chunks(
     """Alternate advance(state, count) -> state and observe(state) -> {name: array}.
 
     The history holds "step" (T,) and each observation stacked along a new last axis. Once every run
-    in `state` has ended, only evaluations are left. With a checkpoint the run goes on from the file
-    if there is one (of this fingerprint) and is bit for bit what it would have been; the file
-    stays. Raises OutOfTime at the deadline, CheckpointError as `checkpoints` does.
+    in `state` has ended, only evaluations are left. advance may take over its argument's buffers:
+    `state` is copied first. With a checkpoint the run goes on from the file if there is one (of
+    this fingerprint) and is bit for bit what it would have been; the file stays.
+    Raises OutOfTime at the deadline, CheckpointError as `checkpoints` does.
     """
     shapes = jax.eval_shape(observe, state)
     rows = {name: [] for name in shapes}
@@ -74,6 +75,7 @@ def run_in_chunks(
             (state, kept), notes = found
             rows = {name: list(kept[name]) for name in shapes}
             taken, before = notes["taken"], notes["seconds"]
+    state = jax.tree.map(jnp.copy, state)
     began, seconds = time.monotonic(), before
 
     def write():

@@ -25,6 +25,14 @@ def kept_bytes(f: Network, params: PyTree, x: Array) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
 
 
+def intermediate_bytes(function: Callable, *arguments) -> int:
+    """Bytes of every value on the way of ``function(*arguments)``, as if none were reused.
+
+    Those of a loop's body count once, and all that it stacks.
+    """
+    return _intermediate_bytes(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
 def _operations(jaxpr) -> int:
     total = 0
     for equation in jaxpr.eqns:
@@ -42,6 +50,20 @@ def _operations(jaxpr) -> int:
         else:
             inner = sum(_operations(part) for part in _inner(parameters))
             total += inner * (parameters["length"] if name == "scan" else 1)
+    return total
+
+
+def _intermediate_bytes(jaxpr) -> int:
+    total = 0
+    for equation in jaxpr.eqns:
+        inner = list(_inner(equation.params))
+        total += sum(_intermediate_bytes(part) for part in inner)
+        if not inner or equation.primitive.name == "scan":
+            total += sum(
+                variable.aval.size * variable.aval.dtype.itemsize
+                for variable in equation.outvars
+                if hasattr(variable.aval, "size")
+            )
     return total
 
 

@@ -8,15 +8,8 @@ from jaxtyping import PyTree
 
 from iterlin import costs, linear_model
 from iterlin.convex_flow import Objective, begin
-from iterlin.engines import (
-    ClosedForm,
-    GradientFlow,
-    Steps,
-    Task,
-    ToMinimum,
-    quadratic,
-    slice_size,
-)
+from iterlin.engines import ClosedForm, GradientFlow, Steps, ToMinimum
+from iterlin.task import Task, quadratic, slice_size
 
 ENGINES: dict[str, Callable[[Task], object] | None] = {
     "auto": None,
@@ -38,7 +31,7 @@ MEMORY_BOUND = 20
 def estimate(task: Task, params: PyTree, *, period: int, num_steps: int) -> dict[str, float]:
     """Operations that each engine that applies would take, for periods of that many steps.
 
-    The fields of `engines.Task` say what is trained. Counted are matrix products (`costs`), those
+    The fields of `task.Task` say what is trained. Counted are matrix products (`costs`), those
     with a kernel at MEMORY_BOUND of their number, as they wait for memory.
     """
     f, (x, y) = task.f, task.data
@@ -52,10 +45,10 @@ def estimate(task: Task, params: PyTree, *, period: int, num_steps: int) -> dict
         return linear_model.from_products(f, p, x).push(u)
 
     products = costs.operations(product, params, outputs) - primal
-    # Rows of J one example and output at a time, then all pairs of them.
-    kernel = 2 * outputs.shape[1] * primal + outputs.size**2 * numbers
-    with_kernel = MEMORY_BOUND * 2 * outputs.size**2
     fits = _kernel_bytes(outputs) <= task.memory_limit
+    if fits:
+        kernel = costs.operations(lambda p: linear_model.kernel_of(f, p, x), params)
+        with_kernel = MEMORY_BOUND * 2 * outputs.size**2
     found = {"steps": num_steps * (primal + products)}
     if task.solved is None and quadratic(task.loss, y) is not None:
         smaller, larger = sorted((outputs.size, numbers))

@@ -134,4 +134,8 @@ def _block(count: int, outputs: int) -> int:
 
 
 def _cut(group: Factors, start, size: int) -> Factors:
-    return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), group)
+    # XLA copies a slice from a traced place even where it is everything there is.
+    def cut(a):
+        return a if len(a) == size else jax.lax.dynamic_slice_in_dim(a, start, size)
+
+    return jax.tree.map(cut, group)

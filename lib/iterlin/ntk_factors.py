@@ -124,10 +124,26 @@ def product(first: Factors, second: Factors, form: str) -> Array:
         gram = gram.reshape(_aligned(gram.shape, form))
         total = total + gram * jnp.einsum(f"{left}e,{right}e->{result}", g, h)
     for rows1, rows2 in zip(first.rows, second.rows, strict=True):
-        total = total + jnp.einsum(f"{left}p,{right}p->{result}", rows1, rows2)
+        total = total + _rows_product(rows1, rows2, form)
     for one, other in zip(first.positions, second.positions, strict=True):
         total = total + _positions_product(one, other, left, right[1:], result)
     return total
+
+
+def _rows_product(first, second, form: str) -> Array:
+    """One output at a time unless all are paired: the rows of all would be copied to be summed."""
+    if form in PAIRWISE:
+        return jnp.einsum("iop,jqp->iojq", first, second)
+
+    def of_output(index):
+        rows = (jax.lax.dynamic_index_in_dim(a, index, 1, keepdims=False) for a in (first, second))
+        return jnp.einsum("ip,jp->ij", *rows)
+
+    outputs = jnp.arange(first.shape[1])
+    if form == "diagonal":
+        return jnp.moveaxis(jax.lax.map(of_output, outputs), 0, 2)
+    zero = jnp.zeros((len(first), len(second)), jnp.result_type(first, second))
+    return jax.lax.scan(lambda sum_, index: (sum_ + of_output(index), None), zero, outputs)[0]
 
 
 def _positions_product(first, second, left, right, result) -> Array:

@@ -7,7 +7,7 @@ program together, their states led by an axis of runs.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
-from iterlin import checkpoints
+from iterlin import checkpoints, costs
 from iterlin.algorithm import Algorithm, TrainState
 from iterlin.chunks import Outcome, OutOfTime, out_of_time, run_in_chunks
 from iterlin.diagnostics import kernel_diagnostics
@@ -112,10 +112,9 @@ class Program:
             return jax.tree.map(lambda leaf: leaf[0], tree)
 
         alone = TrainState(state.step, *[first(leaf) for leaf in state[1:]])
-        jaxpr = jax.make_jaxpr(self._step)(
-            alone, first(values), first(examples), self.problem.train
+        return costs.intermediate_bytes(
+            self._step, alone, first(values), first(examples), self.problem.train
         )
-        return _bytes(jaxpr.jaxpr)
 
     def run(
         self, runs: Sequence[Run], *, label: str, folder: Path | None, data_digest: str | None
@@ -210,10 +209,11 @@ class Program:
             return seen
 
         if size == 1:
-            return jax.jit(_alone(advance, True)), jax.jit(_alone(observe, False)), []
+            advance, observe = _alone(advance, True), _alone(observe, False)
+            return jax.jit(advance, donate_argnums=0), jax.jit(observe), []
         axes = (STATE_AXES, 0, 0, None, None)
         return (
-            jax.jit(jax.vmap(advance, axes, STATE_AXES)),
+            jax.jit(jax.vmap(advance, axes, STATE_AXES), donate_argnums=0),
             jax.jit(jax.vmap(observe, axes)),
             [],
         )
@@ -228,6 +228,7 @@ def _alone(function, returns_state):
     def rest(tree):
         return jax.tree.map(lambda leaf: leaf[None], tree)
 
+    @wraps(function)
     def apply(state, values, examples, *others):
         single = TrainState(state.step, *[first(leaf) for leaf in state[1:]])
         out = function(single, first(values), first(examples), *others)
@@ -236,23 +237,3 @@ def _alone(function, returns_state):
         return rest(out)
 
     return apply
-
-
-def _bytes(jaxpr) -> int:
-    """Sum over all intermediate values: those of a loop's body once, and all that it stacks."""
-    total = 0
-    for equation in jaxpr.eqns:
-        inner = [
-            value.jaxpr if hasattr(value, "jaxpr") else value
-            for parameter in equation.params.values()
-            for value in (parameter if isinstance(parameter, tuple | list) else [parameter])
-            if hasattr(value, "eqns") or hasattr(getattr(value, "jaxpr", None), "eqns")
-        ]
-        total += sum(_bytes(part) for part in inner)
-        if not inner or equation.primitive.name == "scan":
-            total += sum(
-                variable.aval.size * variable.aval.dtype.itemsize
-                for variable in equation.outvars
-                if hasattr(variable.aval, "size")
-            )
-    return total

@@ -6,6 +6,7 @@ program. The step itself is `algorithm`'s.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -104,7 +105,11 @@ def train(
         normalization=normalization,
     )
     state = begun or algorithm.start(params, data, key)
-    advance = jax.jit(lambda state, count: algorithm.advance(state, data, count, schedule))
+
+    @partial(jax.jit, donate_argnums=0)
+    def advance(state, count):
+        return algorithm.advance(state, data, count, schedule)
+
     observe = jax.jit(observer(algorithm, evaluate, metrics or {"loss": loss}))
     outcome = run_in_chunks(
         state,
@@ -153,7 +158,7 @@ def train_sweep(
     # The step counter is common to all runs.
     state_axes = TrainState(None, *[0] * (len(TrainState._fields) - 1))
 
-    @jax.jit
+    @partial(jax.jit, donate_argnums=0)
     def advance(states, count):
         def run(state, run_data, period):
             return algorithm.advance(state, run_data, count, schedule(period))

@@ -4,8 +4,8 @@ from functools import cache
 
 import jax
 from iterlin import data, losses, models
-from iterlin.engines import Task
 from iterlin.exact import ENGINES
+from iterlin.task import Task
 
 from bench.peers.ours.common import flat, precision
 from bench.worker import Prepared

@@ -6,7 +6,8 @@ import numpy as np
 import optax
 from iterlin import costs, losses, models, schedules
 from iterlin.algorithm import Algorithm
-from iterlin.engines import Steps, Task
+from iterlin.engines import Steps
+from iterlin.task import Task
 
 from bench.peers.ours.common import batch, flat, from_named, named, network, precision
 from bench.worker import Prepared

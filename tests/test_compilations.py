@@ -1,0 +1,107 @@
+"""What is compiled, and how often: not anew for another period, seed, step size or chunk."""
+
+import math
+from collections import Counter
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from iterlin import chunks, losses, models, programs, runs, training
+from iterlin.runs import Problem, Run
+from iterlin.schedules import every
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+ENTROPY = losses.mean(losses.cross_entropy)
+MODEL = models.mlp((2, 5, 2), activation="tanh")
+X = jax.random.normal(jax.random.key(1), (24, 2))
+Y = (jnp.prod(X, 1) > 0).astype(jnp.int32)
+STEPS = (0, 3, 40, 300)
+
+
+@contextmanager
+def compilations():
+    """How often each function is compiled within the block, by its name."""
+    found, counting = Counter(), True
+
+    def listen(event, duration, **details):
+        if counting and event == COMPILED:
+            found[details["fun_name"].removeprefix("jit(").removesuffix(")")] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        counting = False
+
+
+def test_what_counts_compilations_does():
+    def twice(x):
+        return 2 * x
+
+    with compilations() as found:
+        compiled = jax.jit(twice)
+        for size in (3, 3, 4):
+            compiled(jnp.ones(size))
+    compiled(jnp.ones(5))
+    assert found["twice"] == 2
+
+
+@pytest.mark.parametrize("memory", [1, None])
+def test_runs_of_a_kind_share_two_programs(memory, monkeypatch):
+    """One at a time or all together; a chunk may have any length."""
+    monkeypatch.setattr(chunks, "CHUNK", 1e-9)
+    problem = Problem(
+        MODEL.apply, MODEL.init, (X, Y), ENTROPY, {"test": (X, Y)}, {"loss": ENTROPY}, 6
+    )
+    chosen = [
+        Run(seed, period, step_size, STEPS)
+        for seed in (0, 1)
+        for period in (2, 7, math.inf)
+        for step_size in (0.01, 0.1)
+    ]
+    with compilations() as found:
+        results, _ = runs.run_all(problem, chosen, memory=memory)
+    assert len({float(result.history["test_loss"][-1]) for result in results}) == len(chosen)
+    assert found["advance"] == found["observe"] == 1
+
+
+def test_a_sweep_is_one_program():
+    with compilations() as found:
+        training.train_sweep(
+            MODEL.apply,
+            MODEL.init,
+            (X, Y),
+            periods=[1, 2, 5, math.inf],
+            keys=jax.random.split(jax.random.key(0), 3),
+            loss=ENTROPY,
+            optimizer=optax.sgd(0.1),
+            num_steps=300,
+            eval_steps=[0, 1, 7, 300],
+        )
+    assert found["advance"] == found["observe"] == 1
+
+
+def test_a_run_is_one_program_and_leaves_its_start_alone():
+    """The loop takes its state's buffers over, but not those it was given."""
+    params = MODEL.init(jax.random.key(0))
+    settings = {"loss": ENTROPY, "optimizer": optax.sgd(0.1), "schedule": every(3)}
+    with compilations() as found:
+        state, _ = training.train(MODEL.apply, params, (X, Y), num_steps=300, **settings)
+    assert found["advance"] == found["observe"] == 1
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(params))
+    training.train(MODEL.apply, state, (X, Y), num_steps=310, **settings)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def test_the_loop_takes_its_buffers_over():
+    problem = Problem(MODEL.apply, MODEL.init, (X, Y), ENTROPY, {}, {}, 6)
+    program = programs.Program(problem, Run(0, 2, 0.1, STEPS))
+    for size in (1, 2):
+        group = [Run(seed, 2, 0.1, STEPS) for seed in range(size)]
+        advance, _, _ = program._programs(size)
+        state, values, examples = program._inputs(group)
+        state = jax.tree.map(jnp.copy, state)
+        advance(state, values, examples, problem.train, jnp.asarray(5, jnp.int32))
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state.params, state.anchor)))
