@@ -106,15 +106,21 @@ class Program:
     @cached_property
     def memory(self) -> int:
         """Bytes that a step of one run takes: an upper bound, as if nothing were reused."""
+        return costs.intermediate_bytes(self._step, *self._one_run())
+
+    @cached_property
+    def operations(self) -> int:
+        """Operations of a step of one run (`costs.operations`)."""
+        return costs.operations(self._step, *self._one_run())
+
+    def _one_run(self):
         state, values, examples = self._inputs([self.example])
 
         def first(tree):
             return jax.tree.map(lambda leaf: leaf[0], tree)
 
         alone = TrainState(state.step, *[first(leaf) for leaf in state[1:]])
-        return costs.intermediate_bytes(
-            self._step, alone, first(values), first(examples), self.problem.train
-        )
+        return alone, first(values), first(examples), self.problem.train
 
     def run(
         self, runs: Sequence[Run], *, label: str, folder: Path | None, data_digest: str | None

@@ -76,11 +76,14 @@ def run_all(
         program = programs.setdefault(kind.program, Program(problem, runs[members[0]]))
         size = max(1, min(len(members), memory // max(1, program.memory)))
         size = -(-len(members) // -(-len(members) // size))
-        each, steps = program.memory / 2**20, kind.eval_steps[-1]
-        say(
-            f"{label}: {len(members)} runs of {steps} steps, {size} at a time "
-            f"(up to {each:.0f} MiB each, {memory / 2**20:.0f} MiB in all)"
-        )
+        if reporting():
+            each, steps = program.memory / 2**20, kind.eval_steps[-1]
+            total = len(members) * steps * program.operations
+            say(
+                f"{label}: {len(members)} runs of {steps} steps, {size} at a time "
+                f"(up to {each:.0f} MiB each, {memory / 2**20:.0f} MiB in all), "
+                f"{total:.1e} operations to train"
+            )
         groups += [(kind, members[i : i + size]) for i in range(0, len(members), size)]
     groups.sort(key=lambda group: min(runs[index].seed for index in group[1]))
     for number, (kind, members) in enumerate(groups, start=1):
@@ -182,8 +185,12 @@ def _memory() -> int:
     return int(GPU_SHARE * device.memory_stats()["bytes_limit"])
 
 
+def reporting() -> bool:
+    return bool(os.environ.get(PROGRESS))
+
+
 def say(line: str) -> None:
-    if os.environ.get(PROGRESS):
+    if reporting():
         print(line, file=sys.stderr, flush=True)
 
 
