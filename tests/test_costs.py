@@ -33,6 +33,15 @@ def test_operations_agree_with_the_compiler_on_a_network():
     assert 0.7 * compiled < counted <= compiled
 
 
+def test_intermediate_bytes_count_a_loops_body_once_and_what_it_stacks():
+    x = jnp.ones((10, 4), jnp.float32)
+
+    def stacked(x):
+        return jax.lax.map(lambda row: 2 * row, x)
+
+    assert costs.intermediate_bytes(stacked, x) == 4 * 4 + 10 * 4 * 4
+
+
 def test_kept_bytes_are_those_of_the_activations():
     f, params, x, _ = problems.network((3, 64, 2), examples=100)
     few, many = (costs.kept_bytes(f, params, x[:n]) for n in (50, 100))

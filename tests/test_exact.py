@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import problems
 import pytest
-from iterlin import checkpoints, exact, exact_run, losses, schedules, training
+from iterlin import checkpoints, exact, exact_progress, losses, schedules, training
 from iterlin.chunks import OutOfTime
 from iterlin.stopping import Solved
 
@@ -147,9 +147,9 @@ def test_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     integrator = exact.Integrator(f, data, step_size=0.01, engine="flow", **shared)
     whole = integrator.run(params, **settings)
     settings["checkpoint"] = tmp_path / "run.npz"
-    monkeypatch.setattr(exact_run, "CHECKPOINT", 0.0)
+    monkeypatch.setattr(exact_progress, "CHECKPOINT", 0.0)
     looks = iter([False, False, False, True])
-    monkeypatch.setattr(exact_run, "out_of_time", lambda: next(looks, False))
+    monkeypatch.setattr(exact_progress, "out_of_time", lambda: next(looks, False))
     with pytest.raises(OutOfTime):
         integrator.run(params, **settings)
     again = integrator.run(params, **settings)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from iterlin import exact_run, exact_runs, runs
+from iterlin import exact_progress, exact_runs, runs
 from iterlin.chunks import OutOfTime
 from test_runs import STEPS, problem
 
@@ -62,9 +62,9 @@ def test_finished_runs_are_read_and_the_deadline_leaves_holes(tmp_path, monkeypa
 def test_a_run_stopped_on_its_way_goes_on(tmp_path, monkeypatch):
     axes = {"period": (5,), "seed": (0,)}
     whole = by_engines(axes=axes)
-    monkeypatch.setattr(exact_run, "CHECKPOINT", 0.0)
+    monkeypatch.setattr(exact_progress, "CHECKPOINT", 0.0)
     looks = iter([False, False, True])
-    monkeypatch.setattr(exact_run, "out_of_time", lambda: next(looks, False))
+    monkeypatch.setattr(exact_progress, "out_of_time", lambda: next(looks, False))
     with pytest.raises(OutOfTime):
         by_engines(axes=axes, folder=tmp_path)
     again = by_engines(axes=axes, folder=tmp_path)

@@ -307,3 +307,16 @@ def test_alignment_and_drift():
     assert float(kernel_drift(kernel, kernel)) == 0
     assert float(kernel_drift(kernel, 1.5 * kernel)) == pytest.approx(0.5, rel=1e-12)
     assert float(kernel_drift(kernel, -kernel)) == pytest.approx(2, rel=1e-12)
+
+
+@pytest.mark.parametrize("form", ["trace", "diagonal"])
+def test_rows_are_not_copied_to_be_summed(form):
+    """The product of two groups of rows, all there are, takes less than another copy of one."""
+    rows = jax.ShapeDtypeStruct((40, 8, 3000), jnp.float32)
+    group = ntk_factors.Factors([], [], [rows])
+    kernel = jax.ShapeDtypeStruct((40, 40, 8)[: 3 if form == "diagonal" else 2], jnp.float32)
+    origin = jax.ShapeDtypeStruct((2,), jnp.int32)
+    settings = {"sizes": (40, 40), "outputs": 1, "form": form, "mirrored": True, "same": False}
+    written = ntk_blocks._write.lower(kernel, group, group, origin, **settings).compile()
+    taken = written.memory_analysis().temp_size_in_bytes
+    assert taken < 0.5 * rows.size * rows.dtype.itemsize

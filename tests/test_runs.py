@@ -9,6 +9,8 @@ import pytest
 from iterlin import chunks, losses, models, programs, runs, training
 from iterlin.runs import Problem, Run
 from iterlin.schedules import every
+from iterlin.slices import in_slices
+from iterlin.stopping import Solved
 
 ENTROPY = losses.mean(losses.cross_entropy)
 MODEL = models.mlp((2, 5, 2), activation="tanh")
@@ -238,3 +240,22 @@ def test_grids_need_as_many_evaluations_of_each_run():
 def test_quick_runs_are_not_stored():
     assert runs.store("quick") is None
     assert runs.store("gpu").parts[-2:] == ("_build", "runs")
+
+
+@pytest.mark.parametrize("memory", [1, None])
+def test_sliced_networks_run_the_same_together_and_alone(memory):
+    chosen = [Run(seed, period, 0.1, STEPS) for seed in (0, 1) for period in (1, 3)]
+    whole, _ = runs.run_all(problem(), chosen)
+    sliced, _ = runs.run_all(problem(f=in_slices(MODEL.apply, 4)), chosen, memory=memory)
+    for one, other in zip(whole, sliced, strict=True):
+        for name in one.history:
+            np.testing.assert_allclose(other.history[name], one.history[name], atol=1e-12)
+
+
+@pytest.mark.parametrize("solved", [None, Solved(1, None, 0.1)])
+def test_operations_are_those_of_a_step(solved):
+    """Products with the weights of both layers: forward, along, and back but for the inputs."""
+    layer = 2 * 6 * 2 * 5
+    for period, products in ((1, 2 + 3), (4, 2 + 3 + 3)):
+        run = Run(0, period, 0.1, STEPS, until_solved=solved is not None and period > 1)
+        assert programs.Program(problem(solved=solved), run).operations == products * layer

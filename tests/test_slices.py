@@ -54,13 +54,19 @@ def test_slices_of_several_runs_at_once():
     np.testing.assert_allclose(sliced, np.stack(whole), atol=1e-13)
 
 
-@pytest.mark.parametrize("loss", [losses.cross_entropy, losses.mean(losses.cross_entropy)])
+LOSSES = (losses.cross_entropy, losses.squared_error)
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, *map(losses.mean, LOSSES)])
 @pytest.mark.parametrize("period", [1, 3])
 @pytest.mark.parametrize(("count", "size"), [(12, 4), (13, 5), (4, 5)])
 def test_a_sliced_network_takes_the_same_steps(loss, period, count, size):
     model = models.mlp((3, 6, 2), bias_scale=0.1, activation="tanh")
     x = jax.random.normal(jax.random.key(1), (20, 3))
-    data, params = (x, (x[:, 0] > 0).astype(jnp.int32)), model.init(jax.random.key(0))
+    y, params = (x[:, 0] > 0).astype(jnp.int32), model.init(jax.random.key(0))
+    if losses.as_sum(loss) is losses.squared_error:
+        y = jax.nn.one_hot(y, 2, dtype=x.dtype)
+    data = x, y, jnp.arange(19)
 
     def run(f):
         settings = {"batch_size": count, "plain": period == 1, "target_loss": 1e-9}
@@ -111,3 +117,10 @@ def test_a_sum_over_slices_is_the_sum():
 def test_a_slice_of_nothing_is_refused():
     with pytest.raises(ValueError, match="size must be a positive integer, got 0"):
         slices.in_slices(independent, 0)
+    with pytest.raises(ValueError, match="size must be a positive integer, got 0"):
+        slices.sum_over_slices(jnp.dot, 0, jnp.ones(3), jnp.ones(3))
+
+
+def test_arrays_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match=r"the arrays differ in length: \[4, 5\]"):
+        slices.sum_over_slices(jnp.dot, 2, jnp.ones(4), jnp.ones(5))

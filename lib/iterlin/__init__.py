@@ -56,7 +56,7 @@ _MODULES = (
     "engine_choice",
     "engines",
     "exact",
-    "exact_run",
+    "exact_progress",
     "exact_runs",
     "features",
     "flat_program",

@@ -114,7 +114,7 @@ class Algorithm:
         order, x, y = self._batch(state, data)
 
         displacement = None if self.plain else tree_sub(state.params, anchor)
-        value, gradient, batch_statistics = self._fit(anchor, displacement, x, y)
+        value, gradient, batch_statistics = self._loss_and_gradient(anchor, displacement, x, y)
         gradient = self._with_penalty(gradient, displacement)
         updates, opt = self.optimizer.update(gradient, opt, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -146,23 +146,23 @@ class Algorithm:
             return self.f
         return lambda params, x: self.normalization.evaluate(params, state.statistics, x)
 
-    def _fit(self, anchor, displacement, x, y):
+    def _loss_and_gradient(self, anchor, displacement, x, y):
         """The proxy's loss, its gradient J^T u, and the batch's statistics.
 
-        A sliced network with a loss that is a sum goes slice by slice from the inputs to the
-        gradient, so that no activation leaves the cache.
+        A sliced network with a loss known to be a sum goes slice by slice from the inputs to the
+        gradient, so that no activation outlives its slice; any other sees the whole batch at once.
         """
 
-        def fit(loss, x, y):
+        def of_part(loss, x, y):
             outputs, jvp, vjp, statistics = self._products(anchor, x)
             proxy = outputs if displacement is None else outputs + jvp(displacement)
             value, cotangent = jax.value_and_grad(loss)(proxy, y)
             return value, vjp(cotangent), statistics
 
-        total = losses.summed(self.loss)
+        total = losses.as_sum(self.loss)
         if total is None or not isinstance(self.f, Sliced) or self.normalization is not None:
-            return fit(self.loss, x, y)
-        summed = sum_over_slices(lambda *part: fit(total, *part), self.f.size, x, y)
+            return of_part(self.loss, x, y)
+        summed = sum_over_slices(lambda *part: of_part(total, *part), self.f.size, x, y)
         if isinstance(self.loss, losses.Mean):
             summed = jax.tree.map(lambda leaf: leaf / len(y), summed)
         return summed

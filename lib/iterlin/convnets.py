@@ -138,7 +138,7 @@ def resnet18(
     simply removed, has biases in the dense layer alone. Parameters are {"stem": {"weight"},
     "stage1_block1_conv1": {"weight"}, ..., "stage2_block1_shortcut": {"weight"}, ..., "dense":
     {"weight", "bias"}}; normalised ones add "scale" (initially 1) and "bias" (0) to each but
-    "dense". (32, 32, 3) and width 64 make 11,173,962 numbers so, 11,164,362 without.
+    "dense". (32, 32, 3) and width 64 make 11,164,362 numbers, normalised ones 11,173,962.
 
     normalization: batch has apply use the mean and the biased variance of this very batch over
     examples and positions, (h - mean) / sqrt(variance + 1e-5), and a linearisation at theta_s sees

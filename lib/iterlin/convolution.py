@@ -93,20 +93,20 @@ def max_pool2(x: Float[Array, "N H W C"]) -> Float[Array, "N h w C"]:
         raise ValueError(f"an image of {height} x {width} is too small for 2 x 2 pooling")
     height, width = height // 2, width // 2
     blocks = x[:, : 2 * height, : 2 * width].reshape(count, height, 2, width, 2, channels)
-    return _largest(blocks)
+    return _block_max(blocks)
 
 
 @jax.custom_jvp
-def _largest(blocks: Float[Array, "N h 2 w 2 C"]) -> Float[Array, "N h w C"]:
+def _block_max(blocks: Float[Array, "N h 2 w 2 C"]) -> Float[Array, "N h w C"]:
     return blocks.max((2, 4))
 
 
-@_largest.defjvp
-def _largest_jvp(primals, tangents):
+@_block_max.defjvp
+def _block_max_jvp(primals, tangents):
     """JAX's own derivative, but for how ties are counted: a sum over the block is a pass of its own
     to XLA, and writes three arrays of the block's size."""
     (blocks,), (direction,) = primals, tangents
-    largest = _largest(blocks)
+    largest = _block_max(blocks)
     hit = blocks == largest[:, :, None, :, None]
     ties = sum(hit[:, :, i, :, j].astype(blocks.dtype) for i in (0, 1) for j in (0, 1))
     return largest, jnp.where(hit, direction, 0).sum((2, 4)) / ties

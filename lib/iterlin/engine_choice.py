@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 from iterlin import costs, linear_model
 from iterlin.convex_flow import Objective, begin
 from iterlin.engines import ClosedForm, GradientFlow, Steps, ToMinimum
-from iterlin.task import Task, quadratic, slice_size
+from iterlin.task import Task, kernel_workspace, quadratic, slice_size
 
 ENGINES: dict[str, Callable[[Task], object] | None] = {
     "auto": None,
@@ -45,15 +45,15 @@ def estimate(task: Task, params: PyTree, *, period: int, num_steps: int) -> dict
         return linear_model.from_products(f, p, x).push(u)
 
     products = costs.operations(product, params, outputs) - primal
-    fits = _kernel_bytes(outputs) <= task.memory_limit
-    if fits:
-        kernel = costs.operations(lambda p: linear_model.kernel_of(f, p, x), params)
-        with_kernel = MEMORY_BOUND * 2 * outputs.size**2
+    kernel = (
+        _kernel_operations(task, params) if _kernel_bytes(outputs) <= task.memory_limit else None
+    )
+    with_kernel = MEMORY_BOUND * 2 * outputs.size**2
     found = {"steps": num_steps * (primal + products)}
     if task.solved is None and quadratic(task.loss, y) is not None:
         smaller, larger = sorted((outputs.size, numbers))
         found["closed_form"] = linearizations * 20 * smaller**2 * larger
-    if fits:
+    if kernel is not None:
         found["function_space"] = linearizations * kernel + num_steps * with_kernel
 
     def curvature_at(p):
@@ -66,9 +66,20 @@ def estimate(task: Task, params: PyTree, *, period: int, num_steps: int) -> dict
     if task.step_size * curvature < SMALL_STEP:
         rounds = _flow_evaluations(period * task.step_size * curvature, task.tolerance)
         found["flow"] = linearizations * rounds * (primal + products)
-        if fits:
+        if kernel is not None:
             found["function_space_flow"] = linearizations * (kernel + rounds * with_kernel)
     return found
+
+
+def _kernel_operations(task: Task, params: PyTree) -> int | None:
+    """Of J J^T as a matrix; None if even its smallest parts do not fit into the memory limit."""
+    limit = kernel_workspace(task)
+    try:
+        return costs.operations(
+            lambda p: linear_model.kernel_of(task.f, p, task.data[0], memory_limit=limit), params
+        )
+    except ValueError:
+        return None
 
 
 def _flow_evaluations(reach: float, tolerance: float) -> float:

@@ -21,12 +21,10 @@ from iterlin.convex_flow import Flow, Objective
 from iterlin.convex_minimum import Minimum
 from iterlin.gradient_flow import descent_filter, eigenmodes
 from iterlin.linearization import tree_add
-from iterlin.task import Progress, Task, quadratic, slice_size
+from iterlin.task import Progress, Task, kernel_workspace, quadratic, slice_size
 
 # Steps between two returns to the caller, who may look at the clock: of a flow, of descent.
 FLOW_BURST, DESCENT_BURST = 200, 5000
-# Bytes of rows of J alive while a kernel is built.
-ROWS = 2**28
 
 
 class ClosedForm:
@@ -109,7 +107,7 @@ class Modelled:
         """Of the compiled functions; the kernel is that of the latest anchor."""
         x, y = self.task.data
         if self.with_kernel and self._kernel[0] is not anchor:
-            limit = min(self.task.memory_limit, ROWS)
+            limit = kernel_workspace(self.task)
             kernel = linear_model.kernel_of(self.task.f, anchor, x, memory_limit=limit)
             self._kernel = (anchor, kernel)
         return anchor, x, y, self._kernel[1]

@@ -19,7 +19,7 @@ from iterlin import training
 from iterlin.algorithm import Algorithm, TrainState
 from iterlin.chunks import History
 from iterlin.engine_choice import ENGINES, check_engine, default_memory, estimate
-from iterlin.exact_run import ExactRun
+from iterlin.exact_progress import ExactRun
 from iterlin.linearization import Network
 from iterlin.losses import Loss
 from iterlin.schedule_search import Answers, ends_when_solved, refuse_if_it_looks_at_parameters

@@ -54,7 +54,7 @@ def mean(loss: Loss) -> Loss:
     return Mean(loss)
 
 
-def summed(loss: Loss) -> Loss | None:
+def as_sum(loss: Loss) -> Loss | None:
     """The sum over examples that `loss` is, or is the mean of; None if it is not known to be one.
 
     Only of such a loss may the gradient be had from some examples at a time.

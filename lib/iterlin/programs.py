@@ -110,8 +110,13 @@ class Program:
 
     @cached_property
     def operations(self) -> int:
-        """Operations of a step of one run (`costs.operations`)."""
-        return costs.operations(self._step, *self._one_run())
+        """Operations of a step of one run (`costs.operations`), but for looks at what is solved."""
+
+        def step(state, values, examples, train):
+            algorithm = dataclasses.replace(self._algorithm(values), solved=None)
+            return algorithm.step(state, (*train, examples), self._schedule(values))
+
+        return costs.operations(step, *self._one_run())
 
     def _one_run(self):
         state, values, examples = self._inputs([self.example])

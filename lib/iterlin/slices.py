@@ -51,8 +51,14 @@ def sum_over_slices(term: Callable[..., PyTree], size: int, *arrays: Array) -> P
     """term(*arrays), a pytree that is a sum over examples, as the sum of the terms of all slices.
 
     The arrays lead with N. Nothing outlives its slice but the sum.
+
+    Raises ValueError if size is not a positive integer or the arrays differ in length.
     """
-    count = len(arrays[0])
+    positive_integer("size", size)
+    lengths = [len(array) for array in arrays]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"the arrays differ in length: {lengths}")
+    count = lengths[0]
     whole = count - count % size
     if count <= size:
         return term(*arrays)

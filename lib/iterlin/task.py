@@ -12,6 +12,9 @@ from iterlin.linearization import Network
 from iterlin.losses import Loss
 from iterlin.stopping import Solved
 
+# Bytes of rows of J alive while a kernel is built.
+ROWS = 2**28
+
 
 class Task(NamedTuple):
     """What all linearisations of a run have in common: minimise loss(f(params, x), y) + penalty
@@ -56,6 +59,11 @@ def slice_size(f: Network, params: PyTree, x: Array, memory_limit: int) -> int |
     if needed <= memory_limit:
         return None
     return max(1, int(len(x) * memory_limit / needed))
+
+
+def kernel_workspace(task: Task) -> int:
+    """Bytes for what a kernel is built from, beside the kernel itself."""
+    return min(task.memory_limit, ROWS)
 
 
 def quadratic(loss: Loss, y: Array) -> tuple[float, Array] | None:
