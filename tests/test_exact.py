@@ -7,8 +7,8 @@ import optax
 import problems
 import pytest
 from iterlin import checkpoints, exact, exact_progress, losses, schedules, training
+from iterlin.algorithm import Solved
 from iterlin.chunks import OutOfTime
-from iterlin.stopping import Solved
 
 STEP_SIZE, LENGTH, PERIOD = 0.05, 60, 20
 EVAL_STEPS = [0, 3, 7, 20, 45, 60]

@@ -84,8 +84,6 @@ _MODULES = (
     "runs",
     "schedule_search",
     "schedules",
-    "slices",
-    "stopping",
     "tables",
     "task",
     "training",
