@@ -3,6 +3,7 @@
 import nbformat
 import pytest
 import toy_book
+from iterlin import records
 from iterlin_book import freshness, pages
 
 
@@ -75,6 +76,19 @@ def test_staleness_of_a_shown_record_is_part_of_the_digest(tmp_path, monkeypatch
         monkeypatch.setattr(freshness, "_is_stale", lambda path, stale=stale: stale)
         digests.add(freshness.digest(root, "other", "quick", notebook, {}))
     assert len(digests) == 2
+
+
+def test_staleness_is_looked_up_once_for_a_state(tmp_path, monkeypatch):
+    record, looked = tmp_path / "xor" / "laptop.nc", []
+    record.parent.mkdir()
+    record.write_bytes(b"content")
+    monkeypatch.setattr(records, "load", lambda *arguments: None)
+    monkeypatch.setattr(records, "is_stale", lambda found: looked.append(found) or True)
+    assert [freshness._is_stale(record) for _ in range(3)] == [True] * 3
+    assert len(looked) == 1
+    record.write_bytes(b"other content")
+    assert freshness._is_stale(record)
+    assert len(looked) == 2
 
 
 def test_pages_with_claims_show_the_records_that_claims_judge_and_no_others(tmp_path):

@@ -9,6 +9,7 @@ import ast
 import hashlib
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 import iterlin
@@ -80,6 +81,15 @@ def check_records(root):
 
 def _is_stale(path):
     """What the page says of a record besides its content; None for what is no record."""
+    library = Path(iterlin.__file__).parent.glob("*.py")
+    sources = [*library, *(provenance.project_root() / "book").rglob("*.md"), path]
+    states = [(file, file.stat()) for file in sorted(sources)]
+    return _is_stale_at(path, tuple((file, s.st_mtime_ns, s.st_size) for file, s in states))
+
+
+@cache
+def _is_stale_at(path, state):
+    """Once for a state of the record, the library and the pages: it parses half the library."""
     from iterlin import records  # needs xarray: only where there is a record
 
     try:
