@@ -49,6 +49,7 @@ def test_a_sound_page_passes(folder):
         ("See {eq}`eq-1`.", "unrendered: {eq}`"),
         ("By {cite:t}`x`.", "unrendered: {cite:t}`"),
         ("Equation ??.", "unrendered: ??"),
+        ("| K | loss | | — | — | | 1 | 0.3 |", "unrendered: | — |"),
         ('<img src="_static/a.png">', "picture without words: _static/a.png"),
         ('<img src="_static/a.png" alt="_static/a.png">', "picture without words: _static/a.png"),
     ],

@@ -26,7 +26,9 @@ _LOADED = {  # element -> attributes whose target a browser fetches by itself
 _LOADING_LINKS = {"stylesheet", "icon", "preload", "prefetch", "modulepreload", "manifest"}
 _REMOTE_CSS = re.compile(r"""(?:url\(|@import)\s*['"]?((?:https?:)?//[^'")\s]+)""")
 _REMOTE_SCRIPT = re.compile(r"""https?://[^'"\s]+\.(?:m?js|css|woff2?)\b""")
-_LEFTOVER = re.compile(r"\{(?:cite|eq|numref|ref|doc|prf|term|math)\b[^}]*\}`?|\?\?|\[\?\]")
+_LEFTOVER = re.compile(
+    r"\{(?:cite|eq|numref|ref|doc|prf|term|math)\b[^}]*\}`?|\?\?|\[\?\]|\| (?:---|—) \|"
+)
 _FILE_NAME = re.compile(r"\S+\.(png|svg|jpe?g|gif)$")
 
 
