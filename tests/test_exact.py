@@ -9,6 +9,8 @@ import pytest
 from iterlin import checkpoints, exact, exact_progress, losses, schedules, training
 from iterlin.algorithm import Solved
 from iterlin.chunks import OutOfTime
+from iterlin.engine_choice import estimate
+from iterlin.task import Task
 
 STEP_SIZE, LENGTH, PERIOD = 0.05, 60, 20
 EVAL_STEPS = [0, 3, 7, 20, 45, 60]
@@ -250,3 +252,15 @@ def test_auto_takes_what_it_estimates_to_be_cheapest(capsys):
     settings["schedule"] = schedules.every(long // 2)
     _, history = exact.integrate(*problem, step_size=0.01, **settings)
     assert history["evaluations"][-1] == 2  # two decompositions
+
+
+def test_an_estimate_leaves_out_a_kernel_that_cannot_be_built():
+    """The kernel fits, but what it is built from does not: the other engines are still there."""
+    (f, params, (x, y)), settings = setting()
+    few = (x[:1], y[:1])
+    task = Task(f, few, settings["loss"], 1e-3, 0.0, 1e-3, 2**30, None)
+    found = estimate(task, params, period=10, num_steps=100)
+    kernel = 8 * f(params, few[0]).size ** 2
+    tight = estimate(task._replace(memory_limit=kernel), params, period=10, num_steps=100)
+    assert {"function_space", "function_space_flow"} <= set(found)
+    assert set(tight) == set(found) - {"function_space", "function_space_flow"}
