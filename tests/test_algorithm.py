@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 from iterlin import algorithm, convnets, linearize, losses, models, training
-from iterlin.algorithm import Solved, in_slices
 from iterlin.schedules import every, is_every_step, never, when_solved
+from iterlin.stopping import Solved
 from problems import flat, network
 
 SQUARED = losses.mean(losses.squared_error)
@@ -168,13 +168,6 @@ def test_a_full_batch_state_does_not_go_on_with_minibatches():
     state, _ = training.train(f, params, data, num_steps=2, **settings)
     with pytest.raises(ValueError, match="full-batch run: it cannot go on with a batch_size"):
         training.train(f, state, data, num_steps=4, batch_size=4, **settings)
-
-
-@pytest.mark.parametrize("size", [1, 3, 5, 6, 7, 13, 20])
-def test_slices_make_no_difference(size):
-    f, params, (x, _) = classified(examples=13)
-    whole = f(params, x)
-    np.testing.assert_allclose(in_slices(lambda part: f(params, part), x, size), whole, rtol=1e-12)
 
 
 def test_examples_choose_what_a_run_trains_on():

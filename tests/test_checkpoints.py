@@ -116,7 +116,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from iterlin import algorithm, chunks, losses, models, records, runs
+from iterlin import chunks, losses, models, records, runs, stopping
 
 chunks.FIRST_CHUNK, chunks.CHUNK = 4, 0.0
 chunks.run_in_chunks.__kwdefaults__["checkpoint_seconds"] = 0.0
@@ -127,7 +127,7 @@ model = models.mlp((2, 8, 2))
 problem = runs.Problem(
     f=model.apply, init=model.init, train=(x, y), loss=losses.mean(losses.cross_entropy),
     evaluate={"train": (x, y)}, metrics={"loss": losses.mean(losses.cross_entropy)},
-    batch_size=6, reset_optimizer=True, solved=algorithm.Solved(10),
+    batch_size=6, reset_optimizer=True, solved=stopping.Solved(10),
     augment=lambda key, x: x + 0.1 * jax.random.normal(key, x.shape),
     observe=lambda state: {"weight": state.params[0]["weight"]},
 )

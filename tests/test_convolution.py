@@ -7,7 +7,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from iterlin import convolution
-from iterlin.linearization import jacobian_products
 from problems import bare
 
 small = st.integers(1, 3)
@@ -122,49 +121,6 @@ def test_ties_share_the_derivative():
     np.testing.assert_allclose(slopes[0, :, :, 0], [[0, 1 / 3], [1 / 3, 1 / 3]])
 
 
-def independent(params, x):
-    h = jnp.tanh(jnp.einsum("nij,jo->nio", x, params["w"]))
-    return h.sum(1) * params["s"][None, :]
-
-
-@pytest.mark.parametrize(("count", "size"), [(7, 3), (6, 3), (5, 5), (3, 4), (2, 1)])
-def test_slices_change_nothing(count, size):
-    rng = np.random.default_rng(3)
-    x = jnp.asarray(rng.normal(size=(count, 2, 3)))
-    params = {"w": jnp.asarray(rng.normal(size=(3, 4))), "s": jnp.asarray(rng.normal(size=4))}
-    whole = jacobian_products(independent, params, x)
-    sliced = jacobian_products(convolution.in_slices(independent, size), params, x)
-    v = jax.tree.map(lambda leaf: jnp.cos(leaf), params)
-    u = jnp.asarray(rng.normal(size=(count, 4)))
-    np.testing.assert_allclose(sliced.outputs, whole.outputs, atol=1e-13)
-    np.testing.assert_allclose(sliced.jvp(v), whole.jvp(v), atol=1e-13)
-    for ours, theirs in zip(*map(jax.tree.leaves, (sliced.vjp(u), whole.vjp(u))), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-13)
-
-
-def test_slices_are_of_the_size_asked_for():
-    seen = []
-
-    def f(params, x):
-        seen.append(len(x))
-        return {"double": 2 * x, "sum": x.sum((1, 2)) + params}
-
-    x = jnp.arange(42.0).reshape(7, 2, 3)
-    outputs = convolution.in_slices(f, 3)(jnp.asarray(1.0), x)
-    assert set(seen) == {3, 1}
-    np.testing.assert_array_equal(outputs["double"], 2 * x)
-    np.testing.assert_array_equal(outputs["sum"], x.sum((1, 2)) + 1)
-
-
-def test_slices_of_several_runs_at_once():
-    rng = np.random.default_rng(4)
-    x = jnp.asarray(rng.normal(size=(7, 2, 3)))
-    params = {"w": jnp.asarray(rng.normal(size=(5, 3, 4))), "s": jnp.ones((5, 4))}
-    sliced = jax.vmap(convolution.in_slices(independent, 2), (0, None))(params, x)
-    whole = [independent(jax.tree.map(lambda leaf, i=i: leaf[i], params), x) for i in range(5)]
-    np.testing.assert_allclose(sliced, np.stack(whole), atol=1e-13)
-
-
 @pytest.mark.parametrize(
     ("images", "kernel", "settings", "message"),
     [
@@ -180,8 +136,6 @@ def test_bad_convolutions_are_refused(images, kernel, settings, message):
         bare(convolution.conv2d)(jnp.ones((2, *images)), jnp.ones(kernel), **settings)
 
 
-def test_bad_pools_and_slices_are_refused():
+def test_small_images_are_not_pooled():
     with pytest.raises(ValueError, match="an image of 1 x 4 is too small for 2 x 2 pooling"):
         convolution.max_pool2(jnp.ones((1, 1, 4, 1)))
-    with pytest.raises(ValueError, match="size must be a positive integer, got 0"):
-        convolution.in_slices(independent, 0)

@@ -7,9 +7,9 @@ import optax
 import problems
 import pytest
 from iterlin import checkpoints, exact, exact_progress, losses, schedules, training
-from iterlin.algorithm import Solved
 from iterlin.chunks import OutOfTime
 from iterlin.engine_choice import estimate
+from iterlin.stopping import Solved
 from iterlin.task import Task
 
 STEP_SIZE, LENGTH, PERIOD = 0.05, 60, 20

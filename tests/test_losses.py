@@ -38,6 +38,13 @@ def test_mean_divides_by_the_examples_alone():
     assert float(mean(OUTPUTS, targets)) == float(losses.squared_error(OUTPUTS, targets)) / 2
 
 
+def test_only_known_losses_are_sums():
+    total = losses.cross_entropy
+    assert losses.as_sum(total) is losses.as_sum(losses.mean(total)) is total
+    assert losses.as_sum(losses.mean(losses.mean(total))) is None
+    assert losses.as_sum(lambda outputs, targets: jnp.max(outputs)) is None
+
+
 def test_accuracy():
     assert float(losses.accuracy(OUTPUTS, jnp.asarray([0, 0]))) == 0.5
     assert float(losses.accuracy(OUTPUTS, jnp.asarray([0, 1]))) == 1

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin import chunks, losses, models, programs, runs, training
-from iterlin.algorithm import Solved
 from iterlin.runs import Problem, Run
 from iterlin.schedules import every
+from iterlin.slices import in_slices
+from iterlin.stopping import Solved
 
 ENTROPY = losses.mean(losses.cross_entropy)
 MODEL = models.mlp((2, 5, 2), activation="tanh")
@@ -239,6 +240,16 @@ def test_grids_need_as_many_evaluations_of_each_run():
 def test_quick_runs_are_not_stored():
     assert runs.store("quick") is None
     assert runs.store("gpu").parts[-2:] == ("_build", "runs")
+
+
+@pytest.mark.parametrize("memory", [1, None])
+def test_sliced_networks_run_the_same_together_and_alone(memory):
+    chosen = [Run(seed, period, 0.1, STEPS) for seed in (0, 1) for period in (1, 3)]
+    whole, _ = runs.run_all(problem(), chosen)
+    sliced, _ = runs.run_all(problem(f=in_slices(MODEL.apply, 4)), chosen, memory=memory)
+    for one, other in zip(whole, sliced, strict=True):
+        for name in one.history:
+            np.testing.assert_allclose(other.history[name], one.history[name], atol=1e-12)
 
 
 @pytest.mark.parametrize("solved", [None, Solved(1, None, 0.1)])

@@ -84,6 +84,8 @@ _MODULES = (
     "runs",
     "schedule_search",
     "schedules",
+    "slices",
+    "stopping",
     "tables",
     "task",
     "training",

@@ -11,11 +11,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
+from iterlin import losses
 from iterlin.linearization import Network, linearize, tree_sub
 from iterlin.losses import Loss
 from iterlin.schedules import Schedule
+from iterlin.slices import Sliced, sum_over_slices
+from iterlin.stopping import Solved
 
 NOT_YET = -1
 
@@ -47,22 +50,6 @@ class TrainState(NamedTuple):
     @property
     def ended(self) -> Bool[Array, "..."]:
         return (self.diverged_at != NOT_YET) | (self.converged_at != NOT_YET)
-
-
-class Solved(NamedTuple):
-    """When a linear problem counts as solved, looked at every `check_every` steps.
-
-    accuracy: the proxy classifies at least this fraction of the training examples; None leaves it
-    out. gradient: the norm of the proxy objective's gradient over all examples, penalty included,
-    has fallen to this fraction of what it was at theta_s; None leaves it out. Either suffices. With
-    cross-entropy and no penalty a linear model that separates the data has no minimiser, so that
-    'solve completely' means nothing without such a rule. slice_size: examples looked at together.
-    """
-
-    check_every: int
-    accuracy: float | None = 1.0
-    gradient: float | None = None
-    slice_size: int = 500
 
 
 @dataclass(frozen=True)
@@ -126,11 +113,9 @@ class Algorithm:
             opt = _where(linearizing, self.optimizer.init(state.params), opt)
         order, x, y = self._batch(state, data)
 
-        outputs, jvp, vjp, batch_statistics = self._products(anchor, x)
         displacement = None if self.plain else tree_sub(state.params, anchor)
-        proxy = outputs if self.plain else outputs + jvp(displacement)
-        value, cotangent = jax.value_and_grad(self.loss)(proxy, y)
-        gradient = self._with_penalty(vjp(cotangent), displacement)
+        value, gradient, batch_statistics = self._loss_and_gradient(anchor, displacement, x, y)
+        gradient = self._with_penalty(gradient, displacement)
         updates, opt = self.optimizer.update(gradient, opt, state.params)
         params = optax.apply_updates(state.params, updates)
 
@@ -161,6 +146,27 @@ class Algorithm:
             return self.f
         return lambda params, x: self.normalization.evaluate(params, state.statistics, x)
 
+    def _loss_and_gradient(self, anchor, displacement, x, y):
+        """The proxy's loss, its gradient J^T u, and the batch's statistics.
+
+        A sliced network with a loss known to be a sum goes slice by slice from the inputs to the
+        gradient, so that no activation outlives its slice; any other sees the whole batch at once.
+        """
+
+        def of_part(loss, x, y):
+            outputs, jvp, vjp, statistics = self._products(anchor, x)
+            proxy = outputs if displacement is None else outputs + jvp(displacement)
+            value, cotangent = jax.value_and_grad(loss)(proxy, y)
+            return value, vjp(cotangent), statistics
+
+        total = losses.as_sum(self.loss)
+        if total is None or not isinstance(self.f, Sliced) or self.normalization is not None:
+            return of_part(self.loss, x, y)
+        summed = sum_over_slices(lambda *part: of_part(total, *part), self.f.size, x, y)
+        if isinstance(self.loss, losses.Mean):
+            summed = jax.tree.map(lambda leaf: leaf / len(y), summed)
+        return summed
+
     def _products(self, anchor, x):
         """f(anchor, x), J v and J^T u from one primal pass, and the batch's statistics in it."""
         if self.normalization is None:
@@ -189,8 +195,7 @@ class Algorithm:
         x, y = data[:2]
         order = state.order
         if self.batch_size is None:
-            if len(data) == 3:
-                x, y = jnp.take(x, data[2], 0), jnp.take(y, data[2], 0)
+            x, y = _all_of(data)
         else:
             size = order.shape[0]
             per_epoch = size // self.batch_size
@@ -215,49 +220,26 @@ class Algorithm:
             return state.solved
         return jax.lax.cond(
             (state.step + 1) % self.solved.check_every == 0,
-            lambda: self._meets(self.solved, anchor, params, data),
+            lambda: self._meets(anchor, params, data),
             lambda: state.solved & ~renewed,
         )
 
-    def _meets(self, rule: Solved, anchor, params, data) -> Bool[Array, ""]:
-        x, y = data[:2]
-        if len(data) == 3:
-            x, y = jnp.take(x, data[2], 0), jnp.take(y, data[2], 0)
+    def _meets(self, anchor, params, data) -> Bool[Array, ""]:
+        def add_penalty(gradient, theta):
+            return self._with_penalty(gradient, tree_sub(theta, anchor))
+
         proxy = linearize(self.f, anchor)
-        solved = jnp.asarray(False)
-        if rule.accuracy is not None:
-            outputs = in_slices(lambda part: proxy(params, part), x, rule.slice_size)
-            solved |= jnp.mean(jnp.argmax(outputs, -1) == y) >= rule.accuracy
-        if rule.gradient is not None:
-
-            def norm(theta):
-                def objective(p):
-                    outputs = in_slices(lambda part: proxy(p, part), x, rule.slice_size)
-                    return self.loss(outputs, y)
-
-                gradient = jax.grad(objective)(theta)
-                return optax.tree.norm(self._with_penalty(gradient, tree_sub(theta, anchor)))
-
-            solved |= norm(params) <= rule.gradient * norm(anchor)
-        return solved
-
-
-def in_slices(network: Callable[[Array], Array], x: Float[Array, "N ..."], size: int) -> Array:
-    """network(x) for examples that do not depend on each other, `size` of them at a time."""
-    whole = len(x) // size * size
-    parts = []
-    if whole:
-        sliced = x[:whole].reshape(-1, size, *x.shape[1:])
-        outputs = network(x[:whole]) if whole == size else jax.lax.map(network, sliced)
-        parts.append(outputs.reshape(whole, *outputs.shape[-1:]))
-    if whole < len(x):
-        parts.append(network(x[whole:]))
-    return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
+        return self.solved.met(proxy, self.loss, add_penalty, params, anchor, _all_of(data))
 
 
 def _examples(data) -> Int[Array, " N"]:
     """Which of the examples of x and y a run trains on."""
     return data[2] if len(data) == 3 else jnp.arange(data[1].shape[0])
+
+
+def _all_of(data) -> tuple[Array, Array]:
+    x, y = data[:2]
+    return (jnp.take(x, data[2], 0), jnp.take(y, data[2], 0)) if len(data) == 3 else (x, y)
 
 
 def _where(condition, a: PyTree, b: PyTree) -> PyTree:

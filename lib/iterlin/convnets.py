@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from iterlin.convolution import METHODS, PADDINGS, conv2d, in_slices, max_pool2, output_size
+from iterlin.convolution import METHODS, PADDINGS, conv2d, max_pool2, output_size
 from iterlin.models import Model
 from iterlin.normalization import NORMALIZATIONS, Normalization, NormalizedModel, normalize
+from iterlin.slices import in_slices
 from iterlin.validation import one_of, positive_integer
 
 # Variance of a weight times its fan-in.
@@ -42,7 +43,7 @@ def lenet(
     zero. Parameters are {"conv1": {"weight": (k, k, C, channels), "bias"}, "conv2": ..., "dense1":
     {"weight": (fan_in, fan_out), "bias"}, ...}; (32, 32, 3) and the defaults make 227,484 numbers.
 
-    Examples are treated `slice_size` at a time (see `convolution.in_slices`), all at once for None;
+    Examples are treated `slice_size` at a time (see `slices.in_slices`), all at once for None;
     auto is 8 on a CPU if the patches of one example take over 50,000 numbers, otherwise None.
     `method` is that of `convolution.conv2d`.
 
@@ -109,7 +110,7 @@ def lenet_activations(
 ) -> dict[str, Array]:
     """Features of a `lenet`: {"conv1", "conv2"}, each (N, h, w, channels), after ReLU and pooling.
 
-    `padding` must be the network's own. For many examples, wrap it in `convolution.in_slices`.
+    `padding` must be the network's own. For many examples, wrap it in `slices.in_slices`.
     """
     activations, h = {}, x
     for name in ("conv1", "conv2"):

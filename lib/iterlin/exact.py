@@ -16,7 +16,7 @@ import optax
 from jaxtyping import PyTree
 
 from iterlin import training
-from iterlin.algorithm import Algorithm, Solved, TrainState
+from iterlin.algorithm import Algorithm, TrainState
 from iterlin.chunks import History
 from iterlin.engine_choice import ENGINES, check_engine, default_memory, estimate
 from iterlin.exact_progress import ExactRun
@@ -24,6 +24,7 @@ from iterlin.linearization import Network
 from iterlin.losses import Loss
 from iterlin.schedule_search import Answers, ends_when_solved, refuse_if_it_looks_at_parameters
 from iterlin.schedules import NEVER, Schedule
+from iterlin.stopping import Solved
 from iterlin.task import Task
 from iterlin.validation import non_negative, one_of, open_unit, positive
 

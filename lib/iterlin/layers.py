@@ -16,7 +16,9 @@ from jaxtyping import Array, Float
 
 from iterlin.flat_program import Program, Step
 
-RELAYOUTS = frozenset({"reshape", "transpose", "squeeze", "copy", "convert_element_type"})
+RELAYOUTS = frozenset(
+    {"reshape", "transpose", "squeeze", "copy", "convert_element_type", "optimization_barrier"}
+)
 
 
 class Layer(NamedTuple):
@@ -114,6 +116,8 @@ def _product_with(program, users, value) -> tuple[Step, int] | None:
 
 def _is_relayout(program, step) -> bool:
     """Whether the step keeps every entry of a floating point array, in whatever place."""
+    if len(step.outputs) != 1:
+        return False
     before, after = program.types[step.inputs[0]], program.types[step.outputs[0]]
     floating = all(jnp.issubdtype(t.dtype, jnp.floating) for t in (before, after))
     spread = step.name == "broadcast_in_dim" and before.size == after.size

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from iterlin.convolution import in_slices
 from iterlin.linearization import Network, jacobian_products
 from iterlin.ntk import ntk_matrix
+from iterlin.slices import in_slices, sum_over_slices
 
 
 class LinearModel(NamedTuple):
@@ -56,7 +56,10 @@ def from_products(
             return jax.jvp(lambda p: sliced(p, x), (params,), (direction,))[1]
 
         def vjp(cotangent):
-            return _sliced_vjp(f, params, x, cotangent, slice_size)
+            def pull(part, u):
+                return jax.vjp(lambda p: f(p, part), params)[1](u)[0]
+
+            return sum_over_slices(pull, slice_size, x, cotangent)
 
     def push(g):
         direction = vjp(g)
@@ -95,22 +98,3 @@ def kernel_of(
 ) -> Float[Array, "NO NO"]:
     """J J^T as a matrix, for `from_kernel`, within `ntk_matrix`'s memory limit."""
     return ntk_matrix(f, params, x, memory_limit=memory_limit)
-
-
-def _sliced_vjp(f, params, x, cotangent, size):
-    """J^T u summed over slices: no activations outlive their slice."""
-    whole = len(x) // size * size
-
-    def pull(part, u):
-        return jax.vjp(lambda p: f(p, part), params)[1](u)[0]
-
-    def add(total, batch):
-        return jax.tree.map(jnp.add, total, pull(*batch)), None
-
-    def parts(array):
-        return array[:whole].reshape(-1, size, *array.shape[1:])
-
-    total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (parts(x), parts(cotangent)))
-    if whole < len(x):
-        total = jax.tree.map(jnp.add, total, pull(x[whole:], cotangent[whole:]))
-    return total

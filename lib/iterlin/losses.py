@@ -5,6 +5,7 @@ the theory of Gauss-Newton and of the closed forms uses the sums.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 import optax
@@ -38,13 +39,28 @@ def cross_entropy(outputs: Float[Array, "N O"], targets: Shaped[Array, " N"]) ->
     return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(outputs, targets))
 
 
+@dataclass(frozen=True)
+class Mean:
+    """A loss that is a sum over the examples, divided by their number N."""
+
+    total: Loss
+
+    def __call__(self, outputs, targets):
+        return self.total(outputs, targets) / outputs.shape[0]
+
+
 def mean(loss: Loss) -> Loss:
     """The same loss divided by the number of examples N."""
+    return Mean(loss)
 
-    def mean_loss(outputs, targets):
-        return loss(outputs, targets) / outputs.shape[0]
 
-    return mean_loss
+def as_sum(loss: Loss) -> Loss | None:
+    """The sum over examples that `loss` is, or is the mean of; None if it is not known to be one.
+
+    Only of such a loss may the gradient be had from some examples at a time.
+    """
+    total = loss.total if isinstance(loss, Mean) else loss
+    return total if total in (squared_error, cross_entropy) else None
 
 
 def accuracy(outputs: Float[Array, "N O"], targets: Shaped[Array, " N"]) -> Float[Array, ""]:

@@ -18,12 +18,13 @@ import optax
 from jaxtyping import Array, PyTree
 
 from iterlin import checkpoints, costs
-from iterlin.algorithm import Algorithm, Solved, TrainState
+from iterlin.algorithm import Algorithm, TrainState
 from iterlin.chunks import Outcome, OutOfTime, out_of_time, run_in_chunks
 from iterlin.diagnostics import kernel_diagnostics
 from iterlin.linearization import Network
 from iterlin.losses import Loss
 from iterlin.schedules import NEVER, every, when_solved
+from iterlin.stopping import Solved
 from iterlin.training import observer
 
 OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}

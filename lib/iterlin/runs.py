@@ -23,9 +23,9 @@ from iterlin.chunks import PROGRESS, OutOfTime
 from iterlin.programs import OPTIMIZERS, Problem, Program, Run, is_plain
 from iterlin.validation import non_negative, one_of, positive, positive_integer
 
-# Bytes that the runs of one program may take together. On a CPU more than a few caches gains
-# nothing; on a GPU it is a share of what there is.
-CPU_MEMORY = 56 * 2**20
+# Bytes that the runs of one program may take together. On a CPU runs that are small beside a cache
+# gain from each other's company, larger ones lose; on a GPU it is a share of what there is.
+CPU_MEMORY = 24 * 2**20
 GPU_SHARE = 0.5
 
 

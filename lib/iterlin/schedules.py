@@ -46,7 +46,7 @@ def never() -> Schedule:
 def when_solved(max_period: int | float | Array) -> Schedule:
     """Re-linearise when the linear problem is solved, after `max_period` steps at the latest.
 
-    What counts as solved is the rule `algorithm.Solved` that training is given; without one this
+    What counts as solved is the rule `stopping.Solved` that training is given; without one this
     is `every(max_period)`.
     """
     positive_integer("max_period", max_period, infinity=True)

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from iterlin.algorithm import Solved
 from iterlin.costs import kept_bytes
 from iterlin.linearization import Network
 from iterlin.losses import Loss
+from iterlin.stopping import Solved
 
 # Bytes of rows of J alive while a kernel is built.
 ROWS = 2**28

@@ -16,11 +16,13 @@ import optax
 from jaxtyping import Array, PyTree
 
 from iterlin import checkpoints
-from iterlin.algorithm import Algorithm, Solved, TrainState, in_slices
+from iterlin.algorithm import Algorithm, TrainState
 from iterlin.chunks import History, run_in_chunks
 from iterlin.linearization import Network, linearize
 from iterlin.losses import Loss
 from iterlin.schedules import Schedule, every, is_every_step, periods_array
+from iterlin.slices import in_slices
+from iterlin.stopping import Solved
 from iterlin.validation import non_negative, positive, positive_integer
 
 Metrics = Mapping[str, Callable[[Array, Array], Array]]
@@ -206,8 +208,7 @@ def observer(algorithm: Algorithm, evaluate, metrics: Metrics, *, slice_size: in
         proxy = linearize(network, state.anchor)
         for name, (x, y) in (evaluate or {}).items():
             for suffix, model in {"": network, "_proxy": proxy}.items():
-                apply = lambda part, model=model: model(state.params, part)  # noqa: E731
-                outputs = in_slices(apply, x, slice_size or len(x))
+                outputs = in_slices(model, slice_size or len(x))(state.params, x)
                 for metric, function in metrics.items():
                     seen[f"{name}_{metric}{suffix}"] = function(outputs, y)
         return seen

@@ -1,0 +1,126 @@
+"""Functions evaluated a few examples at a time are the same functions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from iterlin import jacobian_products, losses, models, slices
+from iterlin.algorithm import Algorithm
+from iterlin.schedules import every
+from problems import flat
+
+
+def independent(params, x):
+    h = jnp.tanh(jnp.einsum("nij,jo->nio", x, params["w"]))
+    return h.sum(1) * params["s"][None, :]
+
+
+@pytest.mark.parametrize(("count", "size"), [(7, 3), (6, 3), (5, 5), (3, 4), (2, 1)])
+def test_slices_change_nothing(count, size):
+    rng = np.random.default_rng(3)
+    x = jnp.asarray(rng.normal(size=(count, 2, 3)))
+    params = {"w": jnp.asarray(rng.normal(size=(3, 4))), "s": jnp.asarray(rng.normal(size=4))}
+    whole = jacobian_products(independent, params, x)
+    sliced = jacobian_products(slices.in_slices(independent, size), params, x)
+    v = jax.tree.map(lambda leaf: jnp.cos(leaf), params)
+    u = jnp.asarray(rng.normal(size=(count, 4)))
+    np.testing.assert_allclose(sliced.outputs, whole.outputs, atol=1e-13)
+    np.testing.assert_allclose(sliced.jvp(v), whole.jvp(v), atol=1e-13)
+    for ours, theirs in zip(*map(jax.tree.leaves, (sliced.vjp(u), whole.vjp(u))), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-13)
+
+
+def test_slices_are_of_the_size_asked_for():
+    seen = []
+
+    def f(params, x):
+        seen.append(len(x))
+        return {"double": 2 * x, "sum": x.sum((1, 2)) + params}
+
+    x = jnp.arange(42.0).reshape(7, 2, 3)
+    outputs = slices.in_slices(f, 3)(jnp.asarray(1.0), x)
+    assert set(seen) == {3, 1}
+    np.testing.assert_array_equal(outputs["double"], 2 * x)
+    np.testing.assert_array_equal(outputs["sum"], x.sum((1, 2)) + 1)
+
+
+def test_slices_of_several_runs_at_once():
+    rng = np.random.default_rng(4)
+    x = jnp.asarray(rng.normal(size=(7, 2, 3)))
+    params = {"w": jnp.asarray(rng.normal(size=(5, 3, 4))), "s": jnp.ones((5, 4))}
+    sliced = jax.vmap(slices.in_slices(independent, 2), (0, None))(params, x)
+    whole = [independent(jax.tree.map(lambda leaf, i=i: leaf[i], params), x) for i in range(5)]
+    np.testing.assert_allclose(sliced, np.stack(whole), atol=1e-13)
+
+
+LOSSES = (losses.cross_entropy, losses.squared_error)
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, *map(losses.mean, LOSSES)])
+@pytest.mark.parametrize("period", [1, 3])
+@pytest.mark.parametrize(("count", "size"), [(12, 4), (13, 5), (4, 5)])
+def test_a_sliced_network_takes_the_same_steps(loss, period, count, size):
+    model = models.mlp((3, 6, 2), bias_scale=0.1, activation="tanh")
+    x = jax.random.normal(jax.random.key(1), (20, 3))
+    y, params = (x[:, 0] > 0).astype(jnp.int32), model.init(jax.random.key(0))
+    if losses.as_sum(loss) is losses.squared_error:
+        y = jax.nn.one_hot(y, 2, dtype=x.dtype)
+    data = x, y, jnp.arange(19)
+
+    def run(f):
+        settings = {"batch_size": count, "plain": period == 1, "target_loss": 1e-9}
+        algorithm = Algorithm(f, loss, optax.sgd(0.01), penalty=0.1, penalized=True, **settings)
+        state = algorithm.start(params, data, jax.random.key(2))
+        return algorithm.advance(state, data, 7, every(period))
+
+    whole, sliced = run(model.apply), run(slices.in_slices(model.apply, size))
+    np.testing.assert_allclose(flat(sliced.params), flat(whole.params), rtol=1e-12, atol=1e-14)
+    assert np.abs(flat(whole.params) - flat(params)).max() > 1e-3
+
+
+def test_a_step_keeps_no_more_than_a_slice():
+    """Slice by slice from the inputs to the gradient: no activations of all examples exist."""
+    seen = []
+
+    def f(params, x):
+        seen.append(len(x))
+        return x @ params
+
+    x, y = jnp.ones((64, 3)), jnp.zeros(64, jnp.int32)
+
+    def shapes(loss):
+        algorithm = Algorithm(slices.in_slices(f, 4), loss, optax.sgd(0.1))
+        state = algorithm.start(jnp.ones((3, 7)), (x, y), jax.random.key(0))
+        jaxpr = jax.make_jaxpr(lambda s: algorithm.step(s, (x, y), every(2)))(state)
+        return str(jaxpr)
+
+    assert "64,7]" not in shapes(losses.cross_entropy)
+    assert set(seen) == {4}
+    # A loss that is not known to be a sum sees all outputs at once.
+    assert "64,7]" in shapes(lambda outputs, y: jnp.max(outputs))
+
+
+def test_a_sum_over_slices_is_the_sum():
+    rng = np.random.default_rng(5)
+    a, b = rng.normal(size=(7, 3)), rng.normal(size=7)
+
+    def term(a, b):
+        return {"product": a.T @ b, "count": jnp.asarray(len(b), jnp.int32)}
+
+    for size in (1, 2, 7, 9):
+        total = slices.sum_over_slices(term, size, jnp.asarray(a), jnp.asarray(b))
+        np.testing.assert_allclose(total["product"], a.T @ b, atol=1e-13)
+        assert total["count"] == 7
+
+
+def test_a_slice_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="size must be a positive integer, got 0"):
+        slices.in_slices(independent, 0)
+    with pytest.raises(ValueError, match="size must be a positive integer, got 0"):
+        slices.sum_over_slices(jnp.dot, 0, jnp.ones(3), jnp.ones(3))
+
+
+def test_arrays_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match=r"the arrays differ in length: \[4, 5\]"):
+        slices.sum_over_slices(jnp.dot, 2, jnp.ones(4), jnp.ones(5))
