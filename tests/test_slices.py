@@ -8,6 +8,7 @@ import pytest
 from iterlin import jacobian_products, losses, models, slices
 from iterlin.algorithm import Algorithm
 from iterlin.schedules import every
+from iterlin.stopping import Solved
 from problems import flat
 
 
@@ -99,6 +100,40 @@ def test_a_step_keeps_no_more_than_a_slice():
     assert set(seen) == {4}
     # A loss that is not known to be a sum sees all outputs at once.
     assert "64,7]" in shapes(lambda outputs, y: jnp.max(outputs))
+
+
+def test_the_gradient_that_says_whether_a_problem_is_solved_keeps_no_more_than_a_slice():
+    x, y, params = jnp.ones((64, 3)), jnp.zeros(64, jnp.int32), jnp.ones((3, 7))
+
+    def shapes(loss):
+        rule = Solved(1, None, 0.1, slice_size=4)
+
+        def met(theta):
+            return rule.met(lambda p, x: x @ p, loss, lambda g, _: g, theta, params, (x, y))
+
+        return str(jax.make_jaxpr(met)(params))
+
+    for loss in (losses.cross_entropy, losses.mean(losses.cross_entropy)):
+        assert "64,7]" not in shapes(loss)
+    assert "64,7]" in shapes(lambda outputs, y: jnp.max(outputs))
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, *map(losses.mean, LOSSES), lambda u, y: jnp.max(u)])
+@pytest.mark.parametrize("size", [2, 5, 9, None])
+def test_the_gradient_of_a_loss_by_slices_is_its_gradient(loss, size):
+    rng = np.random.default_rng(6)
+    x, params = (jnp.asarray(rng.normal(size=shape)) for shape in ((9, 3), (3, 4)))
+    y = jnp.asarray(rng.integers(4, size=9))
+    if losses.as_sum(loss) is losses.squared_error:
+        y = jax.nn.one_hot(y, 4, dtype=x.dtype)
+
+    def term(loss, x, y):
+        return jax.value_and_grad(lambda p: loss(x @ p, y))(params)
+
+    whole = term(loss, x, y)
+    found = slices.loss_over_slices(term, loss, size, x, y)
+    np.testing.assert_allclose(found[0], whole[0], rtol=1e-13)
+    np.testing.assert_allclose(found[1], whole[1], atol=1e-13)
 
 
 def test_a_sum_over_slices_is_the_sum():

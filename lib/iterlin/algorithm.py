@@ -13,11 +13,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Int, PyTree
 
-from iterlin import losses
 from iterlin.linearization import Network, linearize, tree_sub
 from iterlin.losses import Loss
 from iterlin.schedules import Schedule
-from iterlin.slices import Sliced, sum_over_slices
+from iterlin.slices import Sliced, loss_over_slices
 from iterlin.stopping import Solved
 
 NOT_YET = -1
@@ -159,13 +158,8 @@ class Algorithm:
             value, cotangent = jax.value_and_grad(loss)(proxy, y)
             return value, vjp(cotangent), statistics
 
-        total = losses.as_sum(self.loss)
-        if total is None or not isinstance(self.f, Sliced) or self.normalization is not None:
-            return of_part(self.loss, x, y)
-        summed = sum_over_slices(lambda *part: of_part(total, *part), self.f.size, x, y)
-        if isinstance(self.loss, losses.Mean):
-            summed = jax.tree.map(lambda leaf: leaf / len(y), summed)
-        return summed
+        sliced = isinstance(self.f, Sliced) and self.normalization is None
+        return loss_over_slices(of_part, self.loss, self.f.size if sliced else None, x, y)
 
     def _products(self, anchor, x):
         """f(anchor, x), J v and J^T u from one primal pass, and the batch's statistics in it."""

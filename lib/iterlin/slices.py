@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from iterlin import losses
 from iterlin.linearization import Network, tree_add
+from iterlin.losses import Loss
 from iterlin.validation import positive_integer
 
 
@@ -69,3 +71,20 @@ def sum_over_slices(term: Callable[..., PyTree], size: int, *arrays: Array) -> P
     if whole < count:
         total = tree_add(total, term(*[a[whole:] for a in arrays]))
     return total
+
+
+def loss_over_slices(
+    term: Callable[[Loss, Array, Array], PyTree], loss: Loss, size: int | None, x: Array, y: Array
+) -> PyTree:
+    """term(loss, x, y), a pytree linear in the loss such as its gradient, slice by slice.
+
+    That needs a loss known to be a sum over examples or the mean of one (`losses.as_sum`); with any
+    other, or with size None, it is term(loss, x, y) itself.
+    """
+    total = losses.as_sum(loss)
+    if total is None or size is None:
+        return term(loss, x, y)
+    summed = sum_over_slices(lambda *part: term(total, *part), size, x, y)
+    if isinstance(loss, losses.Mean):
+        summed = jax.tree.map(lambda leaf: leaf / len(y), summed)
+    return summed

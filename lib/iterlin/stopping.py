@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, PyTree
 
 from iterlin.linearization import Network
 from iterlin.losses import Loss
-from iterlin.slices import in_slices
+from iterlin.slices import in_slices, loss_over_slices
 
 
 class Solved(NamedTuple):
@@ -42,14 +42,17 @@ class Solved(NamedTuple):
         add_penalty(gradient, theta) adds the penalty's gradient at theta.
         """
         x, y = data
-        sliced = in_slices(proxy, self.slice_size)
         solved = jnp.asarray(False)
         if self.accuracy is not None:
+            sliced = in_slices(proxy, self.slice_size)
             solved |= jnp.mean(jnp.argmax(sliced(params, x), -1) == y) >= self.accuracy
         if self.gradient is not None:
 
             def norm(theta):
-                gradient = jax.grad(lambda p: loss(sliced(p, x), y))(theta)
+                def gradient_of(loss, x, y):
+                    return jax.grad(lambda p: loss(proxy(p, x), y))(theta)
+
+                gradient = loss_over_slices(gradient_of, loss, self.slice_size, x, y)
                 return optax.tree.norm(add_penalty(gradient, theta))
 
             solved |= norm(params) <= self.gradient * norm(anchor)
