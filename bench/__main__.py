@@ -47,6 +47,7 @@ def main(arguments=None) -> int:
         parser.error(f"--rounds must be {FEWEST_ROUNDS} at least, got {options.rounds}")
     if options.whole:
         whole.measure()
+        _settle()
     path = BUILT / f"{options.tier}.nc"
     try:
         run(selected, options, Pool(starter(options.threads, given)), path)
@@ -61,6 +62,13 @@ def main(arguments=None) -> int:
     shutil.copyfile(path, target)
     print(f"recorded in {target}")
     return 0
+
+
+def _settle(load: float = 0.2, longest: float = 300.0) -> None:
+    """Wait until the load that the whole commands made has died down."""
+    end = time.monotonic() + longest
+    while os.getloadavg()[0] > load and time.monotonic() < end:
+        time.sleep(5)
 
 
 def _given(texts) -> dict[str, str]:
