@@ -50,7 +50,7 @@ def in_slices(f: Network, size: int) -> Sliced:
 
 
 def sum_over_slices(term: Callable[..., PyTree], size: int, *arrays: Array) -> PyTree:
-    """term(*arrays), a pytree that is a sum over examples, as the sum of the terms of all slices.
+    """``term(*arrays)``, a pytree that sums over examples, as the sum of the terms of all slices.
 
     The arrays lead with N. Nothing outlives its slice but the sum.
 
