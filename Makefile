@@ -75,8 +75,8 @@ references: $(INSTALLED) ## make tests/notebooks anew from the pages that run no
 picture: ## take the README's picture from the book's landing page
 	@$(BIN)/python -m iterlin_book.picture
 
-bench: $(INSTALLED) ## measure the library beside its peers [CASES=NTK] [ROUNDS=5] [WHOLE=1]
-	@$(BIN)/python -m bench --rounds $(ROUNDS) $(if $(CASES),--cases $(CASES)) \
+bench: $(INSTALLED) ## measure the library beside its peers [CASES=NTK] [ROUNDS=5] [WHOLE=1] [TIER=gpu]
+	@$(BIN)/python -m bench --rounds $(ROUNDS) $(if $(TIER),--tier $(TIER)) $(if $(CASES),--cases $(CASES)) \
 	  $(if $(WHOLE),--whole) $(if $(PEERS),--python $(PEERS))
 
 lock: $(INSTALLED) ## pin the newest versions that fit pyproject.toml (needs uv)

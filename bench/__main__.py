@@ -13,7 +13,7 @@ from iterlin import records
 
 from bench import cases, whole
 from bench.driver import Goal, Outcome, Pool, compare
-from bench.environments import BUILT, PEERS, starter
+from bench.environments import BUILT, PEERS, PLATFORMS, starter
 from bench.record import MODULES, dataset, ratios
 
 EXPERIMENT = "performance"
@@ -28,7 +28,9 @@ def main(arguments=None) -> int:
     )
     parser.add_argument("--rounds", type=int, default=FEWEST_ROUNDS, help="samples of each")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--tier", default="laptop", choices=records.TIERS[1:])
+    parser.add_argument(
+        "--tier", default="laptop", choices=PLATFORMS, help="laptop: a CPU; gpu: one GPU"
+    )
     parser.add_argument("--whole", action="store_true", help="time make book and make test first")
     parser.add_argument(
         "--python",
@@ -39,7 +41,7 @@ def main(arguments=None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        selected = cases.chosen(options.cases)
+        selected = cases.chosen(options.cases, options.tier)
         given = _given(options.python)
     except ValueError as error:
         parser.error(str(error))
@@ -50,7 +52,7 @@ def main(arguments=None) -> int:
         _settle()
     path = BUILT / f"{options.tier}.nc"
     try:
-        run(selected, options, Pool(starter(options.threads, given)), path)
+        run(selected, options, Pool(starter(options.threads, given, PLATFORMS[options.tier])), path)
     except KeyboardInterrupt:
         print(f"interrupted: what was measured is in {path}", file=sys.stderr)
         return INTERRUPTED
@@ -108,7 +110,7 @@ def run(selected, options, pool: Pool, path: Path) -> dict[str, Outcome]:
                 modules=list(MODULES),
                 data_note="random images and inputs; scikit-learn's digits; the quintic",
                 wall_time=time.perf_counter() - started,
-                missing=len(cases.all_cases()) - number,
+                missing=len(cases.all_cases(options.tier)) - number,
                 path=path,
             )
     finally:

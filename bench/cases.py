@@ -1,9 +1,15 @@
-"""What is measured: cases, contestants and goals."""
+"""What is measured: cases, contestants and goals, for each tier."""
 
 import math
+from dataclasses import replace
 
 from bench.driver import Case, Contestant, Goal
+from bench.environments import PLATFORMS
 
+# Packages of these peers can be had for a GPU.
+GPU_PEERS = ("iterlin", "torch")
+TF32 = {"JAX_DEFAULT_MATMUL_PRECISION": "tensorfloat32"}
+DOUBLE = {"JAX_ENABLE_X64": "1"}
 HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 LAST = {"layout": "channels_last"}
 LENET = {"network": "lenet", "examples": 256, "step_size": 0.1}
@@ -178,16 +184,82 @@ def growth() -> list[Case]:
     ]
 
 
-def all_cases() -> list[Case]:
-    return [stepping(), quintic(), exact(), sweeps(), *growth(), *kernels()]
+def on_gpu(case: Case) -> Case:
+    """The case as a GPU takes it: without peers pinned to a CPU's packages, and huge pages."""
+    kept = [c for c in case.contestants if c.peer in GPU_PEERS and c.variables != HUGE]
+    labels = {c.label for c in kept}
+    goals = [g for g in case.goals if {g.of, g.to} <= labels]
+    return replace(case, contestants=kept, goals=goals)
 
 
-def chosen(words: list[str]) -> list[Case]:
-    """The cases whose names contain one of the words, all of them without any.
+def gpu_stepping() -> Case:
+    """`stepping`, and a linearised step in float64 and with products of operands rounded to TF32.
+
+    What these differ by from the step itself is its `disagreement`.
+    """
+    case, ours = on_gpu(stepping()), "linearised step"
+    double, rounded = f"{ours}, float64", f"{ours}, TF32"
+    others = [
+        Contestant(double, options=LINEARISED | {"double": True}, variables=DOUBLE, like=ours),
+        Contestant(rounded, options=LINEARISED, variables=TF32, like=ours),
+        # The rate of the floor is that of a product large enough to keep the device busy.
+        Contestant("matrix product", kind="matmul", options={"matmul": 8192}, like=None),
+    ]
+    contestants = [c for c in case.contestants if c.label != "matrix product"] + others
+    goals = [*case.goals, Goal("linearised step with TF32, in full precision", ours, rounded)]
+    return replace(case, contestants=contestants, goals=goals, tolerance=0.05)
+
+
+def gpu_growth() -> list[Case]:
+    """LeNets of 50 channels at once, as the image experiments train them."""
+    settings = LENET | {"batch": 256, "examples": 4096, "steps": 50, "step_size": 0.01}
+    found = []
+    for kind, period in (("plain", 1), ("linearised", 50)):
+        contestants = [
+            Contestant(f"{n} runs", options={"seeds": n}, like=None, series=f"{kind} runs", size=n)
+            for n in (1, 4, 16)
+        ]
+        settings_of_kind = settings | {"periods": [period], "together": True}
+        name = f"growth with LeNets, {kind}"
+        found.append(Case(name, "sweep", contestants, settings_of_kind, inputs=False))
+    return found
+
+
+def gpu_exact() -> Case:
+    """One linearisation with the kernel of 100,000 outputs, float32."""
+    kinds = {
+        "function_space": ("steps with the kernel", (1, 100, 1000)),
+        "function_space_flow": ("flow with the kernel", (100, 10**4, 10**6)),
+    }
+    contestants = [
+        Contestant(
+            f"{series}, K = {period:g}",
+            options={"engine": engine, "squared": False, "period": period},
+            like=None,
+            series=series,
+            size=period,
+        )
+        for engine, (series, periods) in kinds.items()
+        for period in periods
+    ]
+    settings = {"examples": 10_000, "hidden": 32, "step_size": 1e-3}
+    return Case("exact, 100,000 outputs", "exact", contestants, settings, inputs=False)
+
+
+def all_cases(tier: str = "laptop") -> list[Case]:
+    """The cases of a tier: laptop on a CPU, gpu on one GPU."""
+    if PLATFORMS[tier] == "cpu":
+        return [stepping(), quintic(), exact(), sweeps(), *growth(), *kernels()]
+    rest = [on_gpu(case) for case in (sweeps(), *growth(), *kernels())]
+    return [gpu_stepping(), *gpu_growth(), gpu_exact(), *rest]
+
+
+def chosen(words: list[str], tier: str = "laptop") -> list[Case]:
+    """The tier's cases whose names contain one of the words, all of them without any.
 
     Raises ValueError for a word that no name contains.
     """
-    cases = all_cases()
+    cases = all_cases(tier)
     for word in words:
         if not any(word.lower() in case.name.lower() for case in cases):
             names = ", ".join(case.name for case in cases)

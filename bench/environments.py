@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.driver import PeerFailed, Worker
+from bench.worker import DEVICE
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILT = ROOT / "_build" / "bench"
@@ -18,6 +19,8 @@ PATIENCE = 900
 # With its other scheduler jaxlib 0.10 can wait for ever on two cores; older ones do not know it.
 XLA = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 XLA_PEERS = (OWN, "optimistix")
+# What each tier is measured on, as JAX and PyTorch call it. A peer's process is told by DEVICE.
+PLATFORMS = {"laptop": "cpu", "gpu": "cuda"}
 
 
 def lock_of(peer: str) -> Path:
@@ -60,19 +63,25 @@ def _run(command) -> None:
         raise PeerFailed(f"cannot be installed: {lines[-1]}")
 
 
-def variables(peer: str, threads: int, extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a peer's process: so many threads, a CPU, and only its own packages."""
+def variables(
+    peer: str, threads: int, extra: Mapping[str, str], platform: str = "cpu"
+) -> dict[str, str]:
+    """The environment of a peer's process: so many threads, one platform, only its own packages."""
     found = dict(os.environ) if peer == OWN else _clean(os.environ)
     count = str(threads)
     found |= dict.fromkeys(
         ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), count
     )
-    found["JAX_PLATFORMS"] = "cpu"
+    found["JAX_PLATFORMS"] = found[DEVICE] = platform
     found.pop("XLA_FLAGS", None)
+    if platform != "cpu":
+        # Processes share the device's memory, and nobody rounds the operands of a product.
+        found["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        found["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
     if peer == OWN:  # as the book does: what was compiled once serves the next run
         found.setdefault("JAX_COMPILATION_CACHE_DIR", str(BUILT / "jax"))
         found.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
-    if peer in XLA_PEERS:
+    if peer in XLA_PEERS and platform == "cpu":
         found["XLA_FLAGS"] = XLA
     return found | dict(extra)
 
@@ -81,7 +90,7 @@ def _clean(environment) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name != "PYTHONPATH"}
 
 
-def starter(threads: int, given: Mapping[str, str]):
+def starter(threads: int, given: Mapping[str, str], platform: str = "cpu"):
     """What a `driver.Pool` starts workers with; an environment that failed fails once."""
     failures: dict[str, str] = {}
 
@@ -94,6 +103,6 @@ def starter(threads: int, given: Mapping[str, str]):
             failures[peer] = str(failure)
             raise
         command = [python, "-m", f"bench.peers.{peer}"]
-        return Worker(command, variables(peer, threads, extra), ROOT)
+        return Worker(command, variables(peer, threads, extra, platform), ROOT)
 
     return start

@@ -23,6 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
+# The environment variable that names what a peer computes on: "cpu" or "cuda".
+DEVICE = "BENCH_DEVICE"
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -102,7 +105,9 @@ def _seconds(ready: Prepared, repeat: int) -> float:
 
 
 def _memory() -> dict[str, int]:
-    """Bytes of resident memory, now and at the most since this process began."""
+    """Bytes of memory, now and at the most since this process began: resident, or the GPU's."""
+    if os.environ.get(DEVICE, "cpu") != "cpu":
+        return _device_memory()
     status = Path("/proc/self/status")
     if not status.exists():
         scale = 1 if sys.platform == "darwin" else 1024
@@ -111,6 +116,15 @@ def _memory() -> dict[str, int]:
     sizes = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
     now, peak = (1024 * int(sizes[name].split()[0]) for name in ("VmRSS", "VmHWM"))
     return {"now": now, "peak": peak}
+
+
+def _device_memory() -> dict[str, int]:
+    """What the peer's own library has of the first GPU."""
+    if "torch" in sys.modules:
+        cuda = sys.modules["torch"].cuda
+        return {"now": cuda.memory_allocated(), "peak": cuda.max_memory_allocated()}
+    found = sys.modules["jax"].local_devices()[0].memory_stats()
+    return {"now": found["bytes_in_use"], "peak": found["peak_bytes_in_use"]}
 
 
 def _versions(packages) -> dict[str, str]:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from iterlin import records
@@ -19,7 +20,10 @@ sys.path.append(str(ROOT))
 
 from bench import __main__ as command  # noqa: E402
 from bench import cases, driver, environments, whole  # noqa: E402
+from bench import worker as peer_worker  # noqa: E402
 from bench.driver import Case, Contestant, Goal, PeerFailed, Pool, Worker, compare  # noqa: E402
+from bench.peers.ours import exact as exact_peer  # noqa: E402
+from bench.peers.ours import steps, sweeps  # noqa: E402
 from bench.record import dataset, slopes  # noqa: E402
 
 RESULT = {"gradient": np.array([3.0, 4.0])}
@@ -195,7 +199,14 @@ def test_cases_are_chosen_by_parts_of_their_names():
         cases.chosen(["speed"])
 
 
-@pytest.mark.parametrize("case", cases.all_cases(), ids=lambda case: case.name)
+EVERY_CASE = [(tier, case) for tier in environments.PLATFORMS for case in cases.all_cases(tier)]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for _, case in EVERY_CASE],
+    ids=[f"{tier}, {case.name}" for tier, case in EVERY_CASE],
+)
 def test_the_cases_are_consistent(case):
     labels = [contestant.label for contestant in case.contestants]
     assert len(set(labels)) == len(labels)
@@ -206,6 +217,82 @@ def test_the_cases_are_consistent(case):
     for goal in case.goals:
         assert {goal.of, goal.to} <= set(labels)
     json.dumps([dict(case.settings), [dict(c.options) for c in case.contestants]])
+
+
+def test_a_gpu_has_cases_of_its_own_and_only_peers_that_can_use_it():
+    for case in cases.all_cases("gpu"):
+        assert case.contestants[0].peer == "iterlin"
+        assert {contestant.peer for contestant in case.contestants} <= {"iterlin", "torch"}
+    assert {case.name for case in cases.chosen(["lenets"], "gpu")} == {
+        "growth with LeNets, plain",
+        "growth with LeNets, linearised",
+    }
+    with pytest.raises(ValueError, match="no case is called 'quintic'"):
+        cases.chosen(["quintic"], "gpu")
+
+
+def test_on_a_gpu_everybody_computes_there_in_full_precision():
+    given = environments.variables("iterlin", 3, cases.DOUBLE, "cuda")
+    assert (given["JAX_PLATFORMS"], given[peer_worker.DEVICE]) == ("cuda", "cuda")
+    assert given["JAX_DEFAULT_MATMUL_PRECISION"] == "highest"
+    assert given["JAX_ENABLE_X64"] == "1"
+    assert "XLA_FLAGS" not in given
+    rounded = environments.variables("iterlin", 3, cases.TF32, "cuda")
+    assert rounded["JAX_DEFAULT_MATMUL_PRECISION"] == "tensorfloat32"
+    assert environments.variables("torch", 3, {}, "cuda")[peer_worker.DEVICE] == "cuda"
+    assert environments.variables("torch", 3, {})[peer_worker.DEVICE] == "cpu"
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_memory_on_a_gpu_is_the_gpus(monkeypatch, library):
+    cuda = SimpleNamespace(memory_allocated=lambda: 5, max_memory_allocated=lambda: 7)
+    statistics = {"bytes_in_use": 5, "peak_bytes_in_use": 7}
+    devices = [SimpleNamespace(memory_stats=lambda: statistics)]
+    fakes = {
+        "torch": SimpleNamespace(cuda=cuda),
+        "jax": SimpleNamespace(local_devices=lambda: devices),
+    }
+    monkeypatch.setenv(peer_worker.DEVICE, "cuda")
+    monkeypatch.setattr(peer_worker.sys, "modules", {library: fakes[library]})
+    assert peer_worker._memory() == {"now": 5, "peak": 7}
+
+
+@pytest.fixture
+def precision_restored():
+    before = jax.config.jax_enable_x64
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+def test_a_step_in_float64_is_the_step_up_to_rounding(precision_restored):
+    """What is compared on a GPU, with a small network."""
+    settings = cases.LENET | cases.LINEARISED | {"channels": 2, "examples": 4}
+    arrays = steps.inputs(settings)
+    found = {}
+    for double in (True, False):
+        ready = steps.step(settings | {"double": double}, arrays)
+        found[double] = ready.results(ready.run())
+    assert found[True]["displacement"].dtype == np.float64
+    assert found[False]["displacement"].dtype == np.float32
+    assert 0 < driver.disagreement(found[True], found[False]) < 1e-4
+
+
+def test_lenets_at_once_are_the_lenets_one_after_another(precision_restored):
+    case = cases.chosen(["LeNets, linearised"], "gpu")[0]
+    settings = {**case.settings, "channels": 2, "examples": 12, "batch": 4, "steps": 4}
+    settings |= {"seeds": 2, "periods": [2]}
+    ends = []
+    for together in (True, False):
+        ready = sweeps.sweep(settings | {"together": together}, {})
+        ends.append(ready.results(ready.run()))
+    assert ends[0]["loss"].shape == (2,)
+    assert driver.disagreement(*ends) < 1e-5
+
+
+def test_more_examples_than_there_are_digits_are_drawn():
+    x, y = exact_peer._examples(exact_peer.MOST_DIGITS + 1)
+    assert x.shape == (exact_peer.MOST_DIGITS + 1, 64)
+    assert set(np.asarray(y)) == set(range(10))
 
 
 @pytest.mark.parametrize("peer", environments.PEERS[1:])

@@ -48,6 +48,7 @@ def test_a_record_comes_back_as_it_was_written():
     assert attrs["wall_time"] == 125.0
     assert attrs["date"][:2] == "20"
     assert attrs["device"]
+    assert attrs["products"] == "highest"
     assert attrs["commit"]
 
 
@@ -77,6 +78,10 @@ def test_best_is_the_highest_recorded_tier_and_never_quick():
     for tier in ("laptop", "paper", "gpu"):
         save(tier)
     assert records.best(EXPERIMENT).attrs["tier"] == "paper"
+    assert list(records.tiers(EXPERIMENT)) == ["paper", "gpu", "laptop"]
+    assert {tier: r.attrs["tier"] for tier, r in records.tiers(EXPERIMENT).items()} == {
+        tier: tier for tier in ("paper", "gpu", "laptop")
+    }
 
 
 def test_a_record_is_stale_once_its_numerics_change(monkeypatch):

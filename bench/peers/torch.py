@@ -8,7 +8,9 @@ import torch.autograd.forward_ad as forward_mode
 from torch import func, nn
 
 from bench import worker
-from bench.worker import Prepared
+from bench.worker import DEVICE, Prepared
+
+PLACE = os.environ.get(DEVICE, "cpu")
 
 
 class LeNet(nn.Module):
@@ -57,7 +59,7 @@ def parameters(model, arrays, prefix, layout=torch.contiguous_format):
             if layer == "dense1" and isinstance(model, LeNet):
                 array = _channels_first(array, model.conv2.out_channels)
             array = array.T
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(PLACE)
         assert tensor.shape == own.shape, name
         found[name] = tensor.to(memory_format=layout) if array.ndim == 4 else tensor
     return found
@@ -74,7 +76,7 @@ def flat(model, tensors):
     """All numbers in the library's order and layout: layers by name, bias before weight."""
     parts = {}
     for name, tensor in tensors.items():
-        array = tensor.detach().numpy()
+        array = tensor.detach().cpu().numpy()
         layer, _, kind = name.removeprefix("layers.").rpartition(".")
         if array.ndim == 4:
             array = array.transpose(2, 3, 1, 0)
@@ -92,9 +94,22 @@ def build(settings, arrays, prefix):
     model = (LeNet if settings["network"] == "lenet" else MLP)(arrays, prefix)
     last = settings.get("layout") == "channels_last"
     layout = torch.channels_last if last else torch.contiguous_format
-    x = torch.from_numpy(arrays["x"])
+    x = torch.from_numpy(arrays["x"]).to(PLACE)
     x = x.permute(0, 3, 1, 2).contiguous(memory_format=layout) if x.ndim == 4 else x
     return model, x, lambda name: parameters(model, arrays, name, layout)
+
+
+def finished(run):
+    """The same, back when the device is done."""
+    if PLACE == "cpu":
+        return run
+
+    def wait():
+        outcome = run()
+        torch.cuda.synchronize()
+        return outcome
+
+    return wait
 
 
 def step(settings, arrays):
@@ -104,7 +119,7 @@ def step(settings, arrays):
     grad over its jvp.
     """
     model, x, load = build(settings, arrays, "anchor")
-    y = torch.from_numpy(arrays["y"]).long()
+    y = torch.from_numpy(arrays["y"]).long().to(PLACE)
     anchor, size = load("anchor"), settings["step_size"]
     entropy = nn.functional.cross_entropy
 
@@ -149,7 +164,9 @@ def step(settings, arrays):
         run = {"backward": backward, "grad": grad}[settings["pull"]]
 
     before = flat(model, start)
-    return Prepared(run=run, results=lambda after: {"displacement": flat(model, after) - before})
+    return Prepared(
+        run=finished(run), results=lambda after: {"displacement": flat(model, after) - before}
+    )
 
 
 def kernel(settings, arrays):
@@ -168,9 +185,10 @@ def kernel(settings, arrays):
             parts = [row.flatten(2) for row in rows.values()]
             return sum(torch.einsum(contraction, part, part) for part in parts)
 
-    return Prepared(run=run, results=lambda found: {"kernel": found.numpy()})
+    return Prepared(run=finished(run), results=lambda found: {"kernel": found.cpu().numpy()})
 
 
 if __name__ == "__main__":
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    torch.backends.cudnn.allow_tf32 = False  # as in matrix products
     worker.serve({"step": step, "ntk": kernel}, packages=("torch", "numpy"))

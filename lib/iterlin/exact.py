@@ -22,6 +22,7 @@ from iterlin.engine_choice import ENGINES, check_engine, default_memory, estimat
 from iterlin.exact_progress import ExactRun
 from iterlin.linearization import Network
 from iterlin.losses import Loss
+from iterlin.precision import full_precision
 from iterlin.schedule_search import Answers, ends_when_solved, refuse_if_it_looks_at_parameters
 from iterlin.schedules import NEVER, Schedule
 from iterlin.stopping import Solved
@@ -127,6 +128,7 @@ class Integrator:
         self._observe = jax.jit(training.observer(self.algorithm, evaluate, self.metrics))
         self._engines = {}
 
+    @full_precision()
     def run(
         self,
         params: PyTree,
@@ -137,7 +139,7 @@ class Integrator:
         checkpoint: Path | None = None,
         progress: bool | None = None,
     ) -> tuple[TrainState, History]:
-        """The final state and the history, as `integrate` says."""
+        """The final state and the history, as `integrate` says; products in full precision."""
         data = self.task.data
         eval_steps = training.check_run(data, num_steps, None, None, eval_steps, None)
         if num_steps >= NEVER:

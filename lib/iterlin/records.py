@@ -18,6 +18,7 @@ import numpy as np
 import xarray as xr
 
 from iterlin import provenance
+from iterlin.precision import product_precision
 from iterlin.validation import one_of
 
 TIERS = ("quick", "laptop", "gpu", "paper")
@@ -69,6 +70,7 @@ def save(
         commit=provenance.commit(),
         versions=json.dumps(provenance.versions()),
         device=provenance.device(),
+        products=product_precision(),
         data=data_note,
         missing=int(missing),
         wall_time=float(seconds),
@@ -118,9 +120,14 @@ def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
     return dataset
 
 
+def tiers(experiment: str) -> dict[str, xr.Dataset]:
+    """The records that there are of an experiment, by tier, the highest first."""
+    return {t: load(experiment, t) for t in reversed(TIERS[1:]) if path_of(experiment, t).exists()}
+
+
 def best(experiment: str) -> xr.Dataset | None:
     """The record of the highest tier that is complete, else of the highest there is, or None."""
-    found = [load(experiment, t) for t in reversed(TIERS[1:]) if path_of(experiment, t).exists()]
+    found = list(tiers(experiment).values())
     complete = [record for record in found if not missing_runs(record)]
     return next(iter(complete + found), None)
 

@@ -20,6 +20,7 @@ import xarray as xr
 
 from iterlin import checkpoints, provenance
 from iterlin.chunks import PROGRESS, OutOfTime
+from iterlin.precision import full_precision
 from iterlin.programs import OPTIMIZERS, Problem, Program, Run, is_plain
 from iterlin.validation import non_negative, one_of, positive, positive_integer
 
@@ -42,6 +43,7 @@ def store(tier: str) -> Path | None:
     return None if tier == "quick" else provenance.project_root() / "_build" / "runs"
 
 
+@full_precision()
 def run_all(
     problem: Problem,
     runs: Sequence[Run],
@@ -53,7 +55,8 @@ def run_all(
     """The results of the runs, None for those that the deadline left unfinished, and seconds.
 
     A run that diverges stops there and is reported with its step; the others go on. `memory` is
-    what runs may take together, by default chosen for the device. Raises ValueError, naming the
+    what runs may take together, by default chosen for the device. Products are computed in full
+    precision (`precision.full_precision`). Raises ValueError, naming the
     run, before any compute; CheckpointError if `folder` cannot be written.
     """
     for run in runs:

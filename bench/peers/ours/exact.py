@@ -3,28 +3,41 @@
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 from iterlin import data, losses, models
+from iterlin.engine_choice import default_memory
 from iterlin.exact import ENGINES
 from iterlin.task import Task
 
 from bench.peers.ours.common import flat, precision
 from bench.worker import Prepared
 
+MOST_DIGITS = 1000
+
+
+def _examples(count):
+    """Digits, or where there are not as many, normal inputs with uniform labels."""
+    if count <= MOST_DIGITS:
+        return tuple(data.digits(count).train)
+    key = jax.random.key(1)
+    x = jax.random.normal(key, (count, 64))
+    return x, jax.random.randint(jax.random.fold_in(key, 1), (count,), 0, 10, jnp.int32)
+
 
 @cache
 def _engine(name, squared, examples, hidden, step_size):
     """An engine, whose programs serve every period, and the point of expansion."""
-    train = data.digits(examples).train
+    x, y = _examples(examples)
     model = models.mlp([64, hidden, 10])
     loss = losses.mean(losses.squared_error if squared else losses.cross_entropy)
     task = Task(
         f=model.apply,
-        data=(train.x, data.one_hot(train.y, 10) if squared else train.y),
+        data=(x, data.one_hot(y, 10) if squared else y),
         loss=loss,
         step_size=step_size,
         penalty=0.0,
         tolerance=1e-3,
-        memory_limit=2**31,
+        memory_limit=default_memory(),
         solved=None,
     )
     return ENGINES[name](task), model.init(jax.random.key(0))

@@ -40,6 +40,8 @@ def step(settings, arrays):
     """
     precision(settings)
     arrays = arrays or inputs(settings)
+    if settings.get("double"):
+        arrays = {n: a.astype(float) if a.dtype.kind == "f" else a for n, a in arrays.items()}
     model = network(settings)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     anchor = from_named(arrays, "anchor", shapes)

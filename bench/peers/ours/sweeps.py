@@ -1,25 +1,30 @@
-"""Many runs of Algorithm 3 on small networks: together, and one after another."""
+"""Many runs of Algorithm 3: together, and one after another."""
 
 import jax
 import numpy as np
 from iterlin import data, losses, models
 from iterlin.programs import Problem, Program, Run
 
-from bench.peers.ours.common import precision
+from bench.peers.ours.common import batch, network, precision
 from bench.worker import Prepared
 
 ENTROPY = losses.mean(losses.cross_entropy)
+# Examples on which a run is evaluated at its end.
+EVALUATED = 512
 
 
 def _problem(settings):
-    train = data.digits(settings["examples"]).train
-    model = models.mlp([64, settings["hidden"], 10])
+    if settings.get("network") == "lenet":
+        model, train = network(settings), batch(settings, jax.random.key(0))
+    else:
+        train = tuple(data.digits(settings["examples"]).train)
+        model = models.mlp([64, settings["hidden"], 10])
     return Problem(
         f=model.apply,
         init=model.init,
-        train=(train.x, train.y),
+        train=train,
         loss=ENTROPY,
-        evaluate={"train": tuple(train)},
+        evaluate={"train": tuple(a[:EVALUATED] for a in train)},
         metrics={"loss": ENTROPY},
         batch_size=settings["batch"],
     )

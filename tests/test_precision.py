@@ -1,0 +1,96 @@
+"""Products are computed in full precision on devices that would round their operands first."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from iterlin import exact, losses, precision, runs, schedules
+from iterlin.programs import Problem, Run
+
+FULL = "precision=(Precision.HIGHEST, Precision.HIGHEST)"
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """A device that is said to be a GPU: what is asked of it is text in the program."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
+def product() -> str:
+    operand = jnp.ones((2, 2))
+    return " ".join(str(jax.make_jaxpr(lambda a: a @ a)(operand)).split())
+
+
+@pytest.fixture
+def seen():
+    """A network that notes in which precision the products of its programs are to be computed."""
+    found = []
+
+    def f(params, x):
+        found.append(jax.config.jax_default_matmul_precision)
+        return x @ params["weight"]
+
+    return f, found
+
+
+X, Y = jnp.eye(4, 3), jnp.array([0, 1, 1, 0])
+ENTROPY = losses.mean(losses.cross_entropy)
+
+
+def run_all(f):
+    problem = Problem(
+        f=f,
+        init=lambda key: {"weight": jnp.zeros((3, 2))},
+        train=(X, Y),
+        loss=ENTROPY,
+        evaluate={"train": (X, Y)},
+        metrics={"loss": ENTROPY},
+    )
+    runs.run_all(problem, [Run(0, 2, 0.1, (0, 3))])
+
+
+def integrate(f):
+    exact.integrate(
+        f,
+        {"weight": jnp.zeros((3, 2))},
+        (X, Y),
+        loss=ENTROPY,
+        step_size=0.1,
+        schedule=schedules.every(2),
+        num_steps=4,
+        engine="function_space",
+        progress=False,
+    )
+
+
+def test_a_cpu_is_asked_for_nothing():
+    plain = product()
+    with precision.full_precision():
+        assert product() == plain
+    assert FULL not in plain
+    assert precision.product_precision() == "highest"
+
+
+def test_an_accelerator_is_asked_for_full_precision(accelerator):
+    with precision.full_precision():
+        assert FULL in product()
+    assert FULL not in product()
+
+
+def test_a_precision_that_was_set_stays(accelerator):
+    with jax.default_matmul_precision("tensorfloat32"), precision.full_precision():
+        assert precision.product_precision() == "tensorfloat32"
+        assert FULL not in product()
+
+
+@pytest.mark.parametrize("train", [run_all, integrate])
+def test_training_and_integration_are_in_full_precision(accelerator, seen, train):
+    f, found = seen
+    train(f)
+    assert set(found) == {"highest"}
+
+
+@pytest.mark.parametrize("train", [run_all, integrate])
+def test_on_a_cpu_programs_are_what_they_were(seen, train):
+    f, found = seen
+    train(f)
+    assert set(found) == {None}
