@@ -37,8 +37,12 @@ def stored(path: Path = STORED) -> dict:
 def measure(
     commands: Sequence[tuple] = COMMANDS, path: Path = STORED, root: Path = ROOT, say=print
 ) -> dict:
-    """Run the commands one after another and keep their times; one that fails is left out."""
+    """Run the commands one after another and keep their times; one that fails is left out.
+
+    What they print is kept beside `path`.
+    """
     seconds, failed = {}, []
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-whole-") as folder:
         clone = Path(folder) / "clone"
         subprocess.run(["git", "clone", "-q", str(root), str(clone)], check=True)
@@ -53,19 +57,17 @@ def measure(
                 shutil.rmtree(clone / ".snakemake", ignore_errors=True)
             extra = venv if command[0] == "make" else []
             started = time.perf_counter()
-            done = subprocess.run(
-                [*command, *extra], cwd=clone, env=environment, capture_output=True, text=True
-            )
+            with open(path.with_suffix(".log"), "w" if name == commands[0][0] else "a") as log:
+                streams = {"stdout": log, "stderr": subprocess.STDOUT}
+                done = subprocess.run([*command, *extra], cwd=clone, env=environment, **streams)
             taken = time.perf_counter() - started
             if done.returncode:
                 failed.append(name)
-                tail = (done.stdout + done.stderr).strip().splitlines()[-1:]
-                say(f"{name}: failed with status {done.returncode}: {' '.join(tail)}")
+                say(f"{name}: failed with status {done.returncode}, see {log.name}")
                 continue
             seconds[name] = round(taken, 2)
             say(f"{name}: {taken:.1f} s")
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     found = {"seconds": seconds, "failed": failed, "commit": commit, "date": date}
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(found, sort_keys=False), "utf8")
     return found

@@ -388,7 +388,7 @@ def test_a_worker_speaks_the_protocol_whatever_is_printed(worker, tmp_path):
 def test_whole_commands_are_kept_with_their_commit(tmp_path):
     path, said = tmp_path / "whole.yml", []
     wanted = [
-        ("works", (sys.executable, "-c", "pass"), True),
+        ("works", (sys.executable, "-c", "print('working')"), True),
         ("fails", (sys.executable, "-c", "raise SystemExit(3)"), False),
     ]
     assert whole.stored(path) == {}
@@ -398,3 +398,4 @@ def test_whole_commands_are_kept_with_their_commit(tmp_path):
     assert kept["failed"] == ["fails"]
     assert re.fullmatch("[0-9a-f]{40}", kept["commit"])
     assert "failed with status 3" in said[1]
+    assert path.with_suffix(".log").read_text() == "working\n"
