@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 from iterlin import records
 
@@ -19,6 +20,7 @@ from bench.record import MODULES, dataset, ratios
 EXPERIMENT = "performance"
 FEWEST_ROUNDS = 5
 INTERRUPTED = 130
+FAILED = 1
 
 
 def main(arguments=None) -> int:
@@ -50,15 +52,24 @@ def main(arguments=None) -> int:
     if options.whole:
         whole.measure()
         _settle()
+    # The record names this process's device; what is measured there needs the memory.
+    jax.config.update("jax_platforms", PLATFORMS[options.tier])
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     path = BUILT / f"{options.tier}.nc"
     try:
-        run(selected, options, Pool(starter(options.threads, given, PLATFORMS[options.tier])), path)
+        outcomes = run(
+            selected, options, Pool(starter(options.threads, given, PLATFORMS[options.tier])), path
+        )
     except KeyboardInterrupt:
         print(f"interrupted: what was measured is in {path}", file=sys.stderr)
         return INTERRUPTED
     if options.cases:
         print(f"a selection: kept in {path}, the record is as it was")
         return 0
+    failed = [name for name, outcome in outcomes.items() if not outcome.seconds]
+    if failed:
+        print(f"nothing measured of {', '.join(failed)}: kept in {path}", file=sys.stderr)
+        return FAILED
     target = records.path_of(EXPERIMENT, options.tier)
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, target)

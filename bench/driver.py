@@ -33,8 +33,8 @@ class Contestant:
 
     label: its name, unique in the case. options go over the case's settings. variables: of its
     process's environment. like: whose results it must have, "" for the case's first contestant,
-    None for nobody's. kind: instead of the case's. series, size: the growth curve that it belongs
-    to, and where on its axis it stands.
+    None for nobody's. kind, tolerance: instead of the case's. series, size: the growth curve that
+    it belongs to, and where on its axis it stands.
     """
 
     label: str
@@ -43,6 +43,7 @@ class Contestant:
     variables: Mapping[str, str] = field(default_factory=dict)
     like: str | None = ""
     kind: str = ""
+    tolerance: float | None = None
     series: str = ""
     size: float = math.nan
 
@@ -214,9 +215,10 @@ def compare(
                     if model not in found:
                         raise PeerFailed(f"nothing to compare with: {model} failed")
                     error = outcome.errors[label] = disagreement(found[model], found[label])
-                    if not error <= case.tolerance:
+                    most = case.tolerance if contestant.tolerance is None else contestant.tolerance
+                    if not error <= most:
                         raise PeerFailed(
-                            f"disagrees with {model} by {error:.1e}, more than {case.tolerance:g}"
+                            f"disagrees with {model} by {error:.1e}, more than {most:g}"
                         )
             except PeerFailed as failure:
                 leave_out(contestant, str(failure))

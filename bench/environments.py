@@ -78,6 +78,8 @@ def variables(
         # Processes share the device's memory, and nobody rounds the operands of a product.
         found["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         found["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
+        for name in ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE"):
+            found.pop(name, None)
     if peer == OWN:  # as the book does: what was compiled once serves the next run
         found.setdefault("JAX_COMPILATION_CACHE_DIR", str(BUILT / "jax"))
         found.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
@@ -97,6 +99,8 @@ def starter(threads: int, given: Mapping[str, str], platform: str = "cpu"):
     def start(peer, extra):
         if peer in failures:
             raise PeerFailed(failures[peer])
+        if platform != "cpu" and peer != OWN and peer not in given:
+            raise PeerFailed(f"its lock is for a CPU: name a Python that has it, PEERS={peer}=...")
         try:
             python = interpreter(peer, given)
         except PeerFailed as failure:

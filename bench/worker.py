@@ -88,13 +88,16 @@ def serve(
             case unknown:
                 raise ValueError(f"unknown request {unknown!r}")
 
-    answer(ok=True, versions=_versions(packages), **_memory())
-    for line in sys.stdin:
+    def attempt(action):
         try:
-            answer(ok=True, **act(json.loads(line)))
+            answer(ok=True, **action())
         except Exception as error:  # whatever it is, the driver names this peer and goes on
             text = " ".join(str(error).split())[:300]
             answer(ok=False, error=f"{type(error).__name__}: {text}")
+
+    attempt(lambda: {"versions": _versions(packages), **_memory()})
+    for line in sys.stdin:
+        attempt(lambda request=line: act(json.loads(request)))
 
 
 def _seconds(ready: Prepared, repeat: int) -> float:

@@ -123,6 +123,36 @@ def test_a_failing_peer_is_named_and_left_out():
     assert len(said) == 4 == len(outcome.left_out)
 
 
+def test_a_contestant_may_have_a_tolerance_of_its_own():
+    near = {"gradient": np.array([3.0, 4.1])}
+    workers = {
+        "ours": (lambda run: 1.0,),
+        "near": (lambda run: 1.0, near),
+        "far": (lambda run: 1.0, near),
+    }
+    contestants = [Contestant("ours", "ours"), Contestant("near", "near", tolerance=0.1)]
+    case = Case("made up", "kind", [*contestants, Contestant("far", "far")])
+    pool = Pool(lambda peer, variables: Fake([], peer, *workers[peer]))
+    outcome = compare(case, pool, rounds=5)
+    assert set(outcome.seconds) == {"ours", "near"}
+    assert "more than 0.001" in outcome.left_out["far"]
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_a_record_is_not_replaced_by_one_with_nothing_in_it(monkeypatch, tmp_path, broken):
+    seconds = "no device" if broken else lambda run: 1.0
+    only = [Case("only", "kind", [Contestant("a")])]
+    monkeypatch.setattr(command, "starter", lambda *_: lambda peer, _: Fake([], peer, seconds))
+    monkeypatch.setattr(command, "BUILT", tmp_path / "built")
+    monkeypatch.setattr(command.cases, "chosen", lambda words, tier: only)
+    monkeypatch.setattr(whole, "stored", dict)
+    target = tmp_path / "results" / "laptop.nc"
+    monkeypatch.setattr(command.records, "path_of", lambda *_: target)
+    assert command.main([]) == (command.FAILED if broken else 0)
+    assert target.exists() != broken
+    assert (tmp_path / "built" / "laptop.nc").exists()
+
+
 def test_without_the_first_contestant_the_others_have_nothing_to_agree_with():
     peers = {"ours": ("broken",), "other": (lambda run: 1.0,)}
     outcome, diary, _ = compared(peers, inputs=False)
@@ -241,6 +271,24 @@ def test_on_a_gpu_everybody_computes_there_in_full_precision():
     assert rounded["JAX_DEFAULT_MATMUL_PRECISION"] == "tensorfloat32"
     assert environments.variables("torch", 3, {}, "cuda")[peer_worker.DEVICE] == "cuda"
     assert environments.variables("torch", 3, {})[peer_worker.DEVICE] == "cpu"
+
+
+def test_a_peer_pinned_to_a_cpu_says_what_a_gpu_needs():
+    start = environments.starter(1, {}, "cuda")
+    with pytest.raises(PeerFailed, match="PEERS=torch="):
+        start("torch", {})
+
+
+def test_a_flow_that_is_stuck_is_an_error_not_a_hang(monkeypatch):
+    stuck = SimpleNamespace(steps=3, failed=True)
+    engine = SimpleNamespace(
+        begin=lambda anchor: SimpleNamespace(steps=0), forward=lambda *_: stuck
+    )
+    monkeypatch.setattr(exact_peer, "_engine", lambda *_: (engine, {}))
+    settings = dict.fromkeys(("engine", "squared", "examples", "hidden", "step_size"), 0)
+    monkeypatch.setattr(exact_peer, "precision", lambda settings: None)
+    with pytest.raises(RuntimeError, match="stuck after 3 of 5 steps"):
+        exact_peer.linearization(settings | {"period": 5}, {})
 
 
 @pytest.mark.parametrize("library", ["torch", "jax"])

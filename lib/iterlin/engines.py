@@ -108,6 +108,7 @@ class Modelled:
         x, y = self.task.data
         if self.with_kernel and self._kernel[0] is not anchor:
             limit = kernel_workspace(self.task)
+            self._kernel = (None, ())  # two at a time may be more than there is room for
             kernel = linear_model.kernel_of(self.task.f, anchor, x, memory_limit=limit)
             self._kernel = (anchor, kernel)
         return anchor, x, y, self._kernel[1]

@@ -61,6 +61,8 @@ def exact_grid(
         elif not out_of_time():
             data = None if run.examples is None else (run.examples, run.seed)
             kind = name, data, run.step_size, run.penalty, run.until_solved
+            # Those of the examples of earlier seeds are done with, and hold their kernels.
+            integrators = {k: v for k, v in integrators.items() if not k[1] or k[1][1] == run.seed}
             if kind not in integrators:
                 integrators[kind] = _integrator(problem, run, name, tolerance)
             results[index] = _integrate(integrators[kind], problem, run, folder)

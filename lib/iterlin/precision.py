@@ -2,7 +2,7 @@
 
 GPUs and TPUs multiply matrices of float32 after rounding them to 11 bits (TF32) or 8 (bfloat16)
 unless they are told not to. A kernel J J^T that has lost its definiteness to that cannot be solved
-with, and the proxy and the network no longer agree at the anchor to rounding.
+with, and proxy and network would differ at the anchor by more than rounding.
 """
 
 from collections.abc import Iterator

@@ -8,6 +8,7 @@ claims shown on the page and whether those runs are still of this library, and t
 import ast
 import hashlib
 import json
+import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from iterlin_book import pages
 
 # Raise it when executed notebooks of older versions must not be used any more.
 FORMAT = 1
+PRECISION = "JAX_DEFAULT_MATMUL_PRECISION"
 LIBRARY = "iterlin"
 
 
@@ -43,6 +45,8 @@ def digest(root, page, tier, notebook, values):
         "files": {str(path.relative_to(root)): _file_hash(path) for path in sorted(files)},
         "stale": [_is_stale(path) for path in records],
     }
+    if PRECISION in os.environ:  # what products are computed in, where it matters
+        content["precision"] = os.environ[PRECISION]
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

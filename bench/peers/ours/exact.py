@@ -60,6 +60,8 @@ def linearization(settings, arrays):
         progress = engine.begin(jax.tree.map(lambda leaf: leaf, anchor))
         while progress.steps < period:
             progress = engine.forward(progress, period)
+            if progress.failed:
+                raise RuntimeError(f"stuck after {progress.steps} of {period} steps")
         return jax.block_until_ready(engine.parameters(progress)), progress
 
     spent = run()[1].evaluations
