@@ -112,7 +112,7 @@ def create(root):
     library.mkdir(parents=True)
     for name, text in LIBRARY.items():
         (library / name).write_text(text)
-    for name in ("provenance", "records", "validation"):
+    for name in ("precision", "provenance", "records", "validation"):
         shutil.copy(ROOT / "lib" / "iterlin" / f"{name}.py", library)
     for name, text in PAGES.items():
         path = root / "book" / name
