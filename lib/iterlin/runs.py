@@ -56,8 +56,8 @@ def run_all(
 
     A run that diverges stops there and is reported with its step; the others go on. `memory` is
     what runs may take together, by default chosen for the device. Products are computed in full
-    precision (`precision.full_precision`). Raises ValueError, naming the
-    run, before any compute; CheckpointError if `folder` cannot be written.
+    precision (`precision.full_precision`). Raises ValueError, naming the run, before any compute;
+    CheckpointError if `folder` cannot be written.
     """
     for run in runs:
         check(problem, run)
