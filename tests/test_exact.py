@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import problems
 import pytest
-from iterlin import checkpoints, exact, exact_progress, losses, schedules, training
+from iterlin import checkpoints, engines, exact, exact_progress, losses, schedules, training
 from iterlin.chunks import OutOfTime
 from iterlin.engine_choice import estimate
 from iterlin.stopping import Solved
@@ -264,3 +264,22 @@ def test_an_estimate_leaves_out_a_kernel_that_cannot_be_built():
     tight = estimate(task._replace(memory_limit=kernel), params, period=10, num_steps=100)
     assert {"function_space", "function_space_flow"} <= set(found)
     assert set(tight) == set(found) - {"function_space", "function_space_flow"}
+
+
+def test_the_kernel_of_the_last_anchor_makes_room_before_the_next(monkeypatch):
+    x, y = jnp.eye(3), jnp.array([0, 1, 1])
+    loss = losses.mean(losses.cross_entropy)
+    task = Task(lambda p, x: x @ p, (x, y), loss, 0.1, 0.0, 1e-3, 2**20, None)
+    engine = exact.ENGINES["function_space"](task)
+    kernel_of, held = engines.linear_model.kernel_of, []
+
+    def noted(*arguments, **settings):
+        held.append(engine._kernel[1])
+        return kernel_of(*arguments, **settings)
+
+    monkeypatch.setattr(engines.linear_model, "kernel_of", noted)
+    for scale in (0.0, 1.0):
+        engine.begin(scale * jnp.ones((3, 2)))
+    assert len(held) == 2
+    assert all(not isinstance(kernel, jax.Array) for kernel in held)
+    assert isinstance(engine._kernel[1], jax.Array)
