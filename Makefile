@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml | c
 # Two notebooks at a time share the cores (XLA sizes its thread pools by NPROC).
 ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 \
   JAX_PLATFORMS=cpu XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false \
-  JAX_COMPILATION_CACHE_DIR=$(CURDIR)/_build/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.3
+  JAX_COMPILATION_CACHE_DIR=$(CURDIR)/_build/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
 .DEFAULT_GOAL := help
 .PHONY: help book results serve test versions library lint format references picture bench lock clean

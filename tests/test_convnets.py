@@ -275,6 +275,7 @@ def test_statistics_are_the_moments_at_the_anchor(normalization):
     model, anchor, tangent, x = resnet_problem(normalization)
     outputs, derivative, moments = numpy_resnet(anchor, tangent, x, normalization)
 
+    @jax.jit
     def with_statistics(params):
         return model.normalization.apply(params, x)
 

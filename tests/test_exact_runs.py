@@ -1,5 +1,7 @@
 """Grids by exact engines: the runs of `runs.grid`, kept, resumed, and refused by name."""
 
+import weakref
+
 import numpy as np
 import pytest
 from iterlin import exact_progress, exact_runs, runs
@@ -69,6 +71,21 @@ def test_a_run_stopped_on_its_way_goes_on(tmp_path, monkeypatch):
         by_engines(axes=axes, folder=tmp_path)
     again = by_engines(axes=axes, folder=tmp_path)
     np.testing.assert_array_equal(again.test_loss, whole.test_loss)
+
+
+def test_a_seed_lets_go_of_the_kernels_of_the_one_before(monkeypatch):
+    """Each seed has examples of its own; two kernels at once may be more than memory holds."""
+    made, alive = [], []
+
+    def spy(*arguments, integrator=exact_runs._integrator):
+        alive.append(sum(old() is not None for old in made))
+        found = integrator(*arguments)
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(exact_runs, "_integrator", spy)
+    by_engines(lambda period, seed: make(period, seed, 12), {"period": (5, 10), "seed": (0, 1, 2)})
+    assert alive == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

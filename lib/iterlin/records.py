@@ -11,6 +11,7 @@ import os
 import tempfile
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from numbers import Integral
 from pathlib import Path
 
@@ -106,9 +107,9 @@ def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
     source = path_of(experiment, tier) if path is None else Path(path)
     if not source.exists():
         raise FileNotFoundError(f"no record of {experiment} at tier {tier}: {source} is missing")
+    state = source.stat()
     try:
-        with xr.open_dataset(source, engine="h5netcdf") as opened:
-            dataset = opened.load()
+        dataset = _read(source, state.st_ino, state.st_mtime_ns, state.st_size).copy(deep=True)
     except Exception as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{source} is damaged or not a record: {reason}") from error
@@ -118,6 +119,13 @@ def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
     if found != (experiment, tier):
         raise ValueError(f"{source} holds {found[0]} at tier {found[1]}, not {experiment}/{tier}")
     return dataset
+
+
+# A page looks at a record many times, and its claims at all of them. `state` is the file's.
+@lru_cache(maxsize=64)
+def _read(source: Path, *state: int) -> xr.Dataset:
+    with xr.open_dataset(source, engine="h5netcdf") as opened:
+        return opened.load()
 
 
 def tiers(experiment: str) -> dict[str, xr.Dataset]:
@@ -136,12 +144,18 @@ def is_stale(dataset: xr.Dataset) -> bool:
     """Whether the numerics or the page's code that the record came from have changed since."""
     a = dataset.attrs
     try:
-        current = provenance.source_hash(json.loads(a["modules"]))
+        texts = tuple(sorted(provenance.sources().items()))
+        current = _source_hash(tuple(json.loads(a["modules"])), texts)
     except ValueError:  # a module it came from is gone
         return True
     if current != a["numerics"]:
         return True
     return "page_code" in a and a["page_code"] != provenance.page_code(a["experiment"])
+
+
+@lru_cache(maxsize=64)
+def _source_hash(modules: tuple[str, ...], texts: tuple[tuple[str, str], ...]) -> str:
+    return provenance.source_hash(modules, dict(texts))
 
 
 def missing_runs(dataset: xr.Dataset) -> int:

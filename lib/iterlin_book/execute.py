@@ -123,7 +123,7 @@ def _run(root, page, notebook, values, partial, progress):
         os.environ.setdefault("ITERLIN_PROGRESS", "1")  # lines now and then, of iterlin.chunks
     # Programs compiled for one page or build serve the next, and the notebooks' tests.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(root).resolve() / "_build" / "jax"))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     flags = os.environ.get("XLA_FLAGS", "")
     if _XLA_FLAG not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {_XLA_FLAG}=false".strip()
