@@ -57,6 +57,18 @@ def test_save_returns_what_load_will():
     xr.testing.assert_identical(saved, records.load(EXPERIMENT, "laptop"))
 
 
+def test_what_a_caller_does_to_a_record_and_what_replaces_it():
+    """Files are read once for a state of theirs, which nobody must notice."""
+    save()
+    for _ in range(2):
+        loaded = records.load(EXPERIMENT, "laptop")
+        assert loaded["loss"].values[0, 0] == 1.0
+        assert "changed" not in loaded.attrs
+        loaded["loss"].values[:] = loaded.attrs["changed"] = 0.0
+    save(value=2.0)
+    assert records.load(EXPERIMENT, "laptop")["loss"].values[0, 0] == 2.0
+
+
 def test_places(root):
     assert records.path_of("xor", "gpu") == root / "data" / "results" / "xor" / "gpu.nc"
     assert records.path_of("xor", "quick") == root / "_build" / "records" / "xor" / "quick.nc"
