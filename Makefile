@@ -36,7 +36,7 @@ $(INSTALLED):
 
 book: $(INSTALLED) ## run every page at the quick tier and build _build/html
 	@$(BIN)/python -m iterlin_book.build book --jobs $(JOBS)
-	@$(BIN)/python -m iterlin.claims
+	@$(BIN)/python -m iterlin.study.claims
 
 results: JOBS = 1
 results: $(INSTALLED) ## run TIER=laptop|gpu|paper [PAGE=xor] [BUDGET=minutes], record the results

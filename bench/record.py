@@ -9,17 +9,6 @@ import xarray as xr
 
 from bench.driver import Case, Goal, Outcome
 
-# Modules of the library whose numerics are timed.
-MODULES = (
-    "algorithm",
-    "convnets",
-    "engines",
-    "exact",
-    "least_squares",
-    "models",
-    "ntk",
-    "programs",
-)
 FACTS = ("operations", "parameters", "products", "iterations", "bytes")
 MEMORY = ("start_bytes", "now_bytes", "peak_bytes")
 

@@ -5,7 +5,7 @@ import inspect
 import jax
 import jax.numpy as jnp
 import numpy as np
-from iterlin import models
+from iterlin.networks.mlp import mlp
 
 CASES = {  # examples, outputs, parameters, rank: N O < P, = P, > P, and rank deficient
     "wide": (3, 2, 11, 6),
@@ -43,7 +43,7 @@ def affine_problem(case, seed=0, low=0.3):
 def network(widths=(3, 5, 2), seed=0, examples=4, activation="tanh", **settings):
     """f, params, x, y of a small smooth network."""
     keys = jax.random.split(jax.random.key(seed), 3)
-    model = models.mlp(widths, activation=activation, bias_scale=0.1, **settings)
+    model = mlp(widths, activation=activation, bias_scale=0.1, **settings)
     x = jax.random.normal(keys[1], (examples, widths[0]))
     y = jax.random.normal(keys[2], (examples, widths[-1]))
     return model.apply, model.init(keys[0]), x, y

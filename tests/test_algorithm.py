@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin import algorithm, convnets, linearize, losses, models, training
-from iterlin.schedules import every, is_every_step, never, when_solved
-from iterlin.stopping import Solved
+from iterlin import algorithm, linearize, losses, training
+from iterlin.networks import convnets
+from iterlin.networks.mlp import mlp
+from iterlin.schedules import Solved, every, is_every_step, never, when_solved
 from problems import flat, network
 
 SQUARED = losses.mean(losses.squared_error)
@@ -17,7 +18,7 @@ ENTROPY = losses.mean(losses.cross_entropy)
 
 
 def classified(examples=12):
-    model = models.mlp((3, 6, 2), bias_scale=0.1, activation="tanh")
+    model = mlp((3, 6, 2), bias_scale=0.1, activation="tanh")
     x = jax.random.normal(jax.random.key(1), (examples, 3))
     y = (x[:, 0] > 0).astype(jnp.int32)
     return model.apply, model.init(jax.random.key(0)), (x, y)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from iterlin import records
+from iterlin.study import records
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))

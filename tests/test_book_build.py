@@ -9,7 +9,7 @@ import time
 import pytest
 import toy_book
 import xarray as xr
-from iterlin import records
+from iterlin.study import records
 from iterlin_book.build import main as build_main
 from toy_book import build, edit, executed, html
 

@@ -3,7 +3,7 @@
 import nbformat
 import pytest
 import toy_book
-from iterlin import records
+from iterlin.study import records
 from iterlin_book import freshness, pages
 
 
@@ -16,8 +16,8 @@ from iterlin_book import freshness, pages
         ("import iterlin as il\nil.ntk.empirical_ntk", ["ntk"]),
         ("from iterlin import never, models", ["models", "schedules"]),
         ("from iterlin.ntk import empirical_ntk as k", ["ntk"]),
-        ("import iterlin.data as d", ["data"]),
-        ("import iterlin.data", ["data"]),
+        ("import iterlin.study.data as d", ["data"]),
+        ("import iterlin.study.data", ["data"]),
         ("def f():\n    from iterlin import losses", ["losses"]),
         ("%matplotlib inline\n!ls\nfrom iterlin import losses", ["losses"]),
         ("import iterlin as il\nil.__version__", []),

@@ -3,7 +3,7 @@
 import jupytext
 import pytest
 import toy_book
-from iterlin import records
+from iterlin.study import records
 from iterlin_book import pages, parameters
 from iterlin_book.pages import BookError
 from toy_book import HEADER, ROOT

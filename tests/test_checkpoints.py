@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
-from iterlin import checkpoints
+from iterlin.runtime import checkpoints
 
 TREE = {"params": [jnp.arange(6.0).reshape(2, 3)], "key": jax.random.key(3), "step": jnp.int32(4)}
 
@@ -116,18 +116,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from iterlin import chunks, losses, models, records, runs, stopping
+from iterlin import losses, schedules
+from iterlin.networks.mlp import mlp
+from iterlin.runtime import chunks
+from iterlin.study import runs, records
 
 chunks.FIRST_CHUNK, chunks.CHUNK = 4, 0.0
 chunks.run_in_chunks.__kwdefaults__["checkpoint_seconds"] = 0.0
 folder, target = map(Path, sys.argv[1:])
 x = jax.random.normal(jax.random.key(1), (24, 2))
 y = (jnp.prod(x, 1) > 0).astype(jnp.int32)
-model = models.mlp((2, 8, 2))
+model = mlp((2, 8, 2))
 problem = runs.Problem(
     f=model.apply, init=model.init, train=(x, y), loss=losses.mean(losses.cross_entropy),
     evaluate={"train": (x, y)}, metrics={"loss": losses.mean(losses.cross_entropy)},
-    batch_size=6, reset_optimizer=True, solved=stopping.Solved(10),
+    batch_size=6, reset_optimizer=True, solved=schedules.Solved(10),
     augment=lambda key, x: x + 0.1 * jax.random.normal(key, x.shape),
     observe=lambda state: {"weight": state.params[0]["weight"]},
 )

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import xarray as xr
 import yaml
-from iterlin import claims, claims_table, provenance, records
-from iterlin.claims import NOT, NOT_RUN, PARTLY, REPRODUCED, UNDECIDED
+from iterlin.study import claims, claims_table, provenance, records
+from iterlin.study.claims import NOT, NOT_RUN, PARTLY, REPRODUCED, UNDECIDED
 
 ROW = {
     "id": "C0",

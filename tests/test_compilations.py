@@ -8,13 +8,16 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from iterlin import chunks, losses, models, programs, runs, training
-from iterlin.runs import Problem, Run
+from iterlin import losses, training
+from iterlin.networks.mlp import mlp
+from iterlin.runtime import chunks
 from iterlin.schedules import every
+from iterlin.study import runs, programs
+from iterlin.study.runs import Problem, Run
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 ENTROPY = losses.mean(losses.cross_entropy)
-MODEL = models.mlp((2, 5, 2), activation="tanh")
+MODEL = mlp((2, 5, 2), activation="tanh")
 X = jax.random.normal(jax.random.key(1), (24, 2))
 Y = (jnp.prod(X, 1) > 0).astype(jnp.int32)
 STEPS = (0, 3, 40, 300)

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import convnets, models
 from iterlin.linearization import jacobian_products, linearize, require_independent, tree_add
-from iterlin.normalization import update_statistics
+from iterlin.networks import convnets
+from iterlin.networks.mlp import parameter_count
+from iterlin.networks.normalization import update_statistics
 from problems import bare
 
 
@@ -30,7 +31,7 @@ def direction(params, seed=1):
 
 
 def count(model):
-    return models.parameter_count(jax.eval_shape(model.init, jax.random.key(0)))
+    return parameter_count(jax.eval_shape(model.init, jax.random.key(0)))
 
 
 class FlaxLeNet(nn.Module):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from iterlin import convolution
+from iterlin.networks import convolution
 from problems import bare
 
 small = st.integers(1, 3)

@@ -1,7 +1,7 @@
 import jax
 import jax.numpy as jnp
 import problems
-from iterlin import costs
+from iterlin.runtime import costs
 
 
 def test_operations_count_products_convolutions_and_loops():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import data
+from iterlin.study import data
 from problems import bare
 
 

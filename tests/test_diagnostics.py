@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import losses, models
-from iterlin.diagnostics import kernel_diagnostics
+from iterlin import losses
+from iterlin.networks.mlp import mlp
+from iterlin.study.diagnostics import kernel_diagnostics
 from problems import dense, flat
 
 LOSSES = {
@@ -18,7 +19,7 @@ LOSSES = {
 
 @pytest.fixture(name="case", scope="module")
 def _case():
-    model = models.mlp((4, 7, 3), activation="tanh", bias_scale=0.3)
+    model = mlp((4, 7, 3), activation="tanh", bias_scale=0.3)
     anchor, params = model.init(jax.random.key(0)), model.init(jax.random.key(1))
     x = jax.random.normal(jax.random.key(2), (6, 4))
     return model.apply, params, anchor, (x, jnp.arange(6) % 3)
@@ -26,7 +27,7 @@ def _case():
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_eigenvalues_are_those_of_the_dense_matrices(case, loss, monkeypatch):
-    monkeypatch.setattr("iterlin.diagnostics.ITERATIONS", 300)
+    monkeypatch.setattr("iterlin.study.diagnostics.ITERATIONS", 300)
     f, params, anchor, (x, y) = case
     seen = kernel_diagnostics(f, params, anchor, (x, y), LOSSES[loss])
     jacobian = dense(f, anchor, x)

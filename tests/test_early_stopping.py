@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import xarray as xr
-from iterlin import early_stopping
+from iterlin.study import early_stopping
 
 
 def curves(validation=True):

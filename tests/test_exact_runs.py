@@ -4,8 +4,9 @@ import weakref
 
 import numpy as np
 import pytest
-from iterlin import exact_progress, exact_runs, runs
-from iterlin.chunks import OutOfTime
+from iterlin.exact import run as exact_run
+from iterlin.runtime.chunks import OutOfTime
+from iterlin.study import exact_runs, runs
 from test_runs import STEPS, problem
 
 FULL_BATCH = problem(batch_size=None)
@@ -64,9 +65,9 @@ def test_finished_runs_are_read_and_the_deadline_leaves_holes(tmp_path, monkeypa
 def test_a_run_stopped_on_its_way_goes_on(tmp_path, monkeypatch):
     axes = {"period": (5,), "seed": (0,)}
     whole = by_engines(axes=axes)
-    monkeypatch.setattr(exact_progress, "CHECKPOINT", 0.0)
+    monkeypatch.setattr(exact_run, "CHECKPOINT", 0.0)
     looks = iter([False, False, True])
-    monkeypatch.setattr(exact_progress, "out_of_time", lambda: next(looks, False))
+    monkeypatch.setattr(exact_run, "out_of_time", lambda: next(looks, False))
     with pytest.raises(OutOfTime):
         by_engines(axes=axes, folder=tmp_path)
     again = by_engines(axes=axes, folder=tmp_path)

@@ -4,8 +4,8 @@ import gzip
 
 import numpy as np
 import pytest
-from iterlin import image_files
-from iterlin.downloads import DownloadError
+from iterlin.study import image_files
+from iterlin.study.downloads import DownloadError
 from stored_files import cifar_like, idx, jpeg, jpeg_archive, tar_gz
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterlin import downloads, image_files, images
-from iterlin.downloads import DownloadError
+from iterlin.study import downloads, image_files, images
+from iterlin.study.downloads import DownloadError
 from stored_files import cifar_like, digest, idx, jpeg_archive, tar_gz, write_registry
 
 # ------------------------------------------------------------------ subsets

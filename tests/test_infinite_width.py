@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import empirical_ntk, models, relu_mlp_ntk
+from iterlin import empirical_ntk, relu_mlp_ntk
+from iterlin.networks.mlp import mlp
 
 
 def expectations(covariance):
@@ -54,7 +55,7 @@ def test_diagonal_and_symmetry():
 
 def empirical(width, x, keys, depth, bias):
     """Kernels of several draws, and whether a bias counts."""
-    model = models.mlp([x.shape[1], *[width] * depth, 1], parameterization="ntk")
+    model = mlp([x.shape[1], *[width] * depth, 1], parameterization="ntk")
 
     def kernel(key):
         params = model.init(key)

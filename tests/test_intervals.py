@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from iterlin.intervals import bootstrap_interval, mean_interval, quantile_interval
+from iterlin.study.intervals import bootstrap_interval, mean_interval, quantile_interval
 from scipy import stats
 
 

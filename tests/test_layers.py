@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import convnets, models
-from iterlin.flat_program import flatten, run
-from iterlin.layers import find_layers
+from iterlin.kernels.flat_program import flatten, run
+from iterlin.kernels.layers import find_layers
+from iterlin.networks import convnets
+from iterlin.networks.mlp import mlp
 
 KEY = jax.random.key(0)
 
@@ -30,7 +31,7 @@ def normal(*shape):
 
 @pytest.mark.parametrize("parameterization", ["standard", "ntk"])
 def test_dense_layers_take_their_biases_even_behind_a_factor(parameterization):
-    model = models.mlp((5, 4, 3, 1), parameterization=parameterization)
+    model = mlp((5, 4, 3, 1), parameterization=parameterization)
     found = layers_of(model.apply, model.init(KEY), normal(2, 5))
     assert found == {f"{i}.weight": f"{i}.bias" for i in range(3)}
 

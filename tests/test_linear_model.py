@@ -5,7 +5,7 @@ import problems
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterlin import linear_model
+from iterlin.exact import linear_model
 
 FORMS = ("kernel", "products", "slices")
 

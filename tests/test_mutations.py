@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from iterlin.provenance import PACKAGE
+from iterlin.study.provenance import PACKAGE
 
 TESTS = Path(__file__).parent
 NOTEBOOKS = TESTS / "notebooks"

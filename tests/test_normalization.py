@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 import pytest
-from iterlin import convnets
-from iterlin.normalization import update_statistics
+from iterlin.networks import convnets
+from iterlin.networks.normalization import update_statistics
 
 
 def test_initial_statistics_and_their_update():

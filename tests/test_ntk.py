@@ -9,19 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterlin import (
-    convnets,
-    empirical_ntk,
-    kernel_alignment,
-    kernel_drift,
-    ntk,
-    ntk_blocks,
-    ntk_factors,
-    ntk_product,
-)
-from iterlin.convolution import conv2d
+from iterlin import empirical_ntk, kernel_alignment, kernel_drift, ntk, ntk_product
+from iterlin.kernels import blocks, factors
+from iterlin.kernels.blocks import assemble
+from iterlin.networks import convnets
+from iterlin.networks.convolution import conv2d
 from iterlin.ntk import kernel_matrix, largest_eigenvalue
-from iterlin.ntk_blocks import assemble
 from problems import affine, affine_problem, dense, network
 
 FORMS = {"full": "ijoq->ijoq", "matrix": "ijoq->iojq", "diagonal": "ijoo->ijo", "trace": "ijoo->ij"}
@@ -124,7 +117,7 @@ def convolutional(size, features, method):
 def test_convolution_takes_the_cheaper_way_and_both_are_right(size, features, kind, method):
     """4 positions with 18 x 16 weights multiply less by positions; 36 with 18 x 2 by rows."""
     f, params, x = convolutional(size, features, method)
-    found = ntk_factors.factors(f, params, x, jnp.eye(3), form="full", count=4)
+    found = factors.factors(f, params, x, jnp.eye(3), form="full", count=4)
     assert {name for name in found._fields if getattr(found, name)} == {"dense", kind}
     assert_forms(f, params, x)
 
@@ -163,7 +156,7 @@ def test_groups_of_any_size_change_nothing(n1, n2, outputs, group, two_sided, fo
     basis = jnp.eye(outputs)
 
     def rows_of(x, outputs):
-        return ntk_factors.Factors([], [], [jnp.einsum("nop,qo->nqp", x, outputs)])
+        return factors.Factors([], [], [jnp.einsum("nop,qo->nqp", x, outputs)])
 
     side = (second, basis) if two_sided else None
     expected = np.einsum("iop,jqp->ijoq", first, second if two_sided else first)
@@ -174,12 +167,12 @@ def test_groups_of_any_size_change_nothing(n1, n2, outputs, group, two_sided, fo
 @pytest.mark.parametrize("form", FORMS)
 def test_overlapping_blocks_of_a_group_change_nothing(monkeypatch, form):
     """7 examples in blocks of 3: from 0, 3 and 4."""
-    monkeypatch.setattr(ntk_blocks, "LEAST_ROWS", 5)
-    monkeypatch.setattr(ntk_blocks, "BLOCKS", 3)
+    monkeypatch.setattr(blocks, "LEAST_ROWS", 5)
+    monkeypatch.setattr(blocks, "BLOCKS", 3)
     rows = normal(7, 2, 5)
 
     def rows_of(x, outputs):
-        return ntk_factors.Factors([], [], [x])
+        return factors.Factors([], [], [x])
 
     found = assemble(rows_of, (rows, jnp.eye(2)), None, 7, form, rows.dtype)
     expected = np.einsum(FORMS[form], np.einsum("iop,jqp->ijoq", rows, rows))
@@ -313,10 +306,10 @@ def test_alignment_and_drift():
 def test_rows_are_not_copied_to_be_summed(form):
     """The product of two groups of rows, all there are, takes less than another copy of one."""
     rows = jax.ShapeDtypeStruct((40, 8, 3000), jnp.float32)
-    group = ntk_factors.Factors([], [], [rows])
+    group = factors.Factors([], [], [rows])
     kernel = jax.ShapeDtypeStruct((40, 40, 8)[: 3 if form == "diagonal" else 2], jnp.float32)
     origin = jax.ShapeDtypeStruct((2,), jnp.int32)
     settings = {"sizes": (40, 40), "outputs": 1, "form": form, "mirrored": True, "same": False}
-    written = ntk_blocks._write.lower(kernel, group, group, origin, **settings).compile()
+    written = blocks._write.lower(kernel, group, group, origin, **settings).compile()
     taken = written.memory_analysis().temp_size_in_bytes
     assert taken < 0.5 * rows.size * rows.dtype.itemsize

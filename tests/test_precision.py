@@ -3,8 +3,11 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from iterlin import exact, losses, precision, runs, schedules
-from iterlin.programs import Problem, Run
+from iterlin import losses, schedules
+from iterlin.exact.integrate import integrate
+from iterlin.runtime import precision
+from iterlin.study import runs
+from iterlin.study.programs import Problem, Run
 
 FULL = "precision=(Precision.HIGHEST, Precision.HIGHEST)"
 
@@ -48,8 +51,8 @@ def run_all(f):
     runs.run_all(problem, [Run(0, 2, 0.1, (0, 3))])
 
 
-def integrate(f):
-    exact.integrate(
+def integrating(f):
+    integrate(
         f,
         {"weight": jnp.zeros((3, 2))},
         (X, Y),

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterlin import convnets, losses, probes
+from iterlin import losses
+from iterlin.networks import convnets
+from iterlin.study import probes
 from sklearn.linear_model import LogisticRegression
 
 

@@ -1,7 +1,7 @@
 """The hash of the numerics follows the code and nothing else."""
 
 import pytest
-from iterlin import provenance
+from iterlin.study import provenance
 
 SOURCE = '''"""Module."""
 

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 import xarray as xr
-from iterlin import intervals, provenance, records
+from iterlin.study import intervals, provenance, records
 
 EXPERIMENT = "trial"
 

@@ -6,14 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import chunks, losses, models, programs, runs, training
-from iterlin.runs import Problem, Run
-from iterlin.schedules import every
-from iterlin.slices import in_slices
-from iterlin.stopping import Solved
+from iterlin import losses, training
+from iterlin.networks.mlp import mlp
+from iterlin.runtime import chunks
+from iterlin.runtime.slices import in_slices
+from iterlin.schedules import Solved, every
+from iterlin.study import runs, programs
+from iterlin.study.runs import Problem, Run
 
 ENTROPY = losses.mean(losses.cross_entropy)
-MODEL = models.mlp((2, 5, 2), activation="tanh")
+MODEL = mlp((2, 5, 2), activation="tanh")
 X = jax.random.normal(jax.random.key(1), (24, 2))
 Y = (jnp.prod(X, 1) > 0).astype(jnp.int32)
 STEPS = (0, 3, 10, 20)

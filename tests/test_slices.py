@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin import jacobian_products, losses, models, slices
+from iterlin import jacobian_products, losses
 from iterlin.algorithm import Algorithm
-from iterlin.schedules import every
-from iterlin.stopping import Solved
+from iterlin.networks.mlp import mlp
+from iterlin.runtime import slices
+from iterlin.schedules import Solved, every
 from problems import flat
 
 
@@ -62,7 +63,7 @@ LOSSES = (losses.cross_entropy, losses.squared_error)
 @pytest.mark.parametrize("period", [1, 3])
 @pytest.mark.parametrize(("count", "size"), [(12, 4), (13, 5), (4, 5)])
 def test_a_sliced_network_takes_the_same_steps(loss, period, count, size):
-    model = models.mlp((3, 6, 2), bias_scale=0.1, activation="tanh")
+    model = mlp((3, 6, 2), bias_scale=0.1, activation="tanh")
     x = jax.random.normal(jax.random.key(1), (20, 3))
     y, params = (x[:, 0] > 0).astype(jnp.int32), model.init(jax.random.key(0))
     if losses.as_sum(loss) is losses.squared_error:

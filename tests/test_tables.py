@@ -1,7 +1,7 @@
 """Tables say what the samples say, and a dash where there are none."""
 
 import numpy as np
-from iterlin import tables
+from iterlin.study import tables
 from test_early_stopping import curves
 
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin import every, linearize, losses, models, never, train, train_sweep
+from iterlin import every, linearize, losses, never, train, train_sweep
+from iterlin.networks.mlp import mlp
 from iterlin.training import TrainState, log_steps
 from problems import bare, dense, flat, network
 
@@ -199,7 +200,7 @@ def test_a_schedule_may_look_at_the_drift_of_the_parameters():
 
 def sweep(periods=(1, 5, math.inf), seeds=2, num_steps=12, lr=0.05, **settings):
     f, _, data = classification()
-    model = models.mlp((3, 6, 3))
+    model = mlp((3, 6, 3))
     keys = jax.random.split(jax.random.key(7), seeds)
     return (
         f,
@@ -250,7 +251,7 @@ def test_a_sweep_equals_its_runs_one_by_one():
 
 
 def test_a_sweep_may_draw_its_data_from_its_keys():
-    model = models.mlp((2, 4, 1))
+    model = mlp((2, 4, 1))
 
     def draw(key):
         x = jax.random.normal(jax.random.fold_in(key, 9), (6, 2))
@@ -350,7 +351,7 @@ def test_divergence_is_recorded_with_its_step_and_not_raised():
 
 def test_the_other_runs_of_a_sweep_go_on():
     """A target that one seed's data makes infinite ends that run alone, for every period."""
-    model = models.mlp((2, 4, 1))
+    model = mlp((2, 4, 1))
     keys = jax.random.split(jax.random.key(0), 3)
 
     def draw(key):
@@ -396,7 +397,7 @@ def test_target_loss_ends_a_run_at_a_linearisation():
 def test_one_program_serves_all_periods_seeds_and_chunks():
     """`f` is traced once a program: more chunks, periods or seeds trace it no more often."""
     traces = []
-    model = models.mlp((2, 4, 1))
+    model = mlp((2, 4, 1))
 
     def f(params, x):
         traces.append(x.shape)

@@ -14,7 +14,7 @@ PLACE = os.environ.get(DEVICE, "cpu")
 
 
 class LeNet(nn.Module):
-    """`iterlin.convnets.lenet`, channels first."""
+    """`iterlin.networks.convnets.lenet`, channels first."""
 
     def __init__(self, arrays, prefix):
         super().__init__()
@@ -33,7 +33,7 @@ class LeNet(nn.Module):
 
 
 class MLP(nn.Module):
-    """`iterlin.models.mlp`."""
+    """`iterlin.networks.mlp.mlp`."""
 
     def __init__(self, arrays, prefix):
         super().__init__()

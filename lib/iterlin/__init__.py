@@ -1,110 +1,52 @@
-"""Iterative linearisation: train a network's first-order expansion, renew it every K steps.
+"""Iterative linearisation: train a network's first-order expansion, renew it every K steps."""
 
-The public names below are loaded on first use, so that a notebook depends only on the modules
-whose names it mentions: the book uses this to decide which pages a change of the library touches.
-"""
-
-from importlib import import_module
+from iterlin.exact.integrate import integrate
+from iterlin.features import alignment
+from iterlin.gauss_newton import gauss_newton, iterative_linearization, truncated_gauss_newton
+from iterlin.gradient_flow import (
+    damping_filter,
+    descent_filter,
+    eigenmodes,
+    flow_filter,
+    linearized_gradient_descent,
+    linearized_gradient_flow,
+    steps_for_tolerance,
+)
+from iterlin.infinite_width import relu_mlp_ntk
+from iterlin.linearization import jacobian, jacobian_products, linearize
+from iterlin.networks.mlp import mlp
+from iterlin.ntk import empirical_ntk, kernel_alignment, kernel_drift, ntk_matrix, ntk_product
+from iterlin.schedules import every, never, when_solved
+from iterlin.training import train, train_sweep
 
 __version__ = "0.1.0"
 
-_EXPORTS = {
-    "alignment": "features",
-    "descent_filter": "gradient_flow",
-    "damping_filter": "gradient_flow",
-    "eigenmodes": "gradient_flow",
-    "empirical_ntk": "ntk",
-    "every": "schedules",
-    "flow_filter": "gradient_flow",
-    "gauss_newton": "least_squares",
-    "integrate": "exact",
-    "iterative_linearization": "least_squares",
-    "jacobian": "linearization",
-    "jacobian_products": "linearization",
-    "kernel_alignment": "ntk",
-    "kernel_drift": "ntk",
-    "linearize": "linearization",
-    "linearized_gradient_descent": "gradient_flow",
-    "linearized_gradient_flow": "gradient_flow",
-    "never": "schedules",
-    "ntk_matrix": "ntk",
-    "ntk_product": "ntk",
-    "relu_mlp_ntk": "infinite_width",
-    "steps_for_tolerance": "gradient_flow",
-    "train": "training",
-    "train_sweep": "training",
-    "truncated_gauss_newton": "least_squares",
-    "when_solved": "schedules",
-}
-
-_MODULES = (
-    "algorithm",
-    "checkpoints",
-    "chunks",
-    "claims",
-    "claims_table",
-    "convex_flow",
-    "convex_minimum",
-    "convnets",
-    "convolution",
-    "costs",
-    "data",
-    "decomposition",
-    "diagnostics",
-    "downloads",
-    "early_stopping",
-    "engine_choice",
-    "engines",
-    "exact",
-    "exact_progress",
-    "exact_runs",
-    "features",
-    "flat_program",
-    "gradient_flow",
-    "image_files",
-    "image_problems",
-    "images",
-    "infinite_width",
-    "intervals",
-    "layers",
-    "least_squares",
-    "linear_model",
-    "linearization",
-    "losses",
-    "models",
-    "normalization",
-    "ntk",
-    "ntk_blocks",
-    "ntk_factors",
-    "plotting",
-    "probes",
-    "programs",
-    "provenance",
-    "records",
-    "runs",
-    "schedule_search",
-    "schedules",
-    "slices",
-    "stopping",
-    "tables",
-    "task",
-    "training",
-    "validation",
-)
-
-__all__ = sorted([*_EXPORTS, *_MODULES])
-
-
-def __getattr__(name):
-    if name in _EXPORTS:
-        value = getattr(import_module(f"iterlin.{_EXPORTS[name]}"), name)
-    elif name in _MODULES:
-        value = import_module(f"iterlin.{name}")
-    else:
-        raise AttributeError(f"module 'iterlin' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__():
-    return __all__
+__all__ = [
+    "alignment",
+    "damping_filter",
+    "descent_filter",
+    "eigenmodes",
+    "empirical_ntk",
+    "every",
+    "flow_filter",
+    "gauss_newton",
+    "integrate",
+    "iterative_linearization",
+    "jacobian",
+    "jacobian_products",
+    "kernel_alignment",
+    "kernel_drift",
+    "linearize",
+    "linearized_gradient_descent",
+    "linearized_gradient_flow",
+    "mlp",
+    "never",
+    "ntk_matrix",
+    "ntk_product",
+    "relu_mlp_ntk",
+    "steps_for_tolerance",
+    "train",
+    "train_sweep",
+    "truncated_gauss_newton",
+    "when_solved",
+]

@@ -14,10 +14,9 @@ import optax
 from jaxtyping import Array, Bool, Int, PyTree
 
 from iterlin.linearization import Network, linearize, tree_sub
-from iterlin.losses import Loss
-from iterlin.schedules import Schedule
-from iterlin.slices import Sliced, loss_over_slices
-from iterlin.stopping import Solved
+from iterlin.losses import Loss, loss_over_slices
+from iterlin.runtime.slices import Sliced
+from iterlin.schedules import Schedule, Solved
 
 NOT_YET = -1
 

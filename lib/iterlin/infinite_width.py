@@ -17,7 +17,7 @@ def relu_mlp_ntk(
     """NTK, per output, of a ReLU MLP of `depth` hidden layers in NTK parameterisation.
 
     Each layer is h -> W h / sqrt(fan_in) + b with W ~ N(0, 1) and b = 0 at initialisation, as
-    `models.mlp(..., parameterization="ntk")` draws them. With u, v jointly Gaussian of covariance
+    `mlp(..., parameterization="ntk")` draws them. With u, v jointly Gaussian of covariance
     Sigma, S = E[relu(u) relu(v)] and S' = E[relu'(u) relu'(v)], the recursion from
     Sigma_0 = Theta_0 - bias = x1 x2^T / D is Sigma <- S, Theta <- S + bias + S' * Theta
     (`bias` counts 1 for the gradients with respect to b). Nothing is divided by N.

@@ -7,10 +7,12 @@ the theory of Gauss-Newton and of the closed forms uses the sums.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, PyTree, Shaped
 
+from iterlin.runtime.slices import sum_over_slices
 from iterlin.validation import same_shape
 
 Loss = Callable[[Array, Array], Array]
@@ -61,6 +63,23 @@ def as_sum(loss: Loss) -> Loss | None:
     """
     total = loss.total if isinstance(loss, Mean) else loss
     return total if total in (squared_error, cross_entropy) else None
+
+
+def loss_over_slices(
+    term: Callable[[Loss, Array, Array], PyTree], loss: Loss, size: int | None, x: Array, y: Array
+) -> PyTree:
+    """term(loss, x, y), a pytree linear in the loss such as its gradient, slice by slice.
+
+    That needs a loss known to be a sum over examples or the mean of one (`as_sum`); with any
+    other, or with size None, it is term(loss, x, y) itself.
+    """
+    total = as_sum(loss)
+    if total is None or size is None:
+        return term(loss, x, y)
+    summed = sum_over_slices(lambda *part: term(total, *part), size, x, y)
+    if isinstance(loss, Mean):
+        summed = jax.tree.map(lambda leaf: leaf / len(y), summed)
+    return summed
 
 
 def accuracy(outputs: Float[Array, "N O"], targets: Shaped[Array, " N"]) -> Float[Array, ""]:

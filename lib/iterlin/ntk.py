@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from iterlin.kernels.blocks import assemble
+from iterlin.kernels.factors import PAIRWISE, factors
 from iterlin.linearization import Network, jacobian_products, require_independent
-from iterlin.ntk_blocks import assemble
-from iterlin.ntk_factors import PAIRWISE, factors
 
 
 def empirical_ntk(

@@ -15,14 +15,13 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
-from iterlin import checkpoints
 from iterlin.algorithm import Algorithm, TrainState
-from iterlin.chunks import History, run_in_chunks
 from iterlin.linearization import Network, linearize
 from iterlin.losses import Loss
-from iterlin.schedules import Schedule, every, is_every_step, periods_array
-from iterlin.slices import in_slices
-from iterlin.stopping import Solved
+from iterlin.runtime import checkpoints
+from iterlin.runtime.chunks import History, run_in_chunks
+from iterlin.runtime.slices import in_slices
+from iterlin.schedules import Schedule, Solved, every, is_every_step, periods_array
 from iterlin.validation import non_negative, positive, positive_integer
 
 Metrics = Mapping[str, Callable[[Array, Array], Array]]

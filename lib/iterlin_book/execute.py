@@ -23,7 +23,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _TRACEBACK_LINES = 16
 # Exit statuses, as a build that runs pages reads them.
 DONE, FAILED, REFUSED, PARTIAL, INTERRUPTED = 0, 1, 2, 3, 130
-# What iterlin.chunks raises at the deadline, where the page does not go on without the run.
+# What iterlin.runtime.chunks raises at the deadline, where the page does not go on without the run.
 _OUT_OF_TIME = "OutOfTime"
 # With this scheduler jaxlib 0.10.2 can wait for ever on two cores, when a vmapped program has
 # several decompositions that do not depend on each other.
@@ -104,7 +104,7 @@ def _missing(root, page, tier):
     path = Path(root) / "data" / "results" / name / f"{tier}.nc"
     if not path.is_file():
         return ""
-    from iterlin import records  # needs xarray: only where there is a record
+    from iterlin.study import records
 
     try:
         return records.partial_note(records.load(name, tier, path))
@@ -120,7 +120,7 @@ def _run(root, page, notebook, values, partial, progress):
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     if progress:
-        os.environ.setdefault("ITERLIN_PROGRESS", "1")  # lines now and then, of iterlin.chunks
+        os.environ.setdefault("ITERLIN_PROGRESS", "1")  # lines now and then
     # Programs compiled for one page or build serve the next, and the notebooks' tests.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(root).resolve() / "_build" / "jax"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

@@ -6,7 +6,12 @@ from pathlib import Path
 import yaml
 
 QUICK = "quick"
-TIERS = (QUICK, "laptop", "gpu", "paper")  # as iterlin.records has them, which is slow to import
+TIERS = (
+    QUICK,
+    "laptop",
+    "gpu",
+    "paper",
+)  # those of records, which is slow to import
 
 
 class BookError(Exception):

@@ -64,19 +64,33 @@ def load(root, page, tier, notebook):
     if tier == pages.QUICK:
         return {}
     path = pages.parameter_file(root, page, tier)
-    try:
-        values = yaml.load(path.read_text("utf8"), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BookError(f"{path}: not valid YAML: {pages.one_line(error)}") from None
-    values = {} if values is None else values
-    if not isinstance(values, dict):
-        raise BookError(f"{path}: expected lines of the form 'name: value'")
-    allowed = defaults(notebook)
+    values, allowed = read(path), defaults(notebook)
     # A file may name its tier, so that plain papermill records as the right one; no other.
     if "tier" in allowed and values.get("tier", tier) != tier:
         raise BookError(f"{path}: parameter 'tier' must be '{tier}', not {values['tier']!r}")
     check(path, values, allowed)
     return {**values, "tier": tier} if "tier" in allowed else values
+
+
+def read(path, readers=()):
+    """The values of a parameter file over those of the file that it is ``like``: the one of the
+    same tier of another page in its folder."""
+    try:
+        values = yaml.load(path.read_text("utf8"), _Loader)
+    except FileNotFoundError:
+        raise BookError(f"{readers[-1]}: there is no {path} for it to be like") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BookError(f"{path}: not valid YAML: {pages.one_line(error)}") from None
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        raise BookError(f"{path}: expected lines of the form 'name: value'")
+    like = values.pop("like", None)
+    if like is None:
+        return values
+    other = path.with_name(f"{like}.{path.name.partition('.')[2]}")
+    if other in (path, *readers):
+        raise BookError(f"{path}: it is like itself, by way of '{like}'")
+    return read(other, (*readers, path)) | values
 
 
 def check(path, values, allowed):

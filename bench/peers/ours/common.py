@@ -2,7 +2,8 @@
 
 import jax
 import numpy as np
-from iterlin import convnets, models
+from iterlin.networks import convnets
+from iterlin.networks.mlp import mlp
 from jax.flatten_util import ravel_pytree
 
 LENET_IMAGE = (32, 32, 3)
@@ -12,7 +13,7 @@ def network(settings):
     """The model that settings["network"] names: "lenet", or the widths of an MLP."""
     if settings["network"] == "lenet":
         return convnets.lenet(LENET_IMAGE, channels=settings.get("channels", 50))
-    return models.mlp(settings["network"])
+    return mlp(settings["network"])
 
 
 def batch(settings, key):

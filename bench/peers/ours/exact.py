@@ -1,13 +1,14 @@
-"""A whole linearisation of K steps by the engines of `iterlin.exact`."""
+"""A whole linearisation of K steps by the engines of `iterlin.exact.integrate`."""
 
 from functools import cache
 
 import jax
 import jax.numpy as jnp
-from iterlin import data, losses, models
-from iterlin.engine_choice import default_memory
-from iterlin.exact import ENGINES
-from iterlin.task import Task
+from iterlin import losses
+from iterlin.exact.choice import ENGINES, default_memory
+from iterlin.exact.task import Task
+from iterlin.networks.mlp import mlp
+from iterlin.study import data
 
 from bench.peers.ours.common import flat, precision
 from bench.worker import Prepared
@@ -28,7 +29,7 @@ def _examples(count):
 def _engine(name, squared, examples, hidden, step_size):
     """An engine, whose programs serve every period, and the point of expansion."""
     x, y = _examples(examples)
-    model = models.mlp([64, hidden, 10])
+    model = mlp([64, hidden, 10])
     loss = losses.mean(losses.squared_error if squared else losses.cross_entropy)
     task = Task(
         f=model.apply,

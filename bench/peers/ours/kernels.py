@@ -6,7 +6,7 @@ import iterlin as il
 import jax
 import jax.numpy as jnp
 import numpy as np
-from iterlin import models
+from iterlin.networks.mlp import parameter_count
 
 from bench.peers.ours.common import batch, from_named, named, network, precision
 from bench.worker import Prepared
@@ -32,7 +32,7 @@ def kernel(settings, arrays):
     return Prepared(
         run=lambda: il.empirical_ntk(model.apply, params, x, **arguments).block_until_ready(),
         results=lambda found: {"kernel": np.asarray(found)},
-        facts={"parameters": models.parameter_count(params)},
+        facts={"parameters": parameter_count(params)},
     )
 
 

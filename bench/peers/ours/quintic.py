@@ -4,13 +4,14 @@ import iterlin as il
 import jax
 import jax.numpy as jnp
 import numpy as np
-from iterlin import data, models
+from iterlin.networks.mlp import mlp
+from iterlin.study import data
 
 from bench.peers.ours.common import from_named, named, precision
 from bench.worker import Prepared
 
 # As on the quintic's page, with random biases.
-MODEL = models.mlp([1, 50, 50, 50, 50, 50, 1], bias_scale=0.5)
+MODEL = mlp([1, 50, 50, 50, 50, 50, 1], bias_scale=0.5)
 
 
 def inputs(settings):

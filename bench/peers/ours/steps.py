@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from iterlin import costs, losses, models, schedules
+from iterlin import losses, schedules
 from iterlin.algorithm import Algorithm
-from iterlin.engines import Steps
-from iterlin.task import Task
+from iterlin.exact.engines import Steps
+from iterlin.exact.task import Task
+from iterlin.networks.mlp import parameter_count
+from iterlin.runtime import costs
 
 from bench.peers.ours.common import batch, flat, from_named, named, network, precision
 from bench.worker import Prepared
@@ -68,7 +70,7 @@ def step(settings, arrays):
             "operations": costs.operations(
                 lambda state, data: algorithm.step(state, data, schedule), state, data
             ),
-            "parameters": models.parameter_count(anchor),
+            "parameters": parameter_count(anchor),
         },
     )
 

@@ -2,8 +2,10 @@
 
 import jax
 import numpy as np
-from iterlin import data, losses, models
-from iterlin.programs import Problem, Program, Run
+from iterlin import losses
+from iterlin.networks.mlp import mlp
+from iterlin.study import data
+from iterlin.study.programs import Problem, Program, Run
 
 from bench.peers.ours.common import batch, network, precision
 from bench.worker import Prepared
@@ -18,7 +20,7 @@ def _problem(settings):
         model, train = network(settings), batch(settings, jax.random.key(0))
     else:
         train = tuple(data.digits(settings["examples"]).train)
-        model = models.mlp([64, settings["hidden"], 10])
+        model = mlp([64, settings["hidden"], 10])
     return Problem(
         f=model.apply,
         init=model.init,

@@ -1,0 +1,231 @@
+"""Gradient flow of the linearised model for any smooth loss, over times that steps cannot reach.
+
+With u the outputs on the training examples and g the gradient of the loss, training the linearised
+model obeys du/dt = -J J^T g(u). The flow is stiff (the kernel's eigenvalues span many decades) but
+all its rates are real and negative, which is what stabilised explicit methods are made for: a
+Runge-Kutta-Chebyshev step of s stages is stable up to h lambda_max = 0.65 s^2, so that it covers
+s/3 times what s steps of Euler would. `advance` is RKC2 (Sommeijer, Shampine & Verwer 1998), with
+its error estimate and with lambda_max followed by power iteration: as the examples are fitted, the
+Hessian of cross-entropy fades and the steps grow.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from iterlin.exact.linear_model import LinearModel
+
+DAMPING = 2 / 13
+# h lambda_max <= REACH (s^2 - 1) keeps a step of s stages stable.
+REACH = 2 / 3 * (1 - 2 / 15 * DAMPING)
+# Power iteration approaches from below; the rounding of a step grows as the square of its stages.
+SAFETY = 1.1
+FIRST_ITERATIONS, ITERATIONS = 10, 2
+GROWTH, SHRINKAGE = 5.0, 0.1
+
+
+class Flow(NamedTuple):
+    """Where a flow is.
+
+    time since theta_s; coordinates and image of the displacement (`LinearModel`); the gradient's:
+    slope and slope_image, those of J^T g; step, the size to try next; direction, the approximate
+    eigenvector (N, O) behind curvature, lambda_max(J J^T H) with H the Hessian of the loss;
+    evaluations: products with J J^T so far. solved: it has met a rule given to `advance`.
+    """
+
+    time: Float[Array, ""]
+    coordinates: PyTree
+    image: Float[Array, "N O"]
+    slope: PyTree
+    slope_image: Float[Array, "N O"]
+    step: Float[Array, ""]
+    direction: Float[Array, "N O"]
+    curvature: Float[Array, ""]
+    evaluations: Int[Array, ""]
+    solved: Bool[Array, ""]
+
+
+class Objective(NamedTuple):
+    """loss(outputs, y) + penalty ||theta - theta_s||^2 of a linearised model, to be minimised."""
+
+    model: LinearModel
+    loss: Callable[[Array, Array], Array]
+    targets: Array
+    penalty: float | Array = 0.0
+
+    def gradient(self, image: Float[Array, "N O"]) -> Float[Array, "N O"]:
+        """dloss/doutputs where the displacement has that image."""
+        return jax.grad(self.loss)(self.model.outputs + image, self.targets)
+
+    def hessian_product(self, image: Float[Array, "N O"], v: Array) -> Float[Array, "N O"]:
+        return jax.jvp(self.gradient, (image,), (v,))[1]
+
+    def slope(self, coordinates: PyTree, image: Array) -> tuple[PyTree, Array]:
+        """Gradient of the objective in the parameters, as coordinates and image."""
+        c, i = self.model.push(self.gradient(image))
+        return jax.tree.map(lambda a, b: a + 2 * self.penalty * b, (c, i), (coordinates, image))
+
+    def gradient_norm(self, slope: PyTree, slope_image: Array) -> Float[Array, ""]:
+        """Norm of the gradient in parameter space."""
+        squared = self.model.inner(slope, slope_image, slope, slope_image)
+        return jnp.sqrt(jnp.maximum(squared, 0))
+
+
+def begin(objective: Objective, before: Flow | None = None) -> Flow:
+    """The flow at theta_s, where it starts.
+
+    Its first step is a tenth of the fastest time; or, given the flow of the linearisation before,
+    that one's next step, and power iteration goes on from its direction.
+    """
+    zero = jnp.zeros_like(objective.model.outputs)
+    slope, slope_image = objective.slope(objective.model.origin, zero)
+    iterations = FIRST_ITERATIONS if before is None else ITERATIONS
+    direction = jax.random.normal(jax.random.key(0), zero.shape, zero.dtype)
+    if before is not None:
+        direction = before.direction
+    direction, curvature = _curvature(objective, zero, direction, iterations)
+    step = 0.1 / jnp.maximum(curvature, jnp.finfo(zero.dtype).tiny)
+    return Flow(
+        time=jnp.zeros((), zero.dtype),
+        coordinates=objective.model.origin,
+        image=zero,
+        slope=slope,
+        slope_image=slope_image,
+        step=jnp.asarray(step if before is None else before.step, zero.dtype),
+        direction=direction,
+        curvature=curvature,
+        evaluations=jnp.asarray(1 + iterations, jnp.int32),
+        solved=jnp.asarray(False),
+    )
+
+
+def advance(
+    objective: Objective,
+    flow: Flow,
+    until: Float[Array, ""],
+    *,
+    tolerance: float,
+    max_steps: int,
+    solved: Callable[[Flow], Bool[Array, ""]] | None = None,
+) -> Flow:
+    """The flow at time `until`, or where solved(flow) first holds, or after max_steps attempts.
+
+    tolerance bounds the estimated error of each step: root mean square over the outputs, relative
+    to the larger of 1 and the outputs' own. A step that fails is taken again, shorter.
+    """
+    limit = max_stages(tolerance, flow.image.dtype)
+    scale = jnp.sqrt(jnp.mean(objective.model.outputs**2))
+
+    def going(carry):
+        flow, count = carry
+        return (flow.time < until) & (count < max_steps) & ~flow.solved
+
+    def attempt(carry):
+        flow, count = carry
+        # Never past what the most stages can bear, nor past the end; a remainder is not left over.
+        bearable = REACH * (limit**2 - 1) / jnp.maximum(SAFETY * flow.curvature, 1e-30)
+        wanted = jnp.minimum(flow.step, bearable)
+        left = until - flow.time
+        last = wanted >= 0.999 * left
+        h = jnp.where(last, left, wanted)
+        stages = jnp.ceil(jnp.sqrt(1 + h * SAFETY * flow.curvature / REACH))
+        stages = jnp.clip(stages.astype(jnp.int32), 2, limit)
+        coordinates, image = _stages(objective, flow, h, stages)
+        slope, slope_image = objective.slope(coordinates, image)
+        # RKC2's estimate, of third order in h: from both ends and both slopes.
+        error = 0.8 * (flow.image - image) - 0.4 * h * (flow.slope_image + slope_image)
+        size = jnp.maximum(1.0, jnp.maximum(scale, jnp.sqrt(jnp.mean(image**2))))
+        ratio = jnp.sqrt(jnp.mean(error**2)) / (tolerance * size)
+        accepted = ratio <= 1  # false for NaN too
+        factor = 0.8 * jnp.maximum(ratio, 1e-9) ** (-1 / 3)
+        factor = jnp.where(jnp.isfinite(ratio), jnp.clip(factor, SHRINKAGE, GROWTH), SHRINKAGE)
+        # A last step cut short by the end says nothing against the longer one that was wanted.
+        proposal = jnp.where(accepted & last, jnp.maximum(h * factor, wanted), h * factor)
+        direction, curvature = _curvature(objective, image, flow.direction, ITERATIONS)
+        moved = Flow(
+            time=jnp.where(last, until, flow.time + h),
+            coordinates=coordinates,
+            image=image,
+            slope=slope,
+            slope_image=slope_image,
+            step=proposal,
+            direction=direction,
+            curvature=curvature,
+            evaluations=flow.evaluations,
+            solved=flow.solved,
+        )
+        if solved is not None:
+            moved = moved._replace(solved=solved(moved))
+        stayed = flow._replace(step=proposal)
+        new = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), moved, stayed)
+        spent = flow.evaluations + stages + ITERATIONS
+        return new._replace(evaluations=spent), count + 1
+
+    return jax.lax.while_loop(going, attempt, (flow, jnp.asarray(0, jnp.int32)))[0]
+
+
+def max_stages(tolerance: float, dtype) -> int:
+    """Most stages of a step: beyond, its rounding, s^2 eps, would exceed the tolerance."""
+    return int(max(4, min(1000, (tolerance / (10 * float(jnp.finfo(dtype).eps))) ** 0.5)))
+
+
+def _stages(objective: Objective, flow: Flow, h, stages):
+    """One RKC2 step of h: coordinates and image after `stages` (at least 2) evaluations."""
+    dtype = flow.image.dtype
+    w0 = 1 + DAMPING / stages.astype(dtype) ** 2
+    one, zero = jnp.ones((), dtype), jnp.zeros((), dtype)
+
+    def chebyshev(now, before):
+        """Value and two derivatives at w0 of the next polynomial, from those of the last two."""
+        (t, d, dd), (t0, d0, dd0) = now, before
+        return 2 * w0 * t - t0, 2 * w0 * d - d0 + 2 * t, 2 * w0 * dd - dd0 + 4 * d
+
+    first, second = (one, zero, zero), (w0, one, zero)
+    top, _ = jax.lax.fori_loop(
+        1, stages, lambda _, pair: (chebyshev(*pair), pair[0]), (second, first)
+    )
+    w1 = top[1] / top[2]
+
+    start = (flow.coordinates, flow.image)
+    rate = (flow.slope, flow.slope_image)
+    t2 = chebyshev(second, first)
+    b2 = t2[2] / t2[1] ** 2
+    b1 = 1 / w0
+
+    def combine(weights, *trees):
+        return jax.tree.map(
+            lambda *leaves: sum(w * leaf for w, leaf in zip(weights, leaves, strict=True)), *trees
+        )
+
+    y1 = combine((one, -b1 * w1 * h), start, rate)
+
+    def stage(_, carry):
+        y, y0, polynomial, polynomial0, b, b0 = carry
+        new = chebyshev(polynomial, polynomial0)
+        b_new = new[2] / new[1] ** 2
+        mu, nu = 2 * b_new * w0 / b, -b_new / b0
+        mu_slope = 2 * b_new * w1 / b
+        gamma = -(1 - b * polynomial[0]) * mu_slope
+        slope = objective.slope(*y)
+        y_new = combine((1 - mu - nu, mu, nu, -mu_slope * h, -gamma * h), start, y, y0, slope, rate)
+        return y_new, y, new, polynomial, b_new, b
+
+    carry = (y1, start, second, first, b1, b2)
+    return jax.lax.fori_loop(2, stages + 1, stage, carry)[0]
+
+
+def _curvature(objective: Objective, image, direction, iterations):
+    """lambda_max(J J^T H) and its direction (N, O), by power iteration; penalty included."""
+
+    def iterate(_, carry):
+        v, _ = carry
+        v = v / jnp.maximum(jnp.linalg.norm(v), jnp.finfo(v.dtype).tiny)
+        pushed = objective.model.push(objective.hessian_product(image, v))[1]
+        return pushed, jnp.linalg.norm(pushed)
+
+    start = (direction, jnp.zeros((), direction.dtype))
+    v, value = jax.lax.fori_loop(0, iterations, iterate, start)
+    return v, value + 2 * objective.penalty

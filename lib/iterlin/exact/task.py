@@ -1,0 +1,86 @@
+"""The linear problems of one run: what they have in common, and how far one has been trained."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from iterlin.linearization import Network
+from iterlin.losses import Loss
+from iterlin.runtime.costs import kept_bytes
+from iterlin.schedules import Solved
+
+# Bytes of rows of J alive while a kernel is built.
+ROWS = 2**28
+
+
+class Task(NamedTuple):
+    """What all linearisations of a run have in common: minimise loss(f(params, x), y) + penalty
+    ||theta - theta_s||^2 on data = (x, y), full batch, by steps of step_size.
+
+    tolerance: of a flow, the error of each of its steps (`flow.advance`); of minimum, the
+    certificate. memory_limit: bytes for the kernel, or for activations that are kept. solved: when
+    a linearisation ends early.
+    """
+
+    f: Network
+    data: tuple[Array, Array]
+    loss: Loss
+    step_size: float
+    penalty: float
+    tolerance: float
+    memory_limit: int
+    solved: Solved | None
+
+
+class Progress(NamedTuple):
+    """How far a linearisation has been trained.
+
+    steps: gradient steps since theta_s = anchor that it stands for. inner: what the engine goes on
+    from. evaluations: products with J J^T so far, or decompositions. stability: eta lambda_max at
+    the proxy's outputs there. solved: it has met the task's rule, and stays. failed: it cannot go
+    on, as what it computes is not finite.
+    """
+
+    anchor: PyTree
+    inner: Any
+    steps: int = 0
+    evaluations: int = 0
+    stability: float = np.nan
+    solved: bool = False
+    failed: bool = False
+
+
+def slice_size(f: Network, params: PyTree, x: Array, memory_limit: int) -> int | None:
+    """Examples whose activations may be kept together; None where all of them fit."""
+    needed = kept_bytes(f, params, x)
+    if needed <= memory_limit:
+        return None
+    return max(1, int(len(x) * memory_limit / needed))
+
+
+def kernel_workspace(task: Task) -> int:
+    """Bytes for what a kernel is built from, beside the kernel itself."""
+    return min(task.memory_limit, ROWS)
+
+
+def quadratic(loss: Loss, y: Array) -> tuple[float, Array] | None:
+    """c and t if the loss's gradient is c (outputs - t): half a squared error, whatever it is
+    divided by. Found by trying, at outputs of several sizes; None for any other loss.
+    """
+    gradient = jax.grad(loss)
+    if not jnp.issubdtype(y.dtype, jnp.floating):
+        return None
+    zero = jnp.zeros_like(y)
+    here, factor = gradient(zero, y), None
+    for key, size in zip(jax.random.split(jax.random.key(0), 2), (1.0, 30.0), strict=True):
+        move = size * jax.random.normal(key, y.shape, y.dtype)
+        change = gradient(move, y) - here
+        factor = jnp.vdot(change, move) / jnp.vdot(move, move) if factor is None else factor
+        scale = jnp.abs(factor) * jnp.max(jnp.abs(move)) + jnp.max(jnp.abs(here))
+        rounding = 1e3 * jnp.finfo(y.dtype).eps * scale
+        if not bool((factor > 0) & jnp.all(jnp.abs(change - factor * move) <= rounding)):
+            return None
+    return float(factor), -here / factor

@@ -1,0 +1,1 @@
+"""The empirical kernel layer by layer: where parameters enter, and what each layer adds."""

@@ -1,0 +1,1 @@
+"""Networks as pure functions: init(key) -> params, apply(params, x) -> outputs."""

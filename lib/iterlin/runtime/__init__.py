@@ -1,0 +1,1 @@
+"""Long runs in little memory that survive being killed."""

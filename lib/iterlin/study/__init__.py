@@ -1,0 +1,1 @@
+"""This paper's experiments: their data, grids of runs, records, claims and figures."""

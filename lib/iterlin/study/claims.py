@@ -1,0 +1,145 @@
+"""Verdicts on the paper's claims, computed from records by the rules of book/claims.yml.
+
+A row names an experiment and statements about it. A statement compares one statistic of the
+record (a variable over ("bound",): estimate, lower, upper) with a value. It `holds` if the whole
+95 % interval satisfies the rule, `fails` if no part of it does, and else is `unclear`. In a partial
+record a statistic may be NaN, which is `unclear`; in a whole one that is an error.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from iterlin.study import provenance, records
+
+REPRODUCED, PARTLY, UNDECIDED = "reproduced", "partly", "undecided"
+NOT, NOT_RUN = "not reproduced", "not yet run"
+KINDS = (REPRODUCED, PARTLY, UNDECIDED, NOT, NOT_RUN)
+# The open interval that each rule allows.
+RULES = {
+    "above": lambda value: (value, math.inf),
+    "below": lambda value: (-math.inf, value),
+    "within": lambda value: (-value, value),
+}
+REQUIRED = {"id", "version", "claim", "place", "paper", "page", "expected"}
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One comparison: its words, statistic (estimate, lower, upper) and outcome."""
+
+    says: str
+    statistic: str
+    rule: str
+    value: float
+    found: tuple[float, float, float]
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim's ledger row, its statements and what follows from them."""
+
+    row: dict
+    verdict: str
+    statements: tuple[Statement, ...]
+    tier: str
+    stale: bool
+    partial: str = ""  # as 'partial: 7 runs missing', of a record that lacks runs
+
+    @property
+    def changed(self) -> bool:
+        """Whether the verdict differs from the one the ledger expects."""
+        return self.verdict != self.row["expected"]
+
+
+def load_claims(path: Path | None = None) -> list[dict]:
+    """The rows of the ledger. Raises ValueError naming the row and the field that is wrong."""
+    path = provenance.project_root() / "book" / "claims.yml" if path is None else path
+    rows = yaml.safe_load(Path(path).read_text())
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path} must be a list of claims")
+    for row in rows:
+        name = row.get("id", "a row without id")
+        if missing := REQUIRED - row.keys():
+            raise ValueError(f"{path}: claim {name} lacks {', '.join(sorted(missing))}")
+        if row["expected"] not in KINDS:
+            raise ValueError(f"{path}: claim {name} expects unknown verdict {row['expected']!r}")
+        for statement in row.get("statements", []):
+            if problem := _problem(statement):
+                raise ValueError(f"{path}: a statement of claim {name} {problem}")
+    names = [row["id"] for row in rows]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"{path}: repeated claim ids {', '.join(sorted(repeated))}")
+    return rows
+
+
+def _problem(statement: dict) -> str:
+    """What is wrong with a statement of the ledger, in words; nothing if nothing is."""
+    if missing := {"says", "statistic"} - statement.keys():
+        return f"lacks {', '.join(sorted(missing))}"
+    rules = statement.keys() & RULES.keys()
+    if len(rules) != 1:
+        return f"has {len(rules)} rules, not one of {', '.join(RULES)}"
+    value = statement[rules.pop()]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"compares with {value!r}, which is not a number (write 1.0e-3 for 1e-3)"
+    return ""
+
+
+def judge(row: dict, record=None) -> Verdict:
+    """The verdict on one row, from the given record or the highest recorded tier."""
+    experiment = row.get("experiment")
+    if record is None and experiment:
+        record = records.best(experiment)
+    if record is None or not row.get("statements"):
+        return Verdict(row, NOT_RUN, (), "", False)
+    statements = tuple(_examine(statement, record) for statement in row["statements"])
+    outcomes = [statement.outcome for statement in statements]
+    if all(outcome == "holds" for outcome in outcomes):
+        verdict = REPRODUCED
+    elif "holds" in outcomes:
+        verdict = PARTLY
+    else:
+        verdict = NOT if "fails" in outcomes else UNDECIDED
+    tier, stale = record.attrs["tier"], records.is_stale(record)
+    return Verdict(row, verdict, statements, tier, stale, records.partial_note(record))
+
+
+def _examine(statement: dict, record) -> Statement:
+    name = statement["statistic"]
+    if name not in record:
+        raise ValueError(f"record {record.attrs['experiment']} has no statistic {name!r}")
+    rule = next(iter(statement.keys() & RULES.keys()))
+    value = float(statement[rule])
+    low, high = RULES[rule](value)
+    estimate, lower, upper = (float(v) for v in np.asarray(record[name]))
+    unknown = math.isnan(estimate + abs(lower) + abs(upper))
+    if unknown and not records.missing_runs(record):
+        raise ValueError(f"record {record.attrs['experiment']}: statistic {name!r} is not a number")
+    if unknown:  # until the runs that are missing have been made
+        outcome = "unclear"
+    elif (lower > low or low == -math.inf) and (upper < high or high == math.inf):
+        outcome = "holds"
+    else:
+        outcome = "fails" if upper <= low or lower >= high else "unclear"
+    return Statement(statement["says"], name, rule, value, (estimate, lower, upper), outcome)
+
+
+def verdicts(page: str | None = None) -> list[Verdict]:
+    """Verdicts on all claims, or on those of one page (its path without extension)."""
+    return [judge(row) for row in load_claims() if page is None or row["page"] == page]
+
+
+def summary() -> str:
+    """One line: how many claims there are of each verdict."""
+    found = [verdict.verdict for verdict in verdicts()]
+    counts = ", ".join(f"{found.count(kind)} {kind}" for kind in KINDS if kind in found)
+    return f"{len(found)} claims: {counts}"
+
+
+if __name__ == "__main__":
+    print(summary())

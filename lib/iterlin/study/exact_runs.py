@@ -1,0 +1,120 @@
+"""Grids of full-batch runs by the exact engines, kept on disk as they come (`runs`: by steps)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+
+from iterlin.exact.choice import ENGINES
+from iterlin.exact.integrate import Integrator
+from iterlin.runtime.chunks import OutOfTime, out_of_time
+from iterlin.schedules import every, when_solved
+from iterlin.study.programs import Problem, Run
+from iterlin.study.runs import Result, check, run_all, say, tabulate
+from iterlin.validation import one_of
+
+
+def exact_grid(
+    problem: Problem,
+    axes: Mapping[str, Sequence],
+    make: Callable[..., Run],
+    *,
+    engine: Callable[[Run], str],
+    tolerance: float = 1e-3,
+    label: str = "",
+    folder: Path | None = None,
+) -> xr.Dataset:
+    """`runs.grid` with an engine of `integrate` for each run, one run after the other.
+
+    engine(run) names it; "steps" are those of `runs.run_all`. The variables are those of
+    `runs.grid` without its diagnostics, and "evaluations" (products with J J^T by then),
+    "stability" and "seconds" as `integrate` gives them. A seed draws the initial parameters
+    and examples that it draws in `runs.grid`.
+
+    Raises ValueError, before any compute, for a problem with minibatches, augmentation or running
+    statistics, a run with another optimiser than plain gradient descent, and as `runs.grid`.
+    """
+    for name in ("batch_size", "augment", "normalization"):
+        if getattr(problem, name) is not None:
+            raise ValueError(f"exact engines train on the full batch as it is: no {name}")
+    problem = replace(problem, diagnose=0, observe=None)
+    runs = [make(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+    engines = [engine(run) for run in runs]
+    for run, name in zip(runs, engines, strict=True):
+        check(problem, run)
+        one_of("engine", name, ENGINES)
+        if run.optimizer != "sgd":
+            raise ValueError(f"exact engines are for gradient descent, got {run.optimizer}: {run}")
+    results, integrators = [None] * len(runs), {}
+    # Whole seeds first, so that an interrupted grid has something to show of every setting.
+    for number, index in enumerate(sorted(range(len(runs)), key=lambda i: runs[i].seed), start=1):
+        run, name = runs[index], engines[index]
+        said = f"{label} {number}/{len(runs)}: {name}, period {run.period:g}, seed {run.seed}"
+        say(said)
+        if name == "steps":
+            results[index] = _by_steps(problem, run, said, folder)
+        elif not out_of_time():
+            data = None if run.examples is None else (run.examples, run.seed)
+            kind = name, data, run.step_size, run.penalty, run.until_solved
+            # Those of the examples of earlier seeds are done with, and hold their kernels.
+            integrators = {k: v for k, v in integrators.items() if not k[1] or k[1][1] == run.seed}
+            if kind not in integrators:
+                integrators[kind] = _integrator(problem, run, name, tolerance)
+            results[index] = _integrate(integrators[kind], problem, run, folder)
+    found = tabulate(axes, runs, results, label=label)
+    return found.assign_attrs(seconds=float(found.seconds.max("evaluation").sum()))
+
+
+def _by_steps(problem: Problem, run: Run, label: str, folder: Path | None) -> Result | None:
+    [result], seconds = run_all(problem, [run], label=label, folder=folder)
+    if result is None:
+        return None
+    steps = result.history["step"]
+    unknown = np.full(len(steps), np.nan)
+    more = {
+        "evaluations": steps,
+        "stability": unknown,
+        "seconds": np.append(unknown[1:], seconds),
+    }
+    return result._replace(history=result.history | more)
+
+
+def _integrator(problem: Problem, run: Run, engine: str, tolerance: float) -> Integrator:
+    x, y = problem.train
+    if run.examples is not None:
+        chosen = jnp.asarray(problem.subset(run.examples, run.seed), jnp.int32)
+        x, y = jnp.take(x, chosen, 0), jnp.take(y, chosen, 0)
+    return Integrator(
+        problem.f,
+        (x, y),
+        loss=problem.loss,
+        step_size=run.step_size,
+        engine=engine,
+        penalty=run.penalty,
+        tolerance=tolerance,
+        solved=problem.solved if run.until_solved else None,
+        evaluate=problem.evaluate,
+        metrics=problem.metrics,
+    )
+
+
+def _integrate(integrator: Integrator, problem: Problem, run: Run, folder: Path | None):
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        state, history = integrator.run(
+            problem.init(jax.random.fold_in(jax.random.key(0), run.seed)),
+            schedule=(when_solved if run.until_solved else every)(run.period),
+            num_steps=run.eval_steps[-1],
+            eval_steps=np.asarray(run.eval_steps),
+            checkpoint=folder,
+            progress=False,
+        )
+    except OutOfTime:
+        return None
+    return Result(run, history, int(state.diverged_at))

@@ -1,0 +1,226 @@
+"""Image data as arrays: official splits, class-balanced nested subsets, crops and flips.
+
+Pixels come from `downloads` (MNIST and CIFAR-10, parsed by `image_files`) or with scikit-learn
+(digits). Nothing that is downloaded is ever unpickled.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from iterlin.study import downloads, image_files
+from iterlin.study.data import Dataset
+from iterlin.study.downloads import DownloadError
+from iterlin.validation import one_of, positive_integer
+
+DIGITS_POOL = 1000
+# Of the arrays that are kept: another one when they would come out differently.
+DECODER = 1
+
+_BLOCK = 500  # images whose pixels are counted at a time
+
+
+class ImageSplit(NamedTuple):
+    """x (N, H, W, C) float32, normalised; y (N,) int32."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+
+
+def load(
+    name: str,
+    *,
+    train: int | None = None,
+    validation: int = 0,
+    test: int | None = None,
+    seed: int = 0,
+) -> ImageSplit:
+    """The images of that name: digits, mnist, cifar10 or cifar10-jpeg.
+
+    `validation` examples are taken from the official training set and `train` of the others, all
+    of them by default; both are class-balanced and depend on `seed`, the test set does not. Each
+    part is ordered so that its first n examples are the balanced subset of size n: subsets of one
+    seed are nested. Channels are normalised by the mean and standard deviation of all official
+    training examples but the validation ones, so that the subsets share one normalisation.
+
+    digits has no official split: 1,000 balanced examples are its training set, the other 797 its
+    test set. Raises ValueError for unknown names and for sizes beyond what there is, DownloadError
+    (`iterlin.study.downloads`) for files that cannot be had.
+    """
+    one_of("image data set", name, _READERS)
+    _whole("validation", validation)
+    _whole("seed", seed)
+    for part, size in (("train", train), ("test", test)):
+        if size is not None:
+            positive_integer(part, size)
+    x, y, x_test, y_test = _READERS[name]()
+    if validation + (train or 1) > len(y):
+        raise ValueError(
+            f"{name} has {len(y)} training images: train={train} and validation={validation} "
+            "are more than that"
+        )
+    if test is not None and test > len(y_test):
+        raise ValueError(f"{name} has {len(y_test)} test images, fewer than test={test}")
+    held_out = nested_subset(y, validation, (seed, 1))
+    pool = np.setdiff1d(np.arange(len(y)), held_out)
+    chosen = pool[nested_subset(y[pool], len(pool) if train is None else train, seed)]
+    tested = nested_subset(y_test, len(y_test) if test is None else test, 0)
+    mean, std = _channel_statistics(x, pool)
+
+    def part(x, y, indices):
+        pixels = x[indices].astype(np.float32)
+        pixels -= mean
+        pixels /= std
+        return Dataset(jnp.asarray(pixels), jnp.asarray(y[indices], dtype=jnp.int32))
+
+    return ImageSplit(part(x, y, chosen), part(x, y, held_out), part(x_test, y_test, tested))
+
+
+def describe(name: str) -> str:
+    """One line for a record: what the images are and the SHA-256 they were accepted by."""
+    one_of("image data set", name, _READERS)
+    if name == "digits":
+        return "scikit-learn's digits, 8x8"
+    entry = downloads.registry()[name]
+    hashes = ", ".join(file.sha256[:16] for file in entry["files"])
+    return f"{entry['title']}, sha256 {hashes}"
+
+
+def nested_subset(labels, size: int, seed) -> np.ndarray:
+    """Indices (size,) of a class-balanced subset of the labels (N,), for a seed or several.
+
+    Class counts differ by at most one, unless a class has no more to give: that one is then taken
+    whole. The subset of size n is the first n indices of every larger one. The draw is the same
+    in every version of NumPy. Raises ValueError for a size beyond N.
+    """
+    labels = np.asarray(labels)
+    _whole("size", size)
+    if size > len(labels):
+        raise ValueError(f"a subset of size {size} cannot be drawn from {len(labels)} examples")
+    # NumPy may change what its distributions draw, but not the raw stream of a bit generator.
+    shuffled = np.argsort(np.random.PCG64(seed).random_raw(len(labels)), kind="stable")
+    rank = np.empty(len(labels), dtype=int)  # of each shuffled example within its class
+    for label in np.unique(labels):
+        members = labels[shuffled] == label
+        rank[members] = np.arange(members.sum())
+    return shuffled[np.argsort(rank, kind="stable")][:size]
+
+
+def augment(key: Array, x: Float[Array, "N H W C"], *, padding: int = 4) -> Float[Array, "N H W C"]:
+    """Each image cropped at random from its zero-padded self and mirrored with probability 1/2.
+
+    Zero is the mean pixel once the images are normalised. The offsets of the crop, in [0, 2
+    padding] down and across, and the mirroring are drawn from the key for each image by itself.
+    For photographs: a mirrored digit is another sign.
+    """
+    _whole("padding", padding)
+    size, height, width, channels = x.shape
+    crop_key, flip_key = jax.random.split(key)
+    # int32 whatever the precision of the run: one key, one draw.
+    offsets = jax.random.randint(crop_key, (size, 2), 0, 2 * padding + 1, dtype=jnp.int32)
+    flips = jax.random.randint(flip_key, (size,), 0, 2, dtype=jnp.int32) == 1
+    margin = (padding, padding)
+    padded = jnp.pad(x, ((0, 0), margin, margin, (0, 0)))
+
+    def crop(image, offset):
+        return jax.lax.dynamic_slice(image, (*offset, jnp.int32(0)), (height, width, channels))
+
+    cropped = jax.vmap(crop)(padded, offsets)
+    return jnp.where(flips[:, None, None, None], cropped[:, :, ::-1], cropped)
+
+
+def _whole(name, value):
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        raise ValueError(f"{name} must be a non-negative integer, got {value!r}")
+
+
+def _channel_statistics(x, indices):
+    """Mean and standard deviation (C,) of the pixels of those images, from exact counts."""
+    values, channels = np.arange(256), x.shape[-1]
+    counts = np.zeros((channels, 256), dtype=np.int64)
+    for start in range(0, len(indices), _BLOCK):
+        block = x[indices[start : start + _BLOCK]].reshape(-1, channels)
+        for channel in range(channels):
+            counts[channel] += np.bincount(block[:, channel], minlength=256)
+    total = counts.sum(axis=1)
+    mean = counts @ values / total
+    variance = counts @ values**2 / total - mean**2
+    return mean.astype(np.float32), np.sqrt(variance).astype(np.float32)
+
+
+def _read_digits():
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x, y = bunch.images.astype(np.uint8)[..., None], bunch.target
+    chosen = nested_subset(y, DIGITS_POOL, 0)
+    others = np.setdiff1d(np.arange(len(y)), chosen)
+    return x[chosen], y[chosen], x[others], y[others]
+
+
+def _read_mnist():
+    x, y, x_test, y_test = (image_files.read_idx(path) for path in downloads.fetch("mnist"))
+    return _checked("mnist", (x[..., None], y, x_test[..., None], y_test))
+
+
+def _read_archive(name, parse):
+    """The arrays of a one-file data set: those kept from before, else parsed and kept."""
+    (path,) = downloads.fetch(name)
+    (file,) = downloads.registry()[name]["files"]
+    kept = downloads.cache_folder() / "decoded" / f"{name}-{file.sha256[:16]}-{DECODER}.npz"
+    try:
+        with open(kept, "rb") as opened, np.load(opened, allow_pickle=False) as stored:
+            return _checked(name, tuple(stored[part] for part in _PARTS))
+    except Exception:  # none, or not what was written: it is only a copy
+        arrays = _checked(name, parse(path))
+    _keep(kept, arrays)
+    return arrays
+
+
+def _keep(target, arrays):
+    """Write arrays, whole or not at all; a cache that cannot be written to costs only time."""
+    partial = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=target.parent, suffix=".partial")
+        with os.fdopen(handle, "wb") as written:
+            np.savez(written, **dict(zip(_PARTS, arrays, strict=True)))
+        os.chmod(partial, 0o644)
+        os.replace(partial, target)
+    except OSError:
+        if partial is not None:
+            Path(partial).unlink(missing_ok=True)
+
+
+def _checked(name, arrays):
+    """The four arrays of a data set if their shapes and labels are what the registry says."""
+    x, y, x_test, y_test = arrays
+    examples = downloads.registry()[name]["examples"]
+    shape = _SHAPES[name]
+    for part, pixels, labels in (("train", x, y), ("test", x_test, y_test)):
+        expected = (examples[part], *shape)
+        if pixels.shape != expected or labels.shape != expected[:1]:
+            raise DownloadError(
+                f"{name}: the {part} images have shape {pixels.shape} and their labels "
+                f"{labels.shape}, not {expected} and {expected[:1]}"
+            )
+        if pixels.dtype != np.uint8 or labels.min() < 0 or labels.max() > 9:
+            raise DownloadError(f"{name}: the {part} images are not bytes with labels 0 to 9")
+    return arrays
+
+
+_PARTS = ("x", "y", "x_test", "y_test")
+_SHAPES = {"mnist": (28, 28, 1), "cifar10": (32, 32, 3), "cifar10-jpeg": (32, 32, 3)}
+_READERS = {
+    "digits": _read_digits,
+    "mnist": _read_mnist,
+    "cifar10": lambda: _read_archive("cifar10", image_files.read_cifar_binary),
+    "cifar10-jpeg": lambda: _read_archive("cifar10-jpeg", image_files.read_cifar_jpeg),
+}

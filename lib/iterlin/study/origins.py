@@ -1,0 +1,246 @@
+"""Where a record's numbers come from: the definitions that its page reaches, and its parameters.
+
+Two records are of one origin if the same statements called the same definitions with the same
+parameters. A record keeps a digest of each (`definitions`), so that what has changed since can be
+named.
+"""
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from iterlin.study import definitions, page_code
+from iterlin.study.definitions import Key, Library, Writer, imports_of
+from iterlin.study.provenance import PACKAGE, project_root
+
+
+class Sources(NamedTuple):
+    """The texts that origins are read off, as they were at one moment.
+
+    library: the package's modules (`definitions.read`). registry: the data sets' hashes. pages: the
+    book's pages, tiers: their parameter files; by their paths in book/. measured: modules outside
+    of the book that measure the library, by folder.
+    """
+
+    library: dict[str, str]
+    registry: str
+    pages: dict[str, str]
+    tiers: dict[str, str]
+    measured: dict[str, list[str]]
+
+
+class Origin(NamedTuple):
+    """What made a record: (name, digest) of each definition reached, sorted, and of each statement
+    of its page, in order."""
+
+    library: list[tuple[str, str]]
+    page: list[tuple[str, str]]
+
+    @property
+    def numerics(self) -> str:
+        return _sha(sorted(digest for _, digest in self.library))
+
+    @property
+    def page_code(self) -> str:
+        return _sha(digest for _, digest in self.page)
+
+    def attributes(self) -> dict[str, str]:
+        """As a record keeps it."""
+        return {
+            "numerics": self.numerics,
+            "page_code": self.page_code,
+            "definitions": json.dumps(self._asdict(), separators=(",", ":")),
+        }
+
+
+# Folders whose modules a record can be of instead of a page.
+MEASURED = ("bench/peers/ours",)
+
+
+def sources(root: Path | None = None, package: Path = PACKAGE) -> Sources:
+    """The texts as they are now, or as they are in another tree."""
+    root = project_root() if root is None else root
+    book = root / "book"
+    # Trees from before the library had rooms keep it elsewhere.
+    places = (package / "study" / "registry.yml", root / "data" / "registry.yml")
+    registry = next((path.read_text("utf8") for path in places if path.is_file()), "")
+
+    def texts(folder, pattern):
+        found = sorted(folder.rglob(pattern))
+        return {path.relative_to(folder).as_posix(): path.read_text("utf8") for path in found}
+
+    measured = {folder: list(texts(root / folder, "*.py").values()) for folder in MEASURED}
+    pages, tiers = texts(book, "*.md"), texts(book, "*.*.yml")
+    return Sources(definitions.read(package), registry, pages, tiers, measured)
+
+
+def of_page(experiment: str, found: Sources) -> Origin | None:
+    """The origin of the experiment's records; None if no page of that name saves one.
+
+    Raises ValueError or SyntaxError for sources that do not fit together.
+    """
+    path = page_of(experiment, found)
+    if path is None or not page_code.saves(found.pages[path]):
+        return None
+    library = library_of(found)
+    statements = page_code.made_by(found.pages[path], library)
+    keys = library.reached(key for _, form in statements for key in library.mentioned(form))
+    page = [(name, library.digest_of(form)) for name, form in statements]
+    return Origin(_named(library, keys), page)
+
+
+def of_code(texts: Iterable[str], found: Sources) -> Origin:
+    """The origin of numbers that such modules measure: what they reach, not what they do.
+
+    Raises as `of_page`.
+    """
+    library = library_of(found)
+    return Origin(_named(library, reached(map(ast.parse, texts), library)), [])
+
+
+def reached(modules: Iterable[ast.Module], library: Library) -> set[Key]:
+    """The definitions that pieces of code reach, each with its own imports. Raises as `of_page`."""
+    mentioned = []
+    for tree in modules:
+        writer = Writer(library, None, "", imports=imports_of(tree.body))
+        writer.write(tree)
+        mentioned += library.mentioned(writer.parts)
+    return library.reached(mentioned)
+
+
+def _named(library: Library, keys: Iterable[Key]) -> list[tuple[str, str]]:
+    return sorted((library.label(key), library.digest(key)) for key in keys)
+
+
+def library_of(found: Sources) -> Library:
+    return _library(tuple(sorted(found.library.items())), found.registry)
+
+
+@lru_cache(maxsize=4)
+def _library(texts: tuple[tuple[str, str], ...], registry: str) -> Library:
+    # Of the files of data sets and of where things are kept only the outcome counts: files are
+    # accepted by their hashes alone, and a folder's place is in no number.
+    entries = yaml.safe_load(registry) or {}
+    hashes = {
+        name: [entry["examples"], *(file["sha256"] for file in entry["files"])]
+        for name, entry in entries.items()
+    }
+    held_to = {"downloads": json.dumps(hashes, sort_keys=True), "provenance": ""}
+    return Library(dict(texts), held_to)
+
+
+def parameters(experiment: str, tier: str, found: Sources) -> dict | None:
+    """What the experiment runs with at a tier now; None if there is no page.
+
+    Its page's defaults, replaced by the tier's file. Raises ValueError for defaults that are no
+    literals, or a file that is no mapping.
+    """
+    path = page_of(experiment, found)
+    if path is None:
+        return None
+    values = page_code.defaults(found.pages[path]) | {"tier": tier}
+    return plain(values | tier_values(path, tier, found.tiers))
+
+
+def tier_values(page: str, tier: str, tiers: Mapping[str, str]) -> dict:
+    """What a page's file of a tier says, over the file that it is ``like`` ("few_updates", a page
+    beside it); {} without a file. Raises ValueError if it is no mapping."""
+    name = f"{page.removesuffix('.md')}.{tier}.yml"
+    values = yaml.safe_load(tiers.get(name, "")) or {}
+    if not isinstance(values, dict):
+        raise ValueError(f"{name}: expected lines of the form 'name: value'")
+    like = values.pop("like", None)
+    if like is None:
+        return values
+    return tier_values(str(Path(page).with_name(f"{like}.md")), tier, tiers) | values
+
+
+def plain(values: Mapping) -> dict:
+    """Parameters as JSON gives them back: lists for tuples, text for names."""
+    return json.loads(json.dumps(dict(values), sort_keys=True))
+
+
+def page_of(experiment: str, found: Sources) -> str | None:
+    """The path in book/ of the page of an experiment."""
+    return next((path for path in found.pages if Path(path).stem == experiment), None)
+
+
+def changes(attributes: Mapping, found: Sources) -> list[str]:
+    """What has changed since a record was made, a line each; none, and the record is fresh.
+
+    `attributes` are the record's: experiment, tier, parameters, those of its `Origin`, and
+    `measured` if modules of that folder made it instead of a page.
+    """
+    experiment, before = attributes["experiment"], json.loads(attributes["definitions"])
+    try:
+        if folder := attributes.get("measured"):
+            now, values = of_code(found.measured[folder], found), None
+        else:
+            now = of_page(experiment, found)
+            values = parameters(experiment, attributes["tier"], found)
+    except (ValueError, SyntaxError) as error:
+        return [f"the page or the library cannot be read: {error}"]
+    if now is None:
+        return [f"no page saves a record of {experiment}"] if before["page"] else []
+    then = Origin(*([tuple(pair) for pair in before[part]] for part in Origin._fields))
+    lines = []
+    if now != then:
+        lines += _changed_definitions(then, now, library_of(found))
+        lines += _changed_statements(then, now, bool(lines))
+    if values is not None:
+        lines += _changed_parameters(json.loads(attributes["parameters"]), values)
+    return lines
+
+
+def _changed_definitions(then: Origin, now: Origin, library: Library) -> list[str]:
+    """Where changes begin: what reaches a changed definition has another digest, too."""
+    old, new = ({digest for _, digest in origin.library} for origin in (then, now))
+    names = {name for name, _ in then.library}, {name for name, _ in now.library}
+    lines = []
+    for key in library.everything():
+        label, digest = library.label(key), library.digest(key)
+        inner = {library.digest(k) for k in library.references(key)} - {digest}
+        if digest in new - old and inner <= old:
+            word = "changed" if label in names[0] else "new"
+            lines.append(f"{word}: {label}" + (f" ({key.module})" if key.module else ""))
+    lines += [f"no longer reached: {name}" for name in sorted(names[0] - names[1])]
+    return sorted(set(lines))
+
+
+def _changed_statements(then: Origin, now: Origin, library_changed: bool) -> list[str]:
+    """Statements of the page that differ. Where definitions have changed, those that use them
+    differ as well: then only those that came or went are told."""
+    if then.page == now.page:
+        return []
+    if library_changed and [name for name, _ in then.page] == [name for name, _ in now.page]:
+        return []
+    old, new = set(then.page), set(now.page)
+    lines = [
+        f"changed on the page: {name}" for name, digest in now.page if (name, digest) not in old
+    ]
+    lines += [
+        f"gone from the page: {name}" for name, digest in then.page if (name, digest) not in new
+    ]
+    return sorted(set(lines)) or ["changed on the page: the order of its statements"]
+
+
+def _changed_parameters(before: dict, now: dict) -> list[str]:
+    lines = []
+    for name in sorted(before.keys() | now.keys()):
+        if name not in now:
+            lines.append(f"parameter {name}: {before[name]!r} then, gone now")
+        elif name not in before:
+            lines.append(f"parameter {name}: not recorded then, {now[name]!r} now")
+        elif before[name] != now[name]:
+            lines.append(f"parameter {name}: {before[name]!r} then, {now[name]!r} now")
+    return lines
+
+
+def _sha(words: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()

@@ -1,0 +1,82 @@
+"""What every page of an experiment does around its run: keep it, show what is recorded, judge."""
+
+import time
+from collections.abc import Mapping
+
+import xarray as xr
+from IPython.display import Markdown, display
+
+from iterlin.study import claims_table, origins, page_code, plotting, records
+
+
+class Page:
+    """An experiment's page, made in its first cell after the parameters.
+
+    namespace: the page's own, ``globals()``, from which the values of all its parameters are taken.
+    The texts that its record is said to come from are those of this moment: a file edited while it
+    computes is not what it came from. Figures get the book's style.
+
+    Raises ValueError if no page of that name saves a record, or a parameter has no value.
+    """
+
+    def __init__(self, experiment: str, namespace: Mapping):
+        self.started = time.perf_counter()
+        self.experiment = experiment
+        found = origins.sources()
+        self.path = origins.page_of(experiment, found)
+        if self.path is None:
+            raise ValueError(f"the book has no page {experiment!r}")
+        self.origin = origins.of_page(experiment, found)
+        if self.origin is None:
+            raise ValueError(f"the page {experiment!r} saves no record")
+        names = page_code.defaults(found.pages[self.path])
+        if missing := names.keys() - namespace.keys():
+            raise ValueError(f"parameters without a value: {', '.join(sorted(missing))}")
+        self.parameters = {name: namespace[name] for name in names}
+        self.tier = self.parameters["tier"]
+        plotting.use_style()
+
+    def save(
+        self,
+        live: xr.Dataset,
+        *,
+        data: str = "",
+        seconds: float | None = None,
+        missing: int | None = None,
+    ) -> xr.Dataset:
+        """Record this run; returns it with what it came from as attributes.
+
+        data names the data set. seconds it took and runs that are missing are those that the data
+        set was given by `runs.grid`, or the time since this object was made, and none.
+        """
+        if seconds is None:
+            seconds = live.attrs.get("seconds", time.perf_counter() - self.started)
+        return records.save(
+            live,
+            self.experiment,
+            self.tier,
+            parameters=self.parameters,
+            origin=self.origin,
+            data_note=data,
+            wall_time=seconds,
+            missing=live.attrs.get("missing", 0) if missing is None else missing,
+        )
+
+    def shown(self, live: xr.Dataset) -> xr.Dataset:
+        """The record of the highest tier there is, else this run; displays which it is."""
+        recorded = records.best(self.experiment)
+        shown = live if recorded is None else recorded
+        note = f" {data}." if (data := shown.attrs["data"]) else ""
+        display(Markdown(f"*Shown: {records.caption(shown)}.{note}*"))
+        return shown
+
+    def limits(self, live: xr.Dataset) -> bool:
+        """Whether the page's limits are to hold for this run: one of the quick tier, and whole.
+
+        Other tiers are judged by the verdicts on their records.
+        """
+        return self.tier == "quick" and not records.missing_runs(live)
+
+    def verdicts(self) -> None:
+        """Display the claims that this page judges."""
+        claims_table.show(self.path.removesuffix(".md"))

@@ -1,0 +1,146 @@
+"""What of a page's code makes its record: the statements before the one that saves it.
+
+Left out are those that cannot change a number in it: imports, checks, what only shows something,
+and names that nothing else mentions. Of the cell tagged ``parameters`` the record holds the values.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from iterlin.study.definitions import Key, Library, Writer, bound_by, imports_of, is_text, parse
+
+# A code cell of a page in MyST Markdown: options as ":name: value" lines or between two "---".
+_CELL = re.compile(
+    r"^```\{code-cell\}.*\n(?P<options>(?:---\n(?:.*\n)*?---\n)?(?::.*\n)*)(?P<code>(?:.*\n)*?)```$",
+    re.MULTILINE,
+)
+# Modules whose functions show or keep things; their results are no part of what is computed.
+SHOWING = ("claims_table", "page", "plotting", "tables")
+SHOWN_BY = {"display", "print"}
+
+
+def cells(text: str) -> Iterator[tuple[str, ast.Module]]:
+    """Options and syntax tree of each code cell.
+
+    Raises SyntaxError for a cell that is no Python.
+    """
+    for cell in _CELL.finditer(text):
+        yield cell["options"], parse(cell["code"])
+
+
+def defaults(text: str) -> dict:
+    """Name -> value in the page's cell tagged ``parameters``, which is run for that, as papermill
+    runs it before a tier's values replace any.
+
+    Raises ValueError for a cell that fails by itself.
+    """
+    for options, tree in cells(text):
+        if "parameters" in options:
+            found: dict = {}
+            try:
+                exec(compile(tree, "parameters", "exec"), found)
+            except Exception as error:
+                raise ValueError(f"the parameters cell fails: {error}") from error
+            return {name: found[name] for name in bound_by(tree.body)}
+    return {}
+
+
+def saves(text: str) -> bool:
+    """Whether the page has a statement that saves a record."""
+    return any(_saved(s) is not None for _, tree in cells(text) for s in tree.body)
+
+
+def made_by(text: str, library: Library) -> list[tuple[str, list]]:
+    """The statements that make the page's record: a name for a reader, and the normal form.
+
+    The last is what is saved. Raises ValueError for a page that saves nothing.
+    """
+    statements, imports, bound = [], {}, set()
+    saved = None
+    for options, tree in cells(text):
+        if "parameters" in options:
+            bound |= bound_by(tree.body)
+            continue
+        for statement in tree.body:
+            imports |= imports_of([statement])
+            saved = _saved(statement)
+            if saved is not None:
+                statements.append(ast.Expr(saved))
+                break
+            bound |= bound_by([statement])
+            statements.append(statement)
+        if saved is not None:
+            break
+    if saved is None:
+        raise ValueError("the page saves no record")
+    imports = {name: target for name, target in imports.items() if name not in bound}
+
+    def form(node):
+        writer = Writer(library, None, "", names=bound, imports=imports)
+        writer.write(node)
+        return writer.parts
+
+    kept = [s for s in statements if not _is_idle(s) and not _shows(s, form)]
+    return [(_label(statement), form(statement)) for statement in _mentioned(kept)]
+
+
+def _saved(statement: ast.stmt) -> ast.expr | None:
+    """The data set of a statement ``... = records.save(ds, ...)`` or ``page.save(ds, ...)``."""
+    call = getattr(statement, "value", None)
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return None
+    owner = call.func.value
+    ours = isinstance(owner, ast.Name) and owner.id in ("records", "page")
+    return call.args[0] if ours and call.func.attr == "save" else None
+
+
+def _is_idle(statement: ast.stmt) -> bool:
+    """Whether a statement can only raise, or nothing at all: it may prevent a record."""
+    if isinstance(statement, ast.If):
+        return not statement.orelse and all(_is_idle(inner) for inner in statement.body)
+    idle = ast.Import | ast.ImportFrom | ast.Assert | ast.Raise | ast.Pass
+    return isinstance(statement, idle) or is_text(statement)
+
+
+def _shows(statement: ast.stmt, form) -> bool:
+    """Whether it is one call of something that shows or keeps, not computes."""
+    call = getattr(statement, "value", None)
+    if not isinstance(statement, ast.Expr | ast.Assign) or not isinstance(call, ast.Call):
+        return False
+    called = form(call.func)[0]
+    if isinstance(called, Key):
+        return called.module.rpartition(".")[2] in SHOWING
+    return isinstance(statement, ast.Expr) and re.split(r"[. ]", called)[-1] in SHOWN_BY
+
+
+def _mentioned(statements: list[ast.stmt]) -> list[ast.stmt]:
+    """Without definitions, and assignments that call nothing, of names that nothing mentions."""
+    while True:
+        used = [
+            {n.id for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+            for s in statements
+        ]
+        kept = [
+            statement
+            for place, statement in enumerate(statements)
+            if not _only_binds(statement)
+            or any(bound_by([statement]) & names for at, names in enumerate(used) if at != place)
+        ]
+        if len(kept) == len(statements):
+            return kept
+        statements = kept
+
+
+def _only_binds(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return True
+    if not isinstance(statement, ast.Assign):
+        return False
+    plain = all(isinstance(target, ast.Name) for target in statement.targets)
+    return plain and not any(isinstance(node, ast.Call) for node in ast.walk(statement.value))
+
+
+def _label(statement: ast.stmt) -> str:
+    names = sorted(bound_by([statement]))
+    return ", ".join(names) if names else type(statement).__name__.lower()

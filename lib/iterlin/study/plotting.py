@@ -1,0 +1,104 @@
+"""Figures from records: one style, the K axis with its infinity, means with intervals.
+
+Nothing here computes results; it sees arrays that others made.
+"""
+
+import math
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import seaborn as sns
+
+from iterlin.study.intervals import mean_interval
+
+COLOURS = sns.color_palette("colorblind")
+
+
+def use_style() -> None:
+    """Fonts, sizes and colour-blind-safe colours for every figure of the book."""
+    sns.set_theme(context="notebook", style="ticks", palette="colorblind")
+    plt.rcParams.update(
+        {
+            "figure.dpi": 110,
+            "figure.constrained_layout.use": True,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.titlesize": "medium",
+            "axes.labelsize": "medium",
+            "legend.frameon": False,
+            "legend.fontsize": "small",
+            "lines.linewidth": 1.8,
+            "svg.hashsalt": "iterlin",
+        }
+    )
+
+
+def period_positions(periods: Sequence[float]) -> np.ndarray:
+    """Places of the periods on a log axis; infinity goes one decade beyond the largest finite."""
+    periods = np.asarray(periods, dtype=float)
+    finite = periods[np.isfinite(periods)]
+    beyond = 10 ** (math.ceil(math.log10(finite.max())) + 1) if finite.size else 10.0
+    return np.where(np.isfinite(periods), periods, beyond)
+
+
+def period_axis(axis, periods: Sequence[float], label: str = "period $K$ (steps)") -> np.ndarray:
+    """Make the x axis a log axis of K with a tick for infinity; returns the places of the periods.
+
+    A dotted line separates infinity (one linearisation, ever) from the finite periods.
+    """
+    places = period_positions(periods)
+    axis.set_xscale("log")
+    finite = places[np.isfinite(np.asarray(periods, dtype=float))]
+    finite = finite if finite.size else np.ones(1)
+    low, high = math.floor(math.log10(finite.min())), math.ceil(math.log10(finite.max()))
+    step = max(1, (high - low) // 6 + ((high - low) > 6))
+    ticks = [10.0**k for k in range(low, high + 1, step)]
+    labels = [rf"$10^{{{k}}}$" if k else "1" for k in range(low, high + 1, step)]
+    if np.isinf(np.asarray(periods, dtype=float)).any():
+        axis.axvline(places.max() / 10**0.5, color="0.6", lw=0.8, ls=":")
+        ticks, labels = [*ticks, places.max()], [*labels, r"$\infty$"]
+    axis.set_xticks(ticks, labels)
+    axis.set_xlabel(label)
+    return places
+
+
+def colours_by_period(periods: Sequence[float]) -> list:
+    """Colours that order K and are colour-blind safe: dark is small, infinity is grey."""
+    finite = [p for p in periods if math.isfinite(p)]
+    palette = sns.color_palette("viridis", max(len(finite), 1) + 1)[: len(finite)]
+    ordered = iter(palette)
+    return [next(ordered) if math.isfinite(p) else (0.5, 0.5, 0.5) for p in periods]
+
+
+def period_label(period: float) -> str:
+    """'K = 1000' in mathematics: powers of ten as such, infinity as its sign."""
+    if math.isinf(period):
+        return r"$K=\infty$"
+    power = math.log10(period)
+    if period >= 1000 and power == round(power):
+        return rf"$K=10^{{{round(power)}}}$"
+    return rf"$K={period:g}$"
+
+
+def band(axis, x, samples, *, sample_axis: int = 0, geometric: bool = False, **style) -> None:
+    """Mean over `sample_axis` as a line, its 95 % interval as a band.
+
+    geometric: mean and interval of the logarithm, for positive samples on a log axis.
+    """
+    samples = np.asarray(samples, dtype=float)
+    interval = mean_interval(np.log(samples) if geometric else samples, axis=sample_axis)
+    middle, lower, upper = (np.exp(v) if geometric else v for v in interval)
+    (line,) = axis.plot(x, middle, **style)
+    finite = np.isfinite(lower) & np.isfinite(upper)
+    axis.fill_between(x, lower, upper, where=finite, color=line.get_color(), alpha=0.2, lw=0)
+
+
+def points(axis, x, samples, *, sample_axis: int = 0, **style) -> None:
+    """Means with 95 % intervals as error bars."""
+    interval = mean_interval(samples, axis=sample_axis)
+    errors = np.abs(
+        np.stack([interval.estimate - interval.lower, interval.upper - interval.estimate])
+    )
+    style = {"marker": "o", "capsize": 3, **style}
+    axis.errorbar(x, interval.estimate, yerr=np.where(np.isfinite(errors), errors, 0), **style)

@@ -1,0 +1,108 @@
+"""The image experiments' common ground: a data set and a network by name, as a problem to run."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import PyTree
+
+from iterlin import losses
+from iterlin.networks import convnets
+from iterlin.study import images
+from iterlin.study.runs import Problem
+from iterlin.validation import one_of
+
+NETWORKS = {"lenet": convnets.lenet, "resnet18": convnets.resnet18}
+REDUCTIONS = ("mean", "sum")
+
+
+def image_problem(
+    dataset: str,
+    network: Mapping,
+    *,
+    train: int | None = None,
+    validation: int = 0,
+    test: int | None = None,
+    seen: int = 1000,
+    batch_size: int | None = None,
+    augment: bool = False,
+    reduction: str = "mean",
+    seed: int = 0,
+    **settings,
+) -> Problem:
+    """Softmax cross-entropy on a data set of `images.load`, with a network of `convnets`.
+
+    network: {"name": "lenet", ...} with the settings of that function. train, validation, test:
+    numbers of examples, None for all; the subsets are class-balanced and drawn by `seed`, the same
+    for every run, and runs on fewer examples take nested subsets of the training set. Loss and
+    accuracy are recorded on the first `seen` training examples and on all of validation (where
+    there are any) and test. The loss is the mean over the examples of a batch, or their sum.
+    `settings` are those of `runs.Problem`.
+
+    Raises ValueError for an unknown data set, network or reduction, and as those functions do.
+    """
+    one_of("reduction", reduction, REDUCTIONS)
+    split = images.load(dataset, train=train, validation=validation, test=test, seed=seed)
+    model = create(network, split.train.x.shape[1:])
+    entropy = losses.mean(losses.cross_entropy)
+    sets = {
+        "train": (split.train.x[:seen], split.train.y[:seen]),
+        "validation": tuple(split.validation),
+        "test": tuple(split.test),
+    }
+
+    def subset(size, run_seed):
+        return images.nested_subset(split.train.y, size, run_seed)
+
+    return Problem(
+        f=model.apply,
+        init=model.init,
+        train=(jnp.asarray(split.train.x), jnp.asarray(split.train.y)),
+        loss=entropy if reduction == "mean" else losses.cross_entropy,
+        evaluate={name: chosen for name, chosen in sets.items() if len(chosen[1])},
+        metrics={"loss": entropy, "accuracy": losses.accuracy},
+        batch_size=batch_size,
+        augment=images.augment if augment else None,
+        normalization=getattr(model, "normalization", None),
+        subset=subset,
+        **settings,
+    )
+
+
+def snapshot(state) -> dict[str, jnp.ndarray]:
+    """The parameters of a run as one vector, for `Problem.observe`; `parameters` undoes it."""
+    return {"snapshot": ravel_pytree(state.params)[0]}
+
+
+def parameters(problem: Problem, vector) -> PyTree:
+    """The parameters that a `snapshot` was taken of."""
+    shapes = jax.eval_shape(problem.init, jax.random.key(0))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    flat, unravel = ravel_pytree(zeros)
+    return unravel(jnp.asarray(vector, flat.dtype))
+
+
+def create(network: Mapping, input_shape):
+    """The network that a parameter file describes; ValueError names what is unknown."""
+    settings = dict(network)
+    name = settings.pop("name", None)
+    one_of("network", name, NETWORKS)
+    if "hidden" in settings:
+        settings["hidden"] = tuple(settings["hidden"])
+    try:
+        return NETWORKS[name](tuple(input_shape), **settings)
+    except TypeError as error:
+        raise ValueError(f"network {name}: {error}") from None
+
+
+def describe(dataset: str, network: Mapping, problem: Problem) -> str:
+    """One line for a record: data with their hash, sizes, network."""
+    sizes = [f"{len(problem.train[1])} to train"]
+    sizes += [
+        f"{len(y)} to {name}" if name == "test" else f"{len(y)} for {name}"
+        for name, (_, y) in problem.evaluate.items()
+        if name != "train"
+    ]
+    settings = ", ".join(f"{key} {value}" for key, value in network.items() if key != "name")
+    return f"{images.describe(dataset)}; {', '.join(sizes)}; {network['name']} ({settings})"

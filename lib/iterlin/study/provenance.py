@@ -1,0 +1,61 @@
+"""The checkout and the machine: where things are kept, and what a record was made with."""
+
+import platform
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def project_root() -> Path:
+    """The checkout: the folder with _toc.yml at or above the working directory, or that of the
+    library itself. Raises FileNotFoundError outside of one."""
+    here = Path.cwd()
+    for folder in (here, *here.parents, PACKAGE.parents[1]):
+        if (folder / "_toc.yml").is_file() and (folder / "book").is_dir():
+            return folder
+    raise FileNotFoundError(
+        f"records and claims belong to a checkout of the book, and there is none at {here} or "
+        "above (no _toc.yml beside book/): change to its folder"
+    )
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Python's and the numerical packages' versions."""
+    found = {"python": platform.python_version()}
+    for name in ("jax", "jaxlib", "numpy", "scipy", "optax", "flax", "scikit-learn"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The checkout's commit, '+changes' if lib/ or book/ differ from it; 'unknown' outside git."""
+    try:
+        head = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", "lib", "book")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("+changes" if changed else "")
+
+
+def _git(*arguments) -> str:
+    command = ["git", "-C", str(project_root()), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def device() -> str:
+    """The device that JAX computes on, in words: '2 CPU cores' or the GPU's name."""
+    import os
+
+    import jax
+
+    first = jax.devices()[0]
+    if first.platform == "cpu":
+        return f"{len(os.sched_getaffinity(0))} CPU cores ({platform.machine()})"
+    return f"{len(jax.devices())} x {first.device_kind}"

@@ -1,0 +1,179 @@
+"""Recorded runs: xarray data sets with named dimensions and the origin of every number.
+
+A record is one file, data/results/<experiment>/<tier>.nc (quick runs, which every build makes
+anew, go to _build/records/). It carries all parameters of its page, digests of every definition and
+statement that made it (`origins`), commit, versions, device, wall time and date of the run, and how
+many runs it lacks.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from numbers import Integral
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from iterlin.runtime.precision import product_precision
+from iterlin.study import origins, provenance
+from iterlin.study.origins import Origin
+from iterlin.validation import one_of
+
+TIERS = ("quick", "laptop", "gpu", "paper")
+FORMAT = "iterlin record 2"
+
+
+def path_of(experiment: str, tier: str) -> Path:
+    """Where the record lies; ValueError lists the tiers if there is no such one."""
+    one_of("tier", tier, TIERS)
+    root = provenance.project_root()
+    folder = root / "_build" / "records" if tier == "quick" else root / "data" / "results"
+    return folder / experiment / f"{tier}.nc"
+
+
+def save(
+    dataset: xr.Dataset,
+    experiment: str,
+    tier: str,
+    *,
+    parameters: Mapping,
+    origin: Origin,
+    wall_time: float,
+    data_note: str = "",
+    measured: str = "",
+    missing: int = 0,
+    path: Path | None = None,
+) -> xr.Dataset:
+    """Write a record, whole or not at all, and return it with its provenance as attributes.
+
+    origin: where the numbers come from, as of the start of the run. wall_time: seconds. data_note
+    names the data set. measured: the folder whose modules made it, of a record without a page.
+    missing: runs that have not been finished; with any, the record is partial.
+    """
+    one_of("tier", tier, TIERS)
+    if isinstance(missing, bool) or not isinstance(missing, Integral) or missing < 0:
+        raise ValueError(f"missing must be a non-negative integer, got {missing!r}")
+    stamped = dataset.assign_attrs(
+        format=FORMAT,
+        experiment=experiment,
+        tier=tier,
+        parameters=json.dumps(origins.plain(parameters), sort_keys=True),
+        **origin.attributes(),
+        commit=provenance.commit(),
+        versions=json.dumps(provenance.versions()),
+        device=provenance.device(),
+        products=product_precision(),
+        data=data_note,
+        missing=int(missing),
+        wall_time=float(wall_time),
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+    )
+    if measured:
+        stamped.attrs["measured"] = measured
+    write(stamped, path_of(experiment, tier) if path is None else Path(path))
+    return stamped
+
+
+def write(dataset: xr.Dataset, target: Path) -> None:
+    """Write a data set with its attributes, whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    compressed = {
+        name: {"zlib": True} for name, v in dataset.variables.items() if v.dtype.kind in "fiu"
+    }
+    handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=".nc")
+    os.close(handle)
+    try:
+        dataset.to_netcdf(partial, engine="h5netcdf", encoding=compressed)
+        # On disk before it takes the name: a crash leaves the old record or the new one.
+        with open(partial, "rb") as written:
+            os.fsync(written.fileno())
+        os.chmod(partial, 0o644)
+        os.replace(partial, target)
+    finally:
+        Path(partial).unlink(missing_ok=True)
+
+
+def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
+    """Read a record into memory.
+
+    Raises FileNotFoundError if it has not been run, ValueError if the file is damaged or not one
+    of this experiment and tier; both name the file.
+    """
+    source = path_of(experiment, tier) if path is None else Path(path)
+    if not source.exists():
+        raise FileNotFoundError(f"no record of {experiment} at tier {tier}: {source} is missing")
+    state = source.stat()
+    try:
+        dataset = _read(source, state.st_ino, state.st_mtime_ns, state.st_size).copy(deep=True)
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{source} is damaged or not a record: {reason}") from error
+    if dataset.attrs.get("format") != FORMAT:
+        old = str(dataset.attrs.get("format")).startswith("iterlin record")
+        hint = "written by another version: make restamp" if old else f"no '{FORMAT}' stamp"
+        raise ValueError(f"{source} is not a record of this library ({hint})")
+    found = dataset.attrs["experiment"], dataset.attrs["tier"]
+    if found != (experiment, tier):
+        raise ValueError(f"{source} holds {found[0]} at tier {found[1]}, not {experiment}/{tier}")
+    return dataset
+
+
+# A page looks at a record many times, and its claims at all of them. `state` is the file's.
+@lru_cache(maxsize=64)
+def _read(source: Path, *state: int) -> xr.Dataset:
+    with xr.open_dataset(source, engine="h5netcdf") as opened:
+        return opened.load()
+
+
+def tiers(experiment: str) -> dict[str, xr.Dataset]:
+    """The records that there are of an experiment, by tier, the highest first."""
+    return {t: load(experiment, t) for t in reversed(TIERS[1:]) if path_of(experiment, t).exists()}
+
+
+def best(experiment: str) -> xr.Dataset | None:
+    """The record of the highest tier that is complete, else of the highest there is, or None."""
+    found = list(tiers(experiment).values())
+    complete = [record for record in found if not missing_runs(record)]
+    return next(iter(complete + found), None)
+
+
+def is_stale(dataset: xr.Dataset) -> bool:
+    """Whether what it came from has changed since: a definition, its page, or a parameter."""
+    return bool(origins.changes(dataset.attrs, origins.sources()))
+
+
+def missing_runs(dataset: xr.Dataset) -> int:
+    """How many of its runs had not been finished when the record was written; 0 if whole."""
+    return int(dataset.attrs.get("missing", 0))
+
+
+def partial_note(dataset: xr.Dataset) -> str:
+    """'partial: 7 runs missing', or nothing for a whole record."""
+    count = missing_runs(dataset)
+    return f"partial: {count} run{'s' if count > 1 else ''} missing" if count else ""
+
+
+def caption(dataset: xr.Dataset) -> str:
+    """One line for a figure: tier, seeds, cost, device, date; whether it is partial or stale.
+
+    Of a quick run, which every build makes anew, only the tier and the seeds.
+    """
+    a = dataset.attrs
+    if a["tier"] == "quick":
+        count = f", {dataset.sizes['seed']} seeds" if "seed" in dataset.sizes else ""
+        return f"quick tier{count}, run while this page was built"
+    seeds = f"{dataset.sizes['seed']} seeds, " if "seed" in dataset.sizes else ""
+    minutes = a["wall_time"] / 60
+    cost = f"{minutes:.0f} min" if minutes >= 1.5 else f"{a['wall_time']:.0f} s"
+    partial = f"; {note}" if (note := partial_note(dataset)) else ""
+    stale = "; STALE: what it came from has changed since" if is_stale(dataset) else ""
+    return f"{a['tier']} tier: {seeds}{cost} on {a['device']}, {a['date']}{partial}{stale}"
+
+
+def interval_variable(interval) -> tuple[str, np.ndarray]:
+    """An `intervals.Interval` of a scalar statistic as a variable over ("bound",)."""
+    return "bound", np.asarray([float(value) for value in interval])

@@ -1,0 +1,225 @@
+"""Grids of training runs: several at once where memory allows, kept on disk as they come.
+
+A grid is a list of `Run`s of one `Problem`. Runs that differ only in numbers (period, seed, step
+size, penalty, examples) share a program; how many of them go through it together is decided by an
+estimate of the memory that one takes. Finished and half finished groups of runs lie in a folder
+under the digest of all that they compute (`checkpoints.fingerprint`), so that the same call after
+an interruption goes on, and a changed setting is another run.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import xarray as xr
+
+from iterlin.runtime import checkpoints
+from iterlin.runtime.chunks import PROGRESS, OutOfTime
+from iterlin.runtime.precision import full_precision
+from iterlin.study import provenance
+from iterlin.study.programs import OPTIMIZERS, Problem, Program, Run, is_plain
+from iterlin.validation import non_negative, one_of, positive, positive_integer
+
+# Bytes that the runs of one program may take together. On a CPU runs that are small beside a cache
+# gain from each other's company, larger ones lose; on a GPU it is a share of what there is.
+CPU_MEMORY = 24 * 2**20
+GPU_SHARE = 0.5
+
+
+class Result(NamedTuple):
+    """History of one run ("step" and what was observed, time last), and how it ended."""
+
+    run: Run
+    history: dict[str, np.ndarray]
+    diverged_at: int
+
+
+def store(tier: str) -> Path | None:
+    """Where the runs of a tier are kept until they are recorded; quick runs are not."""
+    return None if tier == "quick" else provenance.project_root() / "_build" / "runs"
+
+
+@full_precision()
+def run_all(
+    problem: Problem,
+    runs: Sequence[Run],
+    *,
+    label: str = "",
+    folder: Path | None = None,
+    memory: int | None = None,
+) -> tuple[list[Result | None], float]:
+    """The results of the runs, None for those that the deadline left unfinished, and seconds.
+
+    A run that diverges stops there and is reported with its step; the others go on. `memory` is
+    what runs may take together, by default chosen for the device. Products are computed in full
+    precision (`precision.full_precision`). Raises ValueError, naming the run, before any compute;
+    CheckpointError if `folder` cannot be written.
+    """
+    for run in runs:
+        check(problem, run)
+    memory = _memory() if memory is None else memory
+    results: dict[int, Result] = {}
+    seconds, digest = 0.0, None
+    if folder is not None:
+        data = (problem.train, problem.evaluate)
+        digest = checkpoints.fingerprint([], jax.tree.map(np.asarray, data))
+    programs: dict[tuple, Program] = {}
+    # Runs of one kind share a program; the seeds come one after the other, so that an
+    # interrupted grid has whole seeds rather than whole periods.
+    kinds = {}
+    for index, run in enumerate(runs):
+        kinds.setdefault(_kind(run), []).append(index)
+    groups = []
+    for kind, members in kinds.items():
+        members = sorted(members, key=lambda index: runs[index].seed)
+        program = programs.setdefault(kind.program, Program(problem, runs[members[0]]))
+        size = max(1, min(len(members), memory // max(1, program.memory)))
+        size = -(-len(members) // -(-len(members) // size))
+        if reporting():
+            each, steps = program.memory / 2**20, kind.eval_steps[-1]
+            total = len(members) * steps * program.operations
+            say(
+                f"{label}: {len(members)} runs of {steps} steps, {size} at a time "
+                f"(up to {each:.0f} MiB each, {memory / 2**20:.0f} MiB in all), "
+                f"{total:.1e} operations to train"
+            )
+        groups += [(kind, members[i : i + size]) for i in range(0, len(members), size)]
+    groups.sort(key=lambda group: min(runs[index].seed for index in group[1]))
+    for number, (kind, members) in enumerate(groups, start=1):
+        chosen = [runs[index] for index in members]
+        try:
+            outcome = programs[kind.program].run(
+                chosen, label=f"{label} {number}/{len(groups)}", folder=folder, data_digest=digest
+            )
+        except OutOfTime:
+            continue
+        seconds += outcome.seconds
+        diverged = np.asarray(outcome.state.diverged_at)
+        for place, index in enumerate(members):
+            history = {n: v if n == "step" else v[place] for n, v in outcome.history.items()}
+            results[index] = Result(runs[index], history, int(diverged[place]))
+    return [results.get(index) for index in range(len(runs))], seconds
+
+
+def grid(
+    problem: Problem,
+    axes: Mapping[str, Sequence],
+    make: Callable[..., Run],
+    *,
+    label: str = "",
+    folder: Path | None = None,
+    memory: int | None = None,
+) -> xr.Dataset:
+    """Every combination of the axes as one data set with these axes and "evaluation".
+
+    ``make(**{axis: value})`` -> Run; all of them with as many evaluations. Variables are the
+    histories, "step" among them, and "diverged_at" (-1 if not). Histories of diverged runs are NaN
+    from the step on. Attributes: `missing`, the number of runs that are not finished (NaN), and
+    `seconds`. Raises OutOfTime if the deadline left none finished, else as `run_all`.
+    """
+    runs = [make(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+    lengths = {len(run.eval_steps) for run in runs}
+    if len(lengths) > 1:
+        raise ValueError(f"runs of one grid need as many evaluations each, got {sorted(lengths)}")
+    results, seconds = run_all(problem, runs, label=label, folder=folder, memory=memory)
+    return tabulate(axes, runs, results, label=label).assign_attrs(seconds=seconds)
+
+
+def tabulate(
+    axes: Mapping[str, Sequence],
+    runs: Sequence[Run],
+    results: Sequence[Result | None],
+    *,
+    label: str = "",
+) -> xr.Dataset:
+    """Results in the order of the axes' combinations as the data set that `grid` describes.
+
+    Raises OutOfTime if none is finished.
+    """
+    sizes = [len(values) for values in axes.values()]
+    finished = [result for result in results if result is not None]
+    if not finished:
+        raise OutOfTime(f"{label}: the deadline came before a run was finished")
+    variables = {}
+    for name, example in finished[0].history.items():
+        empty = np.full(example.shape, np.nan)
+        values = np.stack([empty if r is None else _masked(r, name) for r in results])
+        extra = [f"{name}_{i}" for i in range(example.ndim - 1)]
+        dims = (*axes, *extra, "evaluation")
+        variables[name] = (dims, values.reshape(*sizes, *example.shape))
+    variables["step"] = (
+        (*axes, "evaluation"),
+        np.reshape([run.eval_steps for run in runs], (*sizes, -1)),
+    )
+    diverged = [np.nan if r is None else r.diverged_at for r in results]
+    variables["diverged_at"] = (tuple(axes), np.reshape(diverged, sizes))
+    coordinates = {name: np.asarray(values) for name, values in axes.items()}
+    return xr.Dataset(variables, coordinates, {"missing": len(runs) - len(finished)})
+
+
+def _masked(result: Result, name: str) -> np.ndarray:
+    values = np.asarray(result.history[name], dtype=float)
+    if result.diverged_at < 0 or name == "step":
+        return values
+    return np.where(result.history["step"] > result.diverged_at, np.nan, values)
+
+
+class _Kind(NamedTuple):
+    """What must agree for runs to share a program, and a loop."""
+
+    program: tuple
+    eval_steps: tuple[int, ...]
+
+
+def _kind(run: Run) -> _Kind:
+    penalized = run.penalty > 0
+    program = (is_plain(run), run.until_solved, penalized, run.optimizer, run.examples)
+    return _Kind(program, run.eval_steps)
+
+
+def _memory() -> int:
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return CPU_MEMORY
+    return int(GPU_SHARE * device.memory_stats()["bytes_limit"])
+
+
+def reporting() -> bool:
+    return bool(os.environ.get(PROGRESS))
+
+
+def say(line: str) -> None:
+    if reporting():
+        print(line, file=sys.stderr, flush=True)
+
+
+def check(problem: Problem, run: Run) -> None:
+    try:
+        positive_integer("period", run.period, infinity=True)
+        positive("step_size", run.step_size)
+        non_negative("penalty", run.penalty)
+        one_of("optimizer", run.optimizer, OPTIMIZERS)
+        steps = np.asarray(run.eval_steps)
+        if (
+            steps.size == 0
+            or steps[0] < 0
+            or np.any(np.diff(steps) <= 0)
+            or steps.dtype.kind != "i"
+        ):
+            raise ValueError("eval_steps must be whole, increasing and not negative")
+        size = len(problem.train[1]) if run.examples is None else run.examples
+        if not 0 < size <= len(problem.train[1]):
+            raise ValueError(f"{size} examples asked of the {len(problem.train[1])} there are")
+        if run.examples is not None and problem.subset is None:
+            raise ValueError("a run on fewer examples needs the problem's subset")
+        if problem.batch_size is not None and problem.batch_size > size:
+            raise ValueError(f"batch_size {problem.batch_size} exceeds its {size} examples")
+        if run.until_solved and problem.solved is None:
+            raise ValueError("until_solved needs the problem's rule `solved`")
+    except ValueError as error:
+        raise ValueError(f"{error} (in {run._replace(eval_steps=run.eval_steps[-1:])})") from None

@@ -1,0 +1,570 @@
+"""Gauss-Newton against certified and published answers, optimistix and dense linear algebra."""
+
+import math
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from iterlin import (
+    every,
+    gauss_newton,
+    iterative_linearization,
+    jacobian,
+    losses,
+    train,
+    truncated_gauss_newton,
+)
+from iterlin.gauss_newton import Status
+from problems import affine, affine_problem, bare, dense, flat, network, with_singular_values
+
+# NIST Statistical Reference Datasets, nonlinear regression: data, second start, certified values.
+
+MISRA1A = (
+    [
+        77.6,
+        114.9,
+        141.1,
+        190.8,
+        239.9,
+        289.0,
+        332.8,
+        378.4,
+        434.8,
+        477.3,
+        536.8,
+        593.1,
+        689.1,
+        760.0,
+    ],
+    [
+        10.07,
+        14.73,
+        17.94,
+        23.93,
+        29.61,
+        35.18,
+        40.02,
+        44.82,
+        50.76,
+        55.05,
+        61.01,
+        66.40,
+        75.47,
+        81.78,
+    ],
+)
+DANWOOD = (
+    [1.309, 1.471, 1.490, 1.565, 1.611, 1.680],
+    [2.138, 3.421, 3.597, 4.340, 4.882, 5.660],
+)
+THURBER = (
+    [-3.067, -2.981, -2.921, -2.912, -2.840, -2.797, -2.702, -2.699, -2.633, -2.481, -2.363, -2.322,
+     -1.501, -1.460, -1.274, -1.212, -1.100, -1.046, -0.915, -0.714, -0.566, -0.545, -0.400, -0.309,
+     -0.109, -0.103, 0.010, 0.119, 0.377, 0.790, 0.963, 1.006, 1.115, 1.572, 1.841, 2.047, 2.200],
+    [80.574, 84.248, 87.264, 87.195, 89.076, 89.608, 89.868, 90.101, 92.405, 95.854, 100.696,
+     101.060, 401.672, 390.724, 567.534, 635.316, 733.054, 759.087, 894.206, 990.785, 1090.109,
+     1080.914, 1122.643, 1178.351, 1260.531, 1273.514, 1288.339, 1327.543, 1353.863, 1414.509,
+     1425.208, 1421.384, 1442.962, 1464.350, 1468.705, 1447.894, 1457.628],
+)  # fmt: skip
+KOWALIK_OSBORNE = (
+    [4.0, 2.0, 1.0, 0.5, 0.25, 0.167, 0.125, 0.1, 0.0833, 0.0714, 0.0625],
+    [0.1957, 0.1947, 0.1735, 0.16, 0.0844, 0.0627, 0.0456, 0.0342, 0.0323, 0.0235, 0.0246],
+)
+BARD = [0.14, 0.18, 0.22, 0.25, 0.29, 0.32, 0.35, 0.39, 0.37, 0.58, 0.73, 0.96, 1.34, 2.10, 4.39]
+
+
+def misra1a(b, x):
+    return b[0] * (1 - jnp.exp(-b[1] * x))
+
+
+def danwood(b, x):
+    return b[0] * x ** b[1]
+
+
+def thurber(b, x):
+    top = b[0] + b[1] * x + b[2] * x**2 + b[3] * x**3
+    return top / (1 + b[4] * x + b[5] * x**2 + b[6] * x**3)
+
+
+def kowalik_osborne(b, x):
+    return b[0] * (x**2 + b[1] * x) / (x**2 + b[2] * x + b[3])
+
+
+def bard(b, x):
+    return b[0] + x / (b[1] * (16 - x) + b[2] * jnp.minimum(x, 16 - x))
+
+
+def regression(model, data, start):
+    x, y = (jnp.asarray(column)[:, None] for column in data)
+    return model, jnp.asarray(start), x, y, True
+
+
+def equations(residuals, start):
+    """Residuals that are one function of the parameters, not of examples: f ignores x."""
+
+    def f(params, x):
+        return jnp.stack(residuals(params))[:, None]
+
+    y = jnp.zeros((len(residuals(jnp.asarray(start))), 1))
+    return f, jnp.asarray(start), jnp.zeros_like(y), y, False
+
+
+def rosenbrock(p):
+    return [10 * (p[1] - p[0] ** 2), 1 - p[0]]
+
+
+def powell_singular(p):
+    return [
+        p[0] + 10 * p[1],
+        math.sqrt(5) * (p[2] - p[3]),
+        (p[1] - 2 * p[2]) ** 2,
+        math.sqrt(10) * (p[0] - p[3]) ** 2,
+    ]
+
+
+def freudenstein_roth(p):
+    return [
+        -13 + p[0] + ((5 - p[1]) * p[1] - 2) * p[1],
+        -29 + p[0] + ((p[1] + 1) * p[1] - 14) * p[1],
+    ]
+
+
+def beale(p):
+    return [c - p[0] * (1 - p[1] ** (i + 1)) for i, c in enumerate([1.5, 2.25, 2.625])]
+
+
+# name: (problem, sum of squared residuals, parameters)
+PUBLISHED = {
+    "NIST Misra1a": (
+        regression(misra1a, MISRA1A, [250.0, 0.0005]),
+        1.2455138894e-01,
+        [2.3894212918e02, 5.5015643181e-04],
+    ),
+    "NIST DanWood": (
+        regression(danwood, DANWOOD, [0.7, 4.0]),
+        4.3173084083e-03,
+        [7.6886226176e-01, 3.8604055871e00],
+    ),
+    "NIST Thurber": (
+        regression(thurber, THURBER, [1300.0, 1500.0, 500.0, 75.0, 1.0, 0.4, 0.05]),
+        5.6427082397e03,
+        [1288.1397, 1491.07925, 583.238369, 75.4166443, 0.966295029, 0.397972858, 0.0497272973],
+    ),
+    "Kowalik-Osborne": (
+        regression(kowalik_osborne, KOWALIK_OSBORNE, [0.19, 0.19, 0.12, 0.13]),
+        3.075056e-4,
+        [0.192807, 0.191282, 0.123057, 0.136062],
+    ),
+    "Bard": (
+        regression(bard, (np.arange(1.0, 16), BARD), [1.0, 1.0, 1.0]),
+        8.214877e-3,
+        [0.08241056, 1.133036, 2.343695],
+    ),
+    "Rosenbrock": (equations(rosenbrock, [-1.2, 1.0]), 0, [1.0, 1.0]),
+    "Beale": (equations(beale, [2.5, 0.3]), 0, [3.0, 0.5]),
+    "Freudenstein-Roth, global": (equations(freudenstein_roth, [6.0, 3.0]), 0, [5.0, 4.0]),
+}
+every_published = pytest.mark.parametrize("name", PUBLISHED)
+
+
+def check(solution, sum_of_squares, parameters):
+    assert int(solution.status) == Status.CONVERGED
+    loss = float(solution.history["loss"][solution.num_steps])
+    if sum_of_squares:
+        assert loss == pytest.approx(sum_of_squares / 2, rel=1e-6)
+    else:
+        assert loss < 1e-20
+    np.testing.assert_allclose(solution.params, parameters, rtol=1e-5)
+
+
+@every_published
+@pytest.mark.parametrize("solver", ["svd", "cholesky"])
+def test_gauss_newton_finds_published_minima(name, solver):
+    (f, start, x, y, independent), *known = PUBLISHED[name]
+    solution = gauss_newton(
+        f,
+        start,
+        x,
+        y,
+        solver=solver,
+        damping=1e-6 if solver == "cholesky" else 0.0,
+        max_steps=100,
+        tolerance=1e-12,
+        target_loss=1e-21,
+        independent=independent,
+    )
+    check(solution, *known)
+
+
+@every_published
+def test_truncated_gauss_newton_finds_published_minima(name):
+    (f, start, x, y, _), *known = PUBLISHED[name]
+    solution = truncated_gauss_newton(
+        f, start, x, y, beta=1e-6, max_steps=100, tolerance=1e-12, target_loss=1e-21
+    )
+    check(solution, *known)
+
+
+def test_damping_reaches_a_known_local_minimum():
+    """Freudenstein & Roth from (0.5, -2): the local minimum 48.9842 at (11.4128, -0.896805)."""
+    f, start, x, y, independent = equations(freudenstein_roth, [0.5, -2.0])
+    solution = gauss_newton(
+        f, start, x, y, damping=1.0, max_steps=200, tolerance=1e-13, independent=independent
+    )
+    check(solution, 48.98425, [11.4128, -0.896805])
+
+
+def test_singular_minimum_is_reached_linearly():
+    """Powell's singular function: J loses rank at 0, where full steps halve the error only."""
+    f, start, x, y, independent = equations(powell_singular, [3.0, -1.0, 0.0, 1.0])
+    solution = gauss_newton(
+        f, start, x, y, max_steps=60, tolerance=0.0, target_loss=1e-25, independent=independent
+    )
+    assert int(solution.status) == Status.CONVERGED
+    np.testing.assert_allclose(solution.params, np.zeros(4), atol=1e-6)
+    losses = np.asarray(solution.history["loss"])[1 : int(solution.num_steps)]
+    np.testing.assert_allclose(losses[1:] / losses[:-1], 1 / 16, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["NIST Misra1a", "Bard"])
+@pytest.mark.parametrize("oracle", ["GaussNewton", "LevenbergMarquardt"])
+def test_gauss_newton_agrees_with_optimistix(name, oracle):
+    import optimistix  # takes seconds: not for the tests of mutants
+
+    solver = getattr(optimistix, oracle)(rtol=1e-12, atol=1e-12)
+    f, start, x, y, _ = PUBLISHED[name][0]
+    with jax.numpy_rank_promotion("allow"):
+        expected = optimistix.least_squares(
+            lambda p, _: (f(p, x) - y).ravel(), solver, start, max_steps=500
+        )
+    solution = gauss_newton(f, start, x, y, max_steps=100, tolerance=1e-14)
+    np.testing.assert_allclose(solution.params, expected.value, rtol=1e-6)
+
+
+# One step, and what a run records.
+
+
+@pytest.mark.parametrize("solver", ["svd", "cholesky"])
+@pytest.mark.parametrize("widths", [(3, 5, 2), (1, 1)], ids=["wide", "tall"])
+def test_one_step_is_penalised_least_squares(solver, widths):
+    f, params, x, y = network(widths, examples=5)
+    matrix, residual = dense(f, params, x), np.ravel(y - f(params, x))
+    damping = 0.03
+    augmented = np.vstack([matrix, math.sqrt(damping) * np.eye(matrix.shape[1])])
+    target = np.concatenate([residual, np.zeros(matrix.shape[1])])
+    step = np.linalg.lstsq(augmented, target, rcond=None)[0]
+    solution = gauss_newton(
+        f, params, x, y, damping=damping, solver=solver, max_steps=1, tolerance=0.0
+    )
+    np.testing.assert_allclose(flat(solution.params), flat(params) + step, atol=1e-10)
+    assert float(solution.history["step_norm"][0]) == pytest.approx(np.linalg.norm(step), rel=1e-8)
+
+
+@pytest.mark.parametrize("case", ["wide", "square", "tall", "deficient wide", "deficient tall"])
+def test_affine_problem_is_solved_in_one_minimum_norm_step(case):
+    params, x, y = affine_problem(case)
+    matrix, residual = np.asarray(x).reshape(-1, params.size), np.ravel(y - affine(params, x))
+    expected = params + np.linalg.pinv(matrix, rcond=1e-12) @ residual
+    exact = gauss_newton(affine, params, x, y, max_steps=1, tolerance=0.0)
+    np.testing.assert_allclose(exact.params, expected, atol=1e-12)
+    truncated = truncated_gauss_newton(affine, params, x, y, beta=1e-13, max_steps=1, tolerance=0.0)
+    np.testing.assert_allclose(truncated.params, expected, atol=1e-10)
+
+
+def test_ill_conditioned_step_is_not_squared():
+    """cond J = 1e7: on J itself the step is right to 1e-8; on J^T J it would be lost."""
+    x = with_singular_values([1, 1e-3, 1e-7], 3, 1, 3)
+    truth = jnp.asarray([1.0, -2.0, 3.0])
+    solution = gauss_newton(affine, jnp.zeros(3), x, affine(truth, x), max_steps=1, tolerance=0.0)
+    np.testing.assert_allclose(solution.params, truth, rtol=1e-7)
+
+
+def histories():
+    f, params, x, y = network((2, 2, 1), examples=12)
+    run = {"max_steps": 50, "tolerance": 1e-3}
+    return (
+        f,
+        x,
+        y,
+        {
+            "svd": gauss_newton(f, params, x, y, damping=1.0, **run),
+            "cholesky": gauss_newton(f, params, x, y, damping=1.0, solver="cholesky", **run),
+            "truncated": truncated_gauss_newton(f, params, x, y, beta=0.3, **run),
+        },
+    )
+
+
+def test_histories_belong_to_their_iterates():
+    f, x, y, solutions = histories()
+    for name, solution in solutions.items():
+        steps, history = int(solution.num_steps), solution.history
+        assert 1 < steps < 50, name
+        loss = np.asarray(history["loss"])
+        assert np.all(np.isfinite(loss[: steps + 1]))
+        assert np.all(np.isnan(loss[steps + 1 :]))
+        for key in history.keys() - {"loss"}:
+            assert history[key].shape == (51,)
+            assert np.all(np.isfinite(history[key][:steps])), (name, key)
+            assert np.all(np.isnan(history[key][steps:])), (name, key)
+        final = 0.5 * np.sum((np.asarray(f(solution.params, x)) - np.asarray(y)) ** 2)
+        assert loss[steps] == pytest.approx(final, rel=1e-12, abs=1e-25)
+        changes = np.abs(np.diff(loss[: steps + 1]))
+        assert int(solution.status) == Status.CONVERGED
+        assert changes[-1] <= 1e-3 * loss[steps - 1]
+        assert np.all(changes[:-1] > 1e-3 * loss[: steps - 1])
+
+
+@pytest.mark.parametrize("beta", [0.7, 1e-3])
+def test_certificate_is_kept_at_every_step_and_is_the_dense_one(beta):
+    """||J^T (z + J s)|| / ||J^T z|| of the step that was really taken, from dense arrays."""
+    f, params, x, y = network((2, 4, 1), examples=5)
+    runs = [
+        truncated_gauss_newton(f, params, x, y, beta=beta, max_steps=t, tolerance=0.0)
+        for t in (1, 2, 3)
+    ]
+    iterates = [params, *(run.params for run in runs)]
+    whole = runs[-1]
+    certificates = np.asarray(whole.history["certificate"])[:3]
+    assert np.all(certificates <= beta * (1 + 1e-9))
+    for t, (before, after) in enumerate(pairwise(iterates)):
+        matrix, z = dense(f, before, x), np.ravel(f(before, x) - y)
+        step = flat(after) - flat(before)
+        measured = np.linalg.norm(matrix.T @ (z + matrix @ step)) / np.linalg.norm(matrix.T @ z)
+        assert certificates[t] == pytest.approx(measured, rel=1e-6, abs=1e-12)
+        gradient = np.linalg.norm(matrix.T @ z)
+        assert float(whole.history["gradient_norm"][t]) == pytest.approx(gradient, rel=1e-9)
+        # CGLS started at 0 never leaves the range of J^T.
+        inside = matrix.T @ np.linalg.lstsq(matrix.T, step, rcond=None)[0]
+        np.testing.assert_allclose(inside, step, atol=1e-12)
+
+
+def test_certificate_tells_when_the_inner_steps_ran_out():
+    x = with_singular_values(np.geomspace(1, 1e-3, 6), 6, 1, 8)
+    y = jnp.ones((6, 1))
+    solution = truncated_gauss_newton(
+        affine, jnp.zeros(8), x, y, beta=1e-6, max_steps=1, tolerance=0.0, max_inner_steps=2
+    )
+    assert float(solution.history["inner_steps"][0]) == 2
+    assert float(solution.history["certificate"][0]) > 1e-6
+
+
+@pytest.mark.parametrize("period", [1, 400])
+def test_iterative_linearization_is_its_explicit_steps(period):
+    f, params, x, y = network()
+    whole = iterative_linearization(
+        f, params, x, y, step_size=0.05, period=period, max_steps=2, tolerance=0.0
+    )
+    state, _ = train(
+        f,
+        params,
+        (x, y),
+        loss=losses.squared_error,
+        optimizer=optax.sgd(0.05),
+        schedule=every(period),
+        num_steps=2 * period,
+    )
+    np.testing.assert_allclose(flat(whole.params), flat(state.params), atol=1e-9)
+    # The certificate: how much of J^T z one period leaves, of the linearisation it trains.
+    matrix, z = dense(f, params, x), np.ravel(f(params, x) - y)
+    left = z
+    for _ in range(period):
+        left = left - 0.05 * matrix @ (matrix.T @ left)
+    measured = np.linalg.norm(matrix.T @ left) / np.linalg.norm(matrix.T @ z)
+    assert float(whole.history["certificate"][0]) == pytest.approx(measured, rel=1e-6)
+
+
+def test_iterative_linearization_with_an_infinite_period_is_gauss_newton():
+    f, params, x, y = network((2, 2, 1), examples=12)
+    run = {"max_steps": 3, "tolerance": 0.0}
+    endless = iterative_linearization(f, params, x, y, step_size=0.1, period=math.inf, **run)
+    exact = gauss_newton(f, params, x, y, **run)
+    np.testing.assert_array_equal(flat(endless.params), flat(exact.params))
+
+
+# How runs end.
+
+
+def logarithm(params, x):
+    return jnp.log(params)[None, :] + 0 * x
+
+
+def test_a_run_that_leaves_the_domain_has_diverged_and_keeps_its_last_finite_iterate():
+    """Newton's method on log steps from beyond e to below 0, and from below e to the root."""
+    run = {"max_steps": 20, "tolerance": 0.0, "target_loss": 1e-20}
+    x, y = jnp.zeros((1, 1)), jnp.zeros((1, 1))
+    for solve in (gauss_newton, lambda *a, **k: truncated_gauss_newton(*a, beta=0.1, **k)):
+        beyond = solve(logarithm, jnp.asarray([3.0]), x, y, **run)
+        assert int(beyond.status) == Status.DIVERGED
+        assert int(beyond.num_steps) == 1
+        np.testing.assert_array_equal(beyond.params, [3.0])
+        below = solve(logarithm, jnp.asarray([2.5]), x, y, **run)
+        assert int(below.status) == Status.CONVERGED
+        np.testing.assert_allclose(below.params, [1.0], rtol=1e-9)
+
+
+def test_a_start_that_is_not_finite_has_diverged():
+    x, y = jnp.zeros((1, 1)), jnp.zeros((1, 1))
+    solution = gauss_newton(logarithm, jnp.asarray([jnp.nan]), x, y, max_steps=3, tolerance=0.0)
+    assert int(solution.status) == Status.DIVERGED
+    assert int(solution.num_steps) == 0
+
+
+def test_steps_can_run_out():
+    f, start, x, y, _ = PUBLISHED["NIST Misra1a"][0]
+    solution = gauss_newton(f, start, x, y, max_steps=2, tolerance=1e-12)
+    assert int(solution.status) == Status.MAX_STEPS
+    assert int(solution.num_steps) == 2
+
+
+def test_a_start_at_the_target_takes_no_step():
+    params, x, _ = affine_problem("wide")
+    solution = gauss_newton(
+        affine, params, x, affine(params, x), max_steps=5, tolerance=0.0, target_loss=1e-20
+    )
+    assert int(solution.status) == Status.CONVERGED
+    assert int(solution.num_steps) == 0
+    np.testing.assert_array_equal(solution.params, params)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_runs_keep_their_precision(dtype):
+    f, params, x, y = jax.tree_util.tree_map(
+        lambda leaf: leaf.astype(dtype) if isinstance(leaf, jax.Array) else leaf, network()
+    )
+    for solution in (
+        gauss_newton(f, params, x, y, damping=0.1, max_steps=2, tolerance=0.0),
+        truncated_gauss_newton(f, params, x, y, beta=0.5, max_steps=2, tolerance=0.0),
+    ):
+        assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(solution.params))
+        assert np.all(np.isfinite(np.asarray(solution.history["loss"])))
+
+
+def test_runs_can_be_vmapped_over_starts_and_dampings():
+    f, _, x, y = network()
+    params = [network(seed=seed)[1] for seed in range(2)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+
+    def run(params, damping):
+        return gauss_newton(f, params, x, y, damping=damping, max_steps=5, tolerance=1e-2)
+
+    many = jax.jit(jax.vmap(run))(stacked, jnp.asarray([0.1, 10.0]))
+    for index, damping in enumerate([0.1, 10.0]):
+        one = run(params[index], damping)
+        assert int(many.num_steps[index]) == int(one.num_steps)
+        assert int(many.status[index]) == int(one.status)
+        chosen = jax.tree.map(lambda leaf, index=index: leaf[index], many.params)
+        np.testing.assert_allclose(flat(chosen), flat(one.params), atol=1e-10)
+
+
+# Bad input.
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return affine, *affine_problem("wide")
+
+
+@pytest.mark.parametrize("damping", [-1.0, math.nan, math.inf, "1", True])
+def test_bad_damping_is_refused(problem, damping):
+    with pytest.raises(ValueError, match=r"damping must be .*non-negative.*got"):
+        gauss_newton(*problem, damping=damping, max_steps=1, tolerance=0.0)
+
+
+def test_cholesky_needs_damping(problem):
+    with pytest.raises(ValueError, match=r"damping of the cholesky solver must be .*positive"):
+        gauss_newton(*problem, solver="cholesky", max_steps=1, tolerance=0.0)
+
+
+def test_unknown_solver_is_refused(problem):
+    with pytest.raises(ValueError, match="unknown solver 'lu'; allowed: cholesky, svd"):
+        gauss_newton(*problem, solver="lu", max_steps=1, tolerance=0.0)
+
+
+@pytest.mark.parametrize("max_steps", [0, -1, 2.5, True, "3"])
+def test_bad_number_of_steps_is_refused(problem, max_steps):
+    with pytest.raises(ValueError, match="max_steps must be a positive integer, got"):
+        bare(gauss_newton)(*problem, max_steps=max_steps, tolerance=0.0)
+
+
+@pytest.mark.parametrize("tolerance", [-1e-3, math.nan, math.inf])
+def test_bad_tolerance_is_refused(problem, tolerance):
+    with pytest.raises(ValueError, match=r"tolerance must be .*non-negative, got"):
+        gauss_newton(*problem, max_steps=1, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, -0.1, 2.0, math.nan])
+def test_bad_beta_is_refused(problem, beta):
+    with pytest.raises(ValueError, match=r"beta must .*got"):
+        truncated_gauss_newton(*problem, beta=beta, max_steps=1, tolerance=0.0)
+
+
+def test_targets_of_another_shape_are_refused(problem):
+    f, params, x, y = problem
+    for run in (gauss_newton, lambda *a, **k: truncated_gauss_newton(*a, beta=0.5, **k)):
+        with pytest.raises(ValueError, match=r"targets have shape \(6,\).*outputs.*\(3, 2\)"):
+            run(f, params, x, y.ravel(), max_steps=1, tolerance=0.0)
+
+
+@pytest.mark.parametrize("period", [0, -1, 2.5, True, "3"])
+def test_bad_period_is_refused(problem, period):
+    with pytest.raises(ValueError, match="period must be a positive integer or infinity, got"):
+        iterative_linearization(*problem, step_size=0.1, period=period, max_steps=1)
+
+
+@pytest.mark.parametrize("step_size", [0.0, -1.0, math.nan, math.inf])
+def test_bad_step_size_is_refused(problem, step_size):
+    with pytest.raises(ValueError, match="step_size must be finite and positive, got"):
+        iterative_linearization(*problem, step_size=step_size, period=1, max_steps=1)
+
+
+def test_coupled_examples_are_refused():
+    f, start, x, y, _ = equations(rosenbrock, [-1.2, 1.0])
+    with pytest.raises(ValueError, match="couples its examples"):
+        gauss_newton(f, start, x, y, max_steps=1, tolerance=0.0)
+    assert jacobian(f, start, x, independent=False).shape == (2, 2)
+
+
+def test_settling_above_the_start_is_divergence():
+    """Full steps on arctan from 2 run away until the loss is flat: no minimum is anywhere near."""
+    x, y = jnp.zeros((1, 1)), jnp.zeros((1, 1))
+    solution = gauss_newton(
+        lambda p, _: jnp.arctan(p)[None],
+        jnp.asarray([2.0]),
+        x,
+        y,
+        max_steps=50,
+        tolerance=1e-9,
+        independent=False,
+    )
+    assert abs(float(solution.params[0])) > 1e10
+    assert int(solution.status) == Status.DIVERGED
+
+
+def test_an_infinite_period_is_gauss_newton_with_a_certificate_of_zero():
+    f, start, x, y, _ = PUBLISHED["NIST Misra1a"][0]
+    run = {"max_steps": 30, "tolerance": 1e-12}
+    exact = gauss_newton(f, start, x, y, **run)
+    endless = iterative_linearization(f, start, x, y, step_size=1e-9, period=jnp.inf, **run)
+    np.testing.assert_allclose(endless.params, exact.params, rtol=1e-12)
+    steps = int(endless.num_steps)
+    np.testing.assert_array_equal(endless.history["certificate"][:steps], 0.0)
+
+    def coupled(p, x):
+        return p[None, :] * jnp.sum(x)
+
+    ones = jnp.ones((1, 2))
+    solution = iterative_linearization(
+        coupled, jnp.zeros(2), ones, ones, step_size=0.1, period=jnp.inf, independent=False, **run
+    )
+    np.testing.assert_allclose(solution.params, 0.5, rtol=1e-12)
+
+
+def test_the_cholesky_solver_keeps_float32():
+    params, x, y = jax.tree.map(lambda a: a.astype(jnp.float32), affine_problem("wide"))
+    solution = gauss_newton(
+        affine, params, x, y, damping=1.0, solver="cholesky", max_steps=3, tolerance=0.0
+    )
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(solution.params))

@@ -1,0 +1,286 @@
+"""Every engine against explicit steps, which are what it stands for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import problems
+import pytest
+from iterlin import losses, schedules, training
+from iterlin.exact import engines
+from iterlin.exact import run as exact_run
+from iterlin.exact.choice import ENGINES, estimate
+from iterlin.exact.integrate import Integrator, integrate
+from iterlin.exact.task import Task
+from iterlin.runtime import checkpoints
+from iterlin.runtime.chunks import OutOfTime
+from iterlin.schedules import Solved
+
+STEP_SIZE, LENGTH, PERIOD = 0.05, 60, 20
+EVAL_STEPS = [0, 3, 7, 20, 45, 60]
+CROSS_ENTROPY = losses.mean(losses.cross_entropy)
+SQUARED = losses.mean(losses.squared_error)
+
+
+def setting(loss=CROSS_ENTROPY, **changes):
+    f, params, x, y = problems.network((3, 6, 4), examples=12)
+    targets = jnp.argmax(y, 1) if loss is CROSS_ENTROPY else y
+    settings = {
+        "loss": loss,
+        "schedule": schedules.every(PERIOD),
+        "num_steps": LENGTH,
+        "evaluate": {"test": (x, targets)},
+        "eval_steps": EVAL_STEPS,
+        "progress": False,
+    }
+    return (f, params, (x, targets)), settings | changes
+
+
+def by_steps(problem, settings, step_size=STEP_SIZE):
+    return training.train(*problem, optimizer=optax.sgd(step_size), **settings)
+
+
+def assert_same(found, expected, tolerance):
+    (state, history), (other, reference) = found, expected
+    np.testing.assert_allclose(
+        problems.flat(state.params), problems.flat(other.params), atol=tolerance
+    )
+    for name, values in reference.items():
+        np.testing.assert_allclose(history[name], values, atol=tolerance, err_msg=name)
+    assert int(state.updates) == int(other.updates)
+    assert int(state.anchored_at) == int(other.anchored_at)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("engine", "loss"),
+    [
+        ("closed_form", SQUARED),
+        ("function_space", SQUARED),
+        ("function_space", CROSS_ENTROPY),
+        ("kept_steps", CROSS_ENTROPY),
+        ("steps", CROSS_ENTROPY),
+    ],
+)
+def test_exact_engines_are_the_steps_to_rounding(engine, loss, penalty):
+    problem, settings = setting(loss, penalty=penalty)
+    found = integrate(*problem, step_size=STEP_SIZE, engine=engine, **settings)
+    assert_same(found, by_steps(problem, settings), 1e-10)
+
+
+def test_flow_is_what_the_steps_tend_to():
+    distances = []
+    for shrink in (1, 10):
+        length = 60 * shrink
+        problem, settings = setting(
+            num_steps=length, schedule=schedules.every(length // 3), eval_steps=[length]
+        )
+        size = STEP_SIZE / shrink
+        settings |= {"step_size": size, "tolerance": 1e-8}
+        flow, _ = integrate(*problem, engine="flow", **settings)
+        del settings["step_size"], settings["tolerance"]
+        steps, _ = by_steps(problem, settings, size)
+        distances.append(np.max(np.abs(problems.flat(flow.params) - problems.flat(steps.params))))
+    # Of first order in the step size, with nothing left over.
+    assert distances[0] < 5e-3
+    assert distances[1] == pytest.approx(distances[0] / 10, rel=0.1)
+
+
+def test_flow_is_the_same_with_the_kernel():
+    problem, settings = setting(step_size=STEP_SIZE, tolerance=1e-8)
+    found = [
+        integrate(*problem, engine=engine, **settings) for engine in ("flow", "function_space_flow")
+    ]
+    assert_same(found[0], (found[1][0], {"test_loss": found[1][1]["test_loss"]}), 1e-9)
+
+
+def test_period_of_a_hundred_million_takes_thousands_of_products():
+    steps = 3 * 10**8
+    problem, settings = setting(
+        num_steps=steps, schedule=schedules.every(10**8), eval_steps=[0, 10**8, steps]
+    )
+    state, history = integrate(*problem, step_size=0.01, engine="flow", **settings)
+    assert int(state.updates) == 2
+    assert history["updates"].tolist() == [0, 0, 2]
+    assert history["evaluations"][-1] < 1e5
+    assert history["test_loss_proxy"][1] < 1e-2
+    assert np.all(history["stability"] < 0.1)
+
+
+def test_minimum_is_the_end_of_the_penalised_flow():
+    long = 10**6
+    problem, settings = setting(
+        penalty=0.05, num_steps=long, schedule=schedules.every(long // 2), eval_steps=[long // 2]
+    )
+    ends = [
+        integrate(*problem, step_size=0.01, engine=engine, tolerance=1e-7, **settings)
+        for engine in ("minimum", "flow")
+    ]
+    np.testing.assert_allclose(
+        problems.flat(ends[0][0].params), problems.flat(ends[1][0].params), atol=1e-4
+    )
+    assert int(ends[0][0].updates) == 1
+
+
+@pytest.mark.parametrize("engine", ["flow", "function_space"])
+def test_when_solved_ends_a_linearisation_early(engine):
+    problem, settings = setting(
+        schedule=schedules.when_solved(10**6), num_steps=600, eval_steps=[0, 600]
+    )
+    state, history = integrate(
+        *problem, step_size=0.05, engine=engine, solved=Solved(1, accuracy=0.6), **settings
+    )
+    assert int(state.updates) > 1
+    assert history["test_loss"][-1] < history["test_loss"][0]
+
+
+def test_solved_stops_where_the_steps_of_train_do():
+    rule = Solved(5, accuracy=0.6)
+    problem, settings = setting(
+        schedule=schedules.when_solved(10**6), num_steps=600, eval_steps=[0, 600], solved=rule
+    )
+    found = integrate(*problem, step_size=0.05, engine="function_space", **settings)
+    reference = by_steps(problem, settings, 0.05)
+    assert int(reference[0].updates) > 0
+    assert_same(found, reference, 1e-9)
+
+
+def test_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
+    (f, params, data), settings = setting(num_steps=2000, eval_steps=[0, 30, 500, 2000])
+    shared = {name: settings.pop(name) for name in ("loss", "evaluate")}
+    settings["schedule"] = schedules.every(700)
+    integrator = Integrator(f, data, step_size=0.01, engine="flow", **shared)
+    whole = integrator.run(params, **settings)
+    settings["checkpoint"] = tmp_path / "run.npz"
+    monkeypatch.setattr(exact_run, "CHECKPOINT", 0.0)
+    looks = iter([False, False, False, True])
+    monkeypatch.setattr(exact_run, "out_of_time", lambda: next(looks, False))
+    with pytest.raises(OutOfTime):
+        integrator.run(params, **settings)
+    again = integrator.run(params, **settings)
+    np.testing.assert_array_equal(problems.flat(again[0].params), problems.flat(whole[0].params))
+    for name in whole[1].keys() - {"seconds"}:
+        np.testing.assert_array_equal(again[1][name], whole[1][name])
+    assert np.all(np.diff(again[1]["seconds"]) > 0)
+    other = Integrator(f, data, step_size=0.02, engine="flow", **shared)
+    with pytest.raises(checkpoints.CheckpointError, match="other settings"):
+        other.run(params, **settings)
+    with pytest.raises(checkpoints.CheckpointError, match="other settings"):
+        integrator.run(params, **settings | {"schedule": schedules.every(701)})
+
+
+def test_runs_of_an_integrator_share_its_programs():
+    """Neither parameters nor periods nor lengths compile anything anew."""
+    (f, params, data), settings = setting()
+    integrator = Integrator(f, data, loss=settings["loss"], step_size=0.01, engine="flow")
+    for period, scale in ((20, 1.0), (30, 1.1)):
+        start = jax.tree.map(lambda leaf, scale=scale: scale * leaf, params)
+        integrator.run(start, schedule=schedules.every(period), num_steps=3 * period)
+    [engine] = integrator._engines.values()
+    assert [engine._go_on._cache_size(), engine._parameters._cache_size()] == [1, 1]
+    assert engine._start._cache_size() == 2  # the first linearisation, and one after another
+
+
+def test_times_beyond_what_single_precision_counts_are_arrived_at():
+    """In float32 the time of this many steps is nearest to that of a step less."""
+    far = 28_942_601
+    assert round(float(np.float32(far) * np.float32(0.01)) / 0.01) < far
+    (f, params, (x, y)), settings = setting(
+        schedule=schedules.never(), num_steps=far, eval_steps=[far]
+    )
+    params, x = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (params, x))
+    settings["evaluate"] = {"test": (x, y)}
+    state, _ = integrate(f, params, (x, y), step_size=0.01, engine="flow", **settings)
+    assert int(state.step) == far
+    assert problems.flat(state.params).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("engine", ["flow", "function_space"])
+def test_what_is_not_finite_ends_the_run_as_diverged(engine):
+    """The second linearisation is of a network whose outputs overflow."""
+    (f, params, data), settings = setting(num_steps=60, eval_steps=[0, 20, 40, 60])
+
+    def overflowing(p, x):
+        pairs = zip(jax.tree.leaves(p), jax.tree.leaves(params), strict=True)
+        moved = jnp.stack([jnp.any(a != b) for a, b in pairs])
+        return f(p, x) + jnp.where(jnp.any(moved), jnp.inf, 0.0)
+
+    state, _ = integrate(overflowing, params, data, step_size=STEP_SIZE, engine=engine, **settings)
+    assert int(state.diverged_at) == 40
+    assert int(state.step) == 60
+    assert np.isfinite(problems.flat(state.params)).all()
+
+
+def moved_far(step, state):
+    """A schedule that looks where training has led."""
+    distance = optax.tree.norm(jax.tree.map(jnp.subtract, state.params, state.anchor))
+    return distance > 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engine": "magic"}, "engine"),
+        ({"engine": "closed_form"}, "squared error"),
+        ({"engine": "minimum"}, "positive penalty"),
+        ({"engine": "function_space", "memory_limit": 100}, "memory_limit"),
+        ({"step_size": 0.0}, "step_size"),
+        ({"tolerance": 2.0}, "tolerance"),
+        ({"num_steps": 2**31}, "num_steps"),
+        ({"schedule": moved_far}, "looks at the parameters"),
+    ],
+)
+def test_refuses_bad_input_by_name(changes, message):
+    problem, settings = setting()
+    if "num_steps" in changes:
+        settings["eval_steps"] = [0]
+    arguments = {"step_size": STEP_SIZE, "engine": "flow"} | settings | changes
+    with pytest.raises(ValueError, match=message):
+        integrate(*problem, **arguments)
+
+
+def test_auto_takes_what_it_estimates_to_be_cheapest(capsys):
+    long = 10**7
+    problem, settings = setting(
+        num_steps=long, schedule=schedules.every(long // 2), eval_steps=[long], progress=None
+    )
+    _, history = integrate(*problem, step_size=0.01, **settings)
+    said = capsys.readouterr().err
+    assert "integrate: " in said
+    assert "estimated operations: steps" in said
+    assert history["evaluations"][-1] < 1e5
+    problem, settings = setting(SQUARED, num_steps=long, eval_steps=[long])
+    settings["schedule"] = schedules.every(long // 2)
+    _, history = integrate(*problem, step_size=0.01, **settings)
+    assert history["evaluations"][-1] == 2  # two decompositions
+
+
+def test_an_estimate_leaves_out_a_kernel_that_cannot_be_built():
+    """The kernel fits, but what it is built from does not: the other engines are still there."""
+    (f, params, (x, y)), settings = setting()
+    few = (x[:1], y[:1])
+    task = Task(f, few, settings["loss"], 1e-3, 0.0, 1e-3, 2**30, None)
+    found = estimate(task, params, period=10, num_steps=100)
+    kernel = 8 * f(params, few[0]).size ** 2
+    tight = estimate(task._replace(memory_limit=kernel), params, period=10, num_steps=100)
+    assert {"function_space", "function_space_flow"} <= set(found)
+    assert set(tight) == set(found) - {"function_space", "function_space_flow"}
+
+
+def test_the_kernel_of_the_last_anchor_makes_room_before_the_next(monkeypatch):
+    x, y = jnp.eye(3), jnp.array([0, 1, 1])
+    loss = losses.mean(losses.cross_entropy)
+    task = Task(lambda p, x: x @ p, (x, y), loss, 0.1, 0.0, 1e-3, 2**20, None)
+    engine = ENGINES["function_space"](task)
+    kernel_of, held = engines.linear_model.kernel_of, []
+
+    def noted(*arguments, **settings):
+        held.append(engine._kernel[1])
+        return kernel_of(*arguments, **settings)
+
+    monkeypatch.setattr(engines.linear_model, "kernel_of", noted)
+    for scale in (0.0, 1.0):
+        engine.begin(scale * jnp.ones((3, 2)))
+    assert len(held) == 2
+    assert all(not isinstance(kernel, jax.Array) for kernel in held)
+    assert isinstance(engine._kernel[1], jax.Array)

@@ -1,0 +1,102 @@
+"""The multilayer perceptron against matrix arithmetic, its initialisation and its refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from iterlin.networks.mlp import create, mlp, parameter_count
+from problems import bare
+
+ACTIVATIONS = {"relu": lambda h: np.maximum(h, 0), "tanh": np.tanh, "identity": lambda h: h}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("parameterization", ["standard", "ntk"])
+@pytest.mark.parametrize("output_bias", [True, False])
+def test_apply_is_the_formula(activation, parameterization, output_bias):
+    model = mlp(
+        (3, 5, 4, 2),
+        activation=activation,
+        parameterization=parameterization,
+        bias_scale=0.5,
+        output_bias=output_bias,
+    )
+    params = model.init(jax.random.key(0))
+    x = np.random.default_rng(0).normal(size=(6, 3))
+    h = x
+    for index, layer in enumerate(params):
+        weight = np.asarray(layer["weight"])
+        scale = np.sqrt(len(weight)) if parameterization == "ntk" else 1
+        h = (h if index == 0 else ACTIVATIONS[activation](h)) @ weight / scale
+        h = h + np.asarray(layer.get("bias", 0))
+    assert ("bias" in params[-1]) == output_bias
+    np.testing.assert_allclose(model.apply(params, jnp.asarray(x)), h, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("settings", "first", "second"),
+    [
+        ({}, 1 / np.sqrt(400), 1 / np.sqrt(300)),
+        ({"parameterization": "ntk"}, 1, 1),
+        ({"weight_scale": 0.1}, 0.1, 0.1),
+    ],
+)
+def test_scale_of_the_weights(settings, first, second):
+    params = mlp((400, 300, 200), bias_scale=0.3, **settings).init(jax.random.key(1))
+    for layer, scale in zip(params, (first, second), strict=True):
+        weight = np.asarray(layer["weight"])
+        assert weight.std() == pytest.approx(scale, rel=0.02)
+        assert abs(weight.mean()) < 5 * scale / np.sqrt(weight.size)
+    assert np.asarray(params[0]["bias"]).std() == pytest.approx(0.3, rel=0.2)
+
+
+def test_both_parameterizations_are_one_function_at_initialisation():
+    key, x = jax.random.key(2), jax.random.normal(jax.random.key(3), (4, 3))
+    standard, ntk = (mlp((3, 8, 1), parameterization=p) for p in ("standard", "ntk"))
+    np.testing.assert_allclose(
+        standard.apply(standard.init(key), x), ntk.apply(ntk.init(key), x), atol=1e-12
+    )
+
+
+def test_initialisation_depends_on_the_key_alone():
+    model = create("mlp", (3, 4, 1))
+    first, again, other = (model.init(jax.random.key(seed)) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first[0]["weight"], again[0]["weight"])
+    assert np.any(first[0]["weight"] != other[0]["weight"])
+    assert np.any(first[0]["weight"][:3, :1] != first[1]["weight"][:3])
+    assert parameter_count(first) == 3 * 4 + 4 + 4 + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        (
+            ((3, 1),),
+            {"activation": "gelu"},
+            "unknown activation 'gelu'; allowed: identity, relu, tanh",
+        ),
+        (
+            ((3, 1),),
+            {"parameterization": "mup"},
+            "unknown parameterization 'mup'; allowed: ntk, standard",
+        ),
+        (((3, 0, 1),), {}, "width must be a positive integer, got 0"),
+        (((3, 2.5, 1),), {}, "width must be a positive integer, got 2.5"),
+        (((3,),), {}, r"widths must hold at least inputs and outputs, got \(3,\)"),
+        (((3, 1),), {"bias_scale": -1.0}, "bias_scale must be finite and non-negative, got -1.0"),
+        (((3, 1),), {"weight_scale": float("nan")}, "weight_scale must be finite and non-negative"),
+        (
+            ((3, 1),),
+            {"weight_scale": 1.0, "parameterization": "ntk"},
+            "weight_scale has no meaning",
+        ),
+    ],
+)
+def test_bad_settings_are_refused(arguments, settings, message):
+    with pytest.raises(ValueError, match=message):
+        bare(mlp)(*arguments, **settings)
+
+
+def test_unknown_model_is_refused():
+    with pytest.raises(ValueError, match="unknown model 'resnet'; allowed: mlp"):
+        create("resnet", (3, 1))

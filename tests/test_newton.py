@@ -1,0 +1,86 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+from iterlin import gradient_flow, losses
+from iterlin.exact import linear_model
+from iterlin.exact.flow import Objective
+from iterlin.exact.newton import minimize
+from scipy.optimize import minimize as minimize_by_scipy
+
+SPACES = ("function", "parameter")
+
+
+def objective_of(space, loss, penalty):
+    f, params, x, y = problems.network((3, 6, 4), examples=12)
+    if space == "function":
+        kernel = linear_model.kernel_of(f, params, x)
+        model = linear_model.from_kernel(f, params, x, kernel)
+    else:
+        model = linear_model.from_products(f, params, x)
+    targets = jnp.argmax(y, 1) if loss is not losses.squared_error else y
+    return Objective(model, loss, targets, penalty), f, params, x, y
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("penalty", [10.0, 0.1, 1e-3])
+def test_finds_the_minimum_that_scipy_finds_on_the_dense_problem(space, penalty):
+    objective, f, params, x, _ = objective_of(space, losses.mean(losses.cross_entropy), penalty)
+    jacobian = problems.dense(f, params, x)
+
+    @jax.jit
+    @jax.value_and_grad
+    def value(displacement):
+        outputs = objective.model.outputs + (jacobian @ displacement).reshape(12, 4)
+        loss = objective.loss(outputs, objective.targets)
+        return loss + penalty * jnp.sum(displacement**2)
+
+    oracle = minimize_by_scipy(
+        lambda d: tuple(np.asarray(v) for v in value(d)),
+        np.zeros(jacobian.shape[1]),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 20_000, "maxfun": 20_000, "ftol": 1e-16, "gtol": 1e-12},
+    )
+    found = minimize(objective, tolerance=1e-8)
+    moved = problems.flat(objective.model.displacement(found.coordinates))
+    np.testing.assert_allclose(moved, oracle.x, atol=2e-5 * max(1, np.abs(oracle.x).max()))
+    assert float(value(moved)[0]) <= oracle.fun * (1 + 1e-12)
+    # The certificate is the gradient of that dense objective, relative to the one at theta_s.
+    norms = [np.linalg.norm(value(d)[1]) for d in (moved, np.zeros_like(moved))]
+    assert float(found.certificate) <= 1e-8
+    np.testing.assert_allclose(found.certificate, norms[0] / norms[1], atol=1e-10)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_is_the_damped_gauss_newton_step_for_the_squared_loss(space):
+    objective, f, params, x, y = objective_of(space, losses.squared_error, 0.05)
+    found = minimize(objective, tolerance=1e-10)
+    expected = gradient_flow.eigenmodes(f, params, x, y).damped(2 * 0.05)
+    moved = jax.tree.map(jnp.add, params, objective.model.displacement(found.coordinates))
+    np.testing.assert_allclose(problems.flat(moved), problems.flat(expected), atol=1e-8)
+
+
+def test_both_spaces_take_the_same_path():
+    found = [
+        minimize(objective_of(space, losses.mean(losses.cross_entropy), 0.1)[0], tolerance=1e-6)
+        for space in SPACES
+    ]
+    assert int(found[0].newton_steps) == int(found[1].newton_steps)
+    np.testing.assert_allclose(found[0].image, found[1].image, atol=1e-9)
+
+
+def test_says_so_where_it_had_to_stop_early():
+    objective, *_ = objective_of("function", losses.mean(losses.cross_entropy), 1e-4)
+    found = minimize(objective, tolerance=1e-10, max_steps=2)
+    assert int(found.newton_steps) == 2
+    assert float(found.certificate) > 1e-6
+
+
+def test_refuses_what_has_no_minimum():
+    objective, *_ = objective_of("function", losses.mean(losses.cross_entropy), 0.0)
+    with pytest.raises(ValueError, match="penalty"):
+        minimize(objective, tolerance=1e-3)
+    with pytest.raises(ValueError, match="tolerance"):
+        minimize(objective._replace(penalty=1.0), tolerance=0.0)
