@@ -15,7 +15,7 @@ ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 
   JAX_COMPILATION_CACHE_DIR=$(CURDIR)/_build/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
 .DEFAULT_GOAL := help
-.PHONY: help book results serve test versions library lint format references picture bench lock clean
+.PHONY: help book results serve test versions library lint format references restamp picture bench lock clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -71,6 +71,9 @@ library: $(INSTALLED) ## the library's tests alone: no book, no notebooks
 
 references: $(INSTALLED) ## make tests/notebooks anew from the pages that run now
 	@$(BIN)/python -m iterlin_book.references --jobs $(JOBS)
+
+restamp: $(INSTALLED) ## bring records to the present form, where it is proven that nothing changed
+	@$(BIN)/python -m iterlin_book.restamp
 
 picture: ## take the README's picture from the book's landing page
 	@$(BIN)/python -m iterlin_book.picture
