@@ -47,13 +47,15 @@ serve: book ## show the book on this machine
 	@echo "http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"
 	@$(BIN)/python -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
 
-lint: $(INSTALLED) ## check the style of the code
+lint: $(INSTALLED) ## check the style of the code, that of the pages included
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m iterlin_book.lint
 
 format: $(INSTALLED) ## bring the code into that style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+	@$(BIN)/python -m iterlin_book.lint --fix
 
 test: lint book ## everything: style, book, its links, tests, notebooks against their references
 	@$(BIN)/python -m iterlin_book.offline _build/html
