@@ -57,9 +57,9 @@ format: $(INSTALLED) ## bring the code into that style
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m iterlin_book.lint --fix
 
-test: lint book ## everything: style, book, its links, tests, notebooks against their references
+test: lint book ## everything: style, book, its links, tests, pages against their references
 	@$(BIN)/python -m iterlin_book.offline _build/html
-	@$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 --dist loadscope --nbval
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 --dist loadscope
 
 versions: ## the library's tests on each Python of VERSIONS that is there, each in its own .venv-...
 	@for python in $(VERSIONS); do \
@@ -69,7 +69,7 @@ versions: ## the library's tests on each Python of VERSIONS that is there, each 
 
 library: $(INSTALLED) ## the library's tests alone: no book, no notebooks
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 --dist loadscope tests \
-	  --ignore-glob 'tests/test_book_*.py' --ignore tests/test_mutations.py
+	  --ignore-glob 'tests/test_book_*.py' --ignore tests/test_mutations.py --ignore tests/test_pages.py
 
 references: $(INSTALLED) ## make tests/notebooks anew from the pages that run now
 	@$(BIN)/python -m iterlin_book.references --jobs $(JOBS)
