@@ -113,7 +113,7 @@ def proven(dataset, path, trees, now):
     a = dataset.attrs
     experiment, tier = a["experiment"], a["tier"]
     tree = trees.at(a["commit"])
-    then = origins.sources(tree, tree / "lib" / "iterlin")
+    then = origins.sources(tree)
     if trees.own_word(a["commit"], [(path, experiment, tier)])[str(path.resolve())]:
         raise NotProven(f"it is stale in the tree of its own commit {a['commit'][:7]}")
     try:

@@ -17,7 +17,7 @@ def reasons(root, experiments):
     if missing:
         there = sorted({path.parent.name for path in freshness.recorded(root)})
         raise BookError(f"no record of {', '.join(sorted(missing))} (records: {', '.join(there)})")
-    now = origins.sources(Path(root))
+    now = origins.sources(root)
     for path in found:
         try:
             record = records.load(path.parent.name, path.stem, path)

@@ -10,7 +10,7 @@ definition which is reached (``@f.defjvp``) is reached with it.
 
 import ast
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +21,7 @@ DIGITS = 12
 _DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _NAMED = _DEFINITIONS | ast.ExceptHandler | ast.MatchAs | ast.MatchStar
 _COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+_ASSIGNMENTS = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Delete
 _IMPORTS = ast.Import | ast.ImportFrom
 # Fields of syntax trees that say nothing of what is computed, or only to some versions of Python.
 _SILENT = {"ctx", "kind", "type_comment", "type_ignores", "returns", "annotation"}
@@ -133,6 +134,8 @@ class Library:
         if key not in self._forms:
             module = self.modules[key.module]
             writer = Writer(self, key.module, key.name)
+            if key.name in module.imports:  # imported, then bound to something made of it
+                writer.refer(self.imported(module.imports[key.name]))
             for statement in module.statements_of(key.name):
                 writer.write(statement)
             self._forms[key] = writer.parts
@@ -147,7 +150,9 @@ class Library:
             if isinstance(part, Key):
                 yield part
             elif isinstance(part, Whole):
-                yield from (Key(part.module, name) for name in self.modules[part.module].bindings)
+                module = self.modules[part.module]
+                found = (self.meaning(module.name, n) for n in {*module.bindings, *module.imports})
+                yield from (meaning for meaning in found if isinstance(meaning, Key))
 
     def reached(self, roots: Iterable[Key]) -> set[Key]:
         """The roots, all that they reach, and what acts on any of these."""
@@ -171,14 +176,22 @@ class Library:
                 writer = Writer(self, module.name, "")
                 for node in nodes:
                     writer.write(node)
-                effects[Key(module.name, f"#{place}")] = set(self.mentioned(writer.parts))
+                acted = set(self.mentioned(writer.parts))
+                if isinstance(module.body[place], _DEFINITIONS):
+                    # `@module.f` is `@f`: the module is not what the decorator acts on.
+                    acted = {part for part in writer.parts if isinstance(part, Key)}
+                elif not acted and not isinstance(module.body[place], _ASSIGNMENTS):
+                    # It acts on what is outside of the package, for all that come by here.
+                    acted = {Key(module.name, name) for name in module.bindings}
+                if acted:
+                    effects[Key(module.name, f"#{place}")] = acted
         return effects
 
     def everything(self) -> Iterator[Key]:
         """All definitions and effects."""
         for module in self.modules.values():
             yield from (Key(module.name, name) for name in module.bindings)
-            yield from (Key(module.name, f"#{place}") for place in module.effects)
+        yield from self._effects
 
     def label(self, key: Key) -> str:
         """The definition's name for a reader; of an effect, what it acts on."""
@@ -237,10 +250,10 @@ class _Module:
             names = bound_by([statement])
             for bound in names:
                 self.bindings.setdefault(bound, []).append(place)
-            if bound_by([statement]) == {"_EXPORTS"}:
+            if names == {"_EXPORTS"}:
                 self.exports = ast.literal_eval(statement.value)
-            if acting := _acting(statement, names):
-                self.effects[place] = acting
+            if acted := list(_acted(statement)):
+                self.effects[place] = acted
 
     def statements_of(self, name: str) -> list[ast.stmt]:
         if name.startswith("#"):
@@ -248,22 +261,26 @@ class _Module:
         return [self.body[place] for place in self.bindings[name]]
 
 
-def _acting(statement: ast.stmt, names: set[str]) -> list[ast.AST]:
-    """The parts of a statement at the top of a module that may change what others define."""
+def _acted(statement: ast.stmt) -> Iterator[ast.AST]:
+    """What a statement at the top of a module may change that others define."""
     if isinstance(statement, _DEFINITIONS):
-        # A method of a definition, or a definition handed to somebody; plain `@f` and `@f(2)`
-        # change the function that they decorate alone.
-        return [d for d in statement.decorator_list if _hands_over(d)]
-    plain = isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) and names
-    if plain or isinstance(statement, _IMPORTS) or is_text(statement) or _is_main(statement):
-        return []
-    return [statement]
+        for decorator in statement.decorator_list:
+            yield from _handed(decorator)
+    elif isinstance(statement, _ASSIGNMENTS):
+        yield from getattr(statement, "targets", None) or [statement.target]
+    elif not isinstance(statement, _IMPORTS) and not is_text(statement) and not _is_main(statement):
+        yield statement
 
 
-def _hands_over(decorator: ast.expr) -> bool:
+def _handed(decorator: ast.expr) -> Iterator[ast.expr]:
+    """The definition that a decorator is a method of (``f`` of ``@f.defjvp``), and those it is
+    given; plain ``@f`` changes what it decorates alone."""
     if isinstance(decorator, ast.Call):
-        return bool(decorator.args or decorator.keywords) or _hands_over(decorator.func)
-    return isinstance(decorator, ast.Attribute)
+        yield from decorator.args
+        yield from (keyword.value for keyword in decorator.keywords)
+        yield from _handed(decorator.func)
+    elif isinstance(decorator, ast.Attribute):
+        yield decorator.value
 
 
 def _is_main(statement: ast.stmt) -> bool:
@@ -272,8 +289,11 @@ def _is_main(statement: ast.stmt) -> bool:
 
 def is_text(statement: ast.stmt) -> bool:
     """A docstring, or any other text that stands alone."""
-    value = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+    return isinstance(statement, ast.Expr) and _says(statement.value)
+
+
+def _says(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def imports_of(statements: Iterable[ast.stmt]) -> dict[str, tuple[str, str | None]]:
@@ -329,6 +349,7 @@ class _Scope(NamedTuple):
     names: set[str]
     imports: dict[str, tuple[str, str | None]]
     of_class: bool = False
+    of_module: frozenset[str] = frozenset()  # declared ``global``
 
 
 class Writer:
@@ -358,6 +379,8 @@ class Writer:
             self.parts.append("end")
         elif isinstance(node, list):
             self._list(node)
+        elif node is None:  # a place left empty, unlike the constant None
+            self._text("nothing")
         else:
             self._text(f"{type(node).__name__} {node!a}")
 
@@ -375,6 +398,8 @@ class Writer:
         for depth, scope in enumerate(reversed(self.scopes)):
             if scope.of_class and depth > 0:
                 continue  # a class's names are not seen from within its methods
+            if name in scope.of_module:
+                break
             if name in scope.names:
                 return name
             if name in scope.imports:
@@ -383,7 +408,8 @@ class Writer:
             return name
         return self.library.meaning(self.module, name) or name
 
-    def _refer(self, found: Meaning | str, attributes: list[str]) -> None:
+    def refer(self, found: Meaning | str, attributes: Sequence[str] = ()) -> None:
+        """Write what a name means, and the attributes that are taken of it."""
         while isinstance(found, Whole) and attributes:
             found = self.library.member(found.module, attributes[0])
             attributes = attributes[1:]
@@ -400,8 +426,10 @@ class Writer:
     def _Name(self, node) -> None:
         if not isinstance(node.ctx, ast.Load) and not self.scopes:
             self._text("self" if node.id == self.defining else f"bound {node.id}")
+        elif not isinstance(node.ctx, ast.Load) and self.scopes[-1].of_class:
+            self.refer(node.id)
         else:
-            self._refer(self._meaning(node.id), [])
+            self.refer(self._meaning(node.id))
 
     def _Attribute(self, node) -> None:
         attributes, base = [], node
@@ -409,7 +437,7 @@ class Writer:
             attributes.insert(0, base.attr)
             base = base.value
         if isinstance(base, ast.Name):
-            self._refer(self._meaning(base.id), attributes)
+            self.refer(self._meaning(base.id), attributes)
         else:
             self.write(base)
             self._text("".join(f".{name}" for name in attributes))
@@ -434,8 +462,12 @@ class Writer:
 
     def _Raise(self, node) -> None:
         self._text("Raise")
-        raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-        self.write(raised)
+        if isinstance(node.exc, ast.Call):
+            self.write(node.exc.func)
+            arguments = [*node.exc.args, *(keyword.value for keyword in node.exc.keywords)]
+            self._list([a for a in arguments if not any(map(_says, ast.walk(a)))])
+        else:
+            self.write(node.exc)
 
     def _Assert(self, node) -> None:
         self._text("Assert")
@@ -480,15 +512,13 @@ class Writer:
         starred = [a.arg if a else "" for a in (arguments.vararg, arguments.kwarg)]
         counts = [len(arguments.posonlyargs), len(arguments.args), len(arguments.kwonlyargs)]
         self._text(f"({' '.join(names)} | {' '.join(map(str, counts))} | {' '.join(starred)})")
-        outer = {
-            name
-            for statement in _outer(body)
-            if isinstance(statement, ast.Global | ast.Nonlocal)
-            for name in statement.names
-        }
-        bound = ({*names, *starred} | bound_by(body)) - outer
+        declared = {ast.Global: set(), ast.Nonlocal: set()}
+        for statement in _outer(body):
+            declared.get(type(statement), set()).update(getattr(statement, "names", ()))
+        of_module = frozenset(declared[ast.Global])
+        bound = ({*names, *starred} | bound_by(body)) - of_module - declared[ast.Nonlocal]
         imports = imports_of([s for s in body if isinstance(s, ast.stmt)])
-        self.scopes.append(_Scope(bound - set(imports), imports))
+        self.scopes.append(_Scope(bound - set(imports), imports, of_module=of_module))
         self._list(body)
         self.scopes.pop()
 
@@ -497,8 +527,13 @@ class Writer:
         self._text(self._own_name(node))
         for part in (node.decorator_list, node.bases, node.keywords):
             self._list(part)
-        self.scopes.append(_Scope(bound_by(node.body), imports_of(node.body), of_class=True))
-        self._list(node.body)
+        # A class's statements run in order: what it has not bound yet is what is around it.
+        self.scopes.append(_Scope(set(), imports_of(node.body), of_class=True))
+        self._text("[")
+        for statement in node.body:
+            self.write(statement)
+            self.scopes[-1].names.update(bound_by([statement]))
+        self._text("]")
         self.scopes.pop()
 
     def _comprehension_of(self, node, results) -> None:

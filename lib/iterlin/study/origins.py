@@ -63,10 +63,11 @@ class Origin(NamedTuple):
 MEASURED = ("bench/peers/ours",)
 
 
-def sources(root: Path | None = None, package: Path = PACKAGE) -> Sources:
+def sources(root: Path | None = None) -> Sources:
     """The texts as they are now, or as they are in another tree."""
-    root = project_root() if root is None else root
-    book = root / "book"
+    root = project_root() if root is None else Path(root)
+    book, package = root / "book", root / "lib" / "iterlin"
+    package = package if package.is_dir() else PACKAGE
     # Trees from before the library had rooms keep it elsewhere.
     places = (package / "study" / "registry.yml", root / "data" / "registry.yml")
     registry = next((path.read_text("utf8") for path in places if path.is_file()), "")
@@ -115,7 +116,7 @@ def reached(modules: Iterable[ast.Module], library: Library) -> set[Key]:
 
 
 def _named(library: Library, keys: Iterable[Key]) -> list[tuple[str, str]]:
-    return sorted((library.label(key), library.digest(key)) for key in keys)
+    return sorted({(library.label(key), library.digest(key)) for key in keys})
 
 
 def library_of(found: Sources) -> Library:
@@ -138,8 +139,8 @@ def _library(texts: tuple[tuple[str, str], ...], registry: str) -> Library:
 def parameters(experiment: str, tier: str, found: Sources) -> dict | None:
     """What the experiment runs with at a tier now; None if there is no page.
 
-    Its page's defaults, replaced by the tier's file. Raises ValueError for defaults that are no
-    literals, or a file that is no mapping.
+    Its page's defaults, replaced by the tier's file. Raises ValueError for defaults that cannot be
+    computed, or a file that is no mapping.
     """
     path = page_of(experiment, found)
     if path is None:
@@ -158,7 +159,8 @@ def tier_values(page: str, tier: str, tiers: Mapping[str, str]) -> dict:
     like = values.pop("like", None)
     if like is None:
         return values
-    return tier_values(str(Path(page).with_name(f"{like}.md")), tier, tiers) | values
+    others = {other: text for other, text in tiers.items() if other != name}
+    return tier_values(str(Path(page).with_name(f"{like}.md")), tier, others) | values
 
 
 def plain(values: Mapping) -> dict:
@@ -190,16 +192,16 @@ def changes(attributes: Mapping, found: Sources) -> list[str]:
         return [f"no page saves a record of {experiment}"] if before["page"] else []
     then = Origin(*([tuple(pair) for pair in before[part]] for part in Origin._fields))
     lines = []
-    if now != then:
-        lines += _changed_definitions(then, now, library_of(found))
-        lines += _changed_statements(then, now, bool(lines))
+    lines += _changed_definitions(then, now, library_of(found))
+    lines += _changed_statements(then, now, bool(lines))
     if values is not None:
         lines += _changed_parameters(json.loads(attributes["parameters"]), values)
     return lines
 
 
 def _changed_definitions(then: Origin, now: Origin, library: Library) -> list[str]:
-    """Where changes begin: what reaches a changed definition has another digest, too."""
+    """Where changes begin: what reaches a changed definition has another digest, too. Names alone
+    do not count."""
     old, new = ({digest for _, digest in origin.library} for origin in (then, now))
     names = {name for name, _ in then.library}, {name for name, _ in now.library}
     lines = []
@@ -209,8 +211,12 @@ def _changed_definitions(then: Origin, now: Origin, library: Library) -> list[st
         if digest in new - old and inner <= old:
             word = "changed" if label in names[0] else "new"
             lines.append(f"{word}: {label}" + (f" ({key.module})" if key.module else ""))
-    lines += [f"no longer reached: {name}" for name in sorted(names[0] - names[1])]
-    return sorted(set(lines))
+    gone = [name for name, digest in then.library if digest not in new]
+    lines += [f"no longer reached: {name}" for name in gone if name not in names[1]]
+    # Where a change cannot be traced to its beginning: definitions that refer to each other, or one
+    # of several statements that act on the same.
+    changed = [name for name, digest in now.library if digest not in old]
+    return sorted(set(lines or [f"changed: {name}" for name in gone + changed]))
 
 
 def _changed_statements(then: Origin, now: Origin, library_changed: bool) -> list[str]:

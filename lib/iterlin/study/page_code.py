@@ -54,7 +54,8 @@ def saves(text: str) -> bool:
 def made_by(text: str, library: Library) -> list[tuple[str, list]]:
     """The statements that make the page's record: a name for a reader, and the normal form.
 
-    The last is what is saved. Raises ValueError for a page that saves nothing.
+    The last is what is saved. Raises ValueError for a page that saves nothing, or gives a name that
+    it imports another meaning.
     """
     statements, imports, bound = [], {}, set()
     saved = None
@@ -74,7 +75,8 @@ def made_by(text: str, library: Library) -> list[tuple[str, list]]:
             break
     if saved is None:
         raise ValueError("the page saves no record")
-    imports = {name: target for name, target in imports.items() if name not in bound}
+    if both := bound & imports.keys():
+        raise ValueError(f"the page binds what it imports: {', '.join(sorted(both))}")
 
     def form(node):
         writer = Writer(library, None, "", names=bound, imports=imports)
@@ -134,7 +136,7 @@ def _mentioned(statements: list[ast.stmt]) -> list[ast.stmt]:
 
 def _only_binds(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        return True
+        return not statement.decorator_list
     if not isinstance(statement, ast.Assign):
         return False
     plain = all(isinstance(target, ast.Name) for target in statement.targets)
