@@ -52,7 +52,7 @@ def ruff(root, *arguments):
     command = ["ruff", *arguments, "--config", str(root / "pyproject.toml"), "--no-cache"]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", *command], capture_output=True, text=True, check=False
+            [sys.executable, "-m", *command], capture_output=True, text=True, check=False, cwd=root
         )
     except OSError as error:
         raise BookError(f"cannot run ruff: {error}") from None
