@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin import algorithm, linearize, losses, training
+import roads
+from iterlin import algorithm, linearize, losses
 from iterlin.networks import convnets
 from iterlin.networks.mlp import mlp
 from iterlin.schedules import Solved, every, is_every_step, never, when_solved
@@ -28,7 +29,7 @@ def test_the_penalty_is_that_of_damped_gauss_newton():
     """Full steps on f_lin with penalty lambda end at theta_s - (J^T J + 2 lambda I)^-1 J^T z."""
     f, params, x, y = network(examples=3)
     penalty = 0.3
-    state, _ = training.train(
+    state, _ = roads.train(
         f,
         params,
         (x, y),
@@ -51,13 +52,13 @@ def test_a_reset_optimizer_starts_anew_at_each_linearisation():
     f, params, data = classified()
     adam = optax.adam(0.01)
     settings = {"loss": ENTROPY, "optimizer": adam, "progress": False, "num_steps": 4}
-    twice, _ = training.train(
+    twice, _ = roads.train(
         f, params, data, schedule=every(4), reset_optimizer=True, **settings | {"num_steps": 8}
     )
-    half, _ = training.train(f, params, data, schedule=every(4), **settings)
-    again, _ = training.train(f, half.params, data, schedule=every(4), **settings)
+    half, _ = roads.train(f, params, data, schedule=every(4), **settings)
+    again, _ = roads.train(f, half.params, data, schedule=every(4), **settings)
     np.testing.assert_allclose(flat(twice.params), flat(again.params), rtol=1e-12)
-    kept, _ = training.train(f, params, data, schedule=every(4), **settings | {"num_steps": 8})
+    kept, _ = roads.train(f, params, data, schedule=every(4), **settings | {"num_steps": 8})
     assert np.abs(flat(kept.params) - flat(twice.params)).max() > 1e-4
 
 
@@ -74,7 +75,6 @@ def test_a_linear_problem_is_left_when_it_is_solved(rule, batch_size):
         optax.adam(0.01),
         batch_size=batch_size,
         penalty=penalty,
-        penalized=True,
         reset_optimizer=True,
         solved=solved,
     )
@@ -112,10 +112,8 @@ def test_plain_steps_are_the_general_ones_at_period_one():
     assert not is_every_step(every(2))
     assert not is_every_step(every(math.inf))
     settings = {"loss": ENTROPY, "optimizer": optax.adam(0.02), "num_steps": 25, "progress": False}
-    plain, one = training.train(f, params, data, schedule=every(1), **settings)
-    general, two = training.train(
-        f, params, data, schedule=lambda step, state: step >= 0, **settings
-    )
+    plain, one = roads.train(f, params, data, schedule=every(1), **settings)
+    general, two = roads.train(f, params, data, schedule=lambda step, state: step >= 0, **settings)
     np.testing.assert_allclose(flat(plain.params), flat(general.params), rtol=1e-12)
     for name in one:
         np.testing.assert_allclose(one[name], two[name], rtol=1e-12, err_msg=name)
@@ -132,13 +130,13 @@ def test_augmentation_is_drawn_afresh_each_step_and_from_the_key_alone():
     settings = {"loss": ENTROPY, "optimizer": optax.sgd(0.1), "schedule": every(2)}
     settings |= {"augment": augment, "progress": False, "batch_size": 4}
     key = jax.random.key(3)
-    whole, _ = training.train(f, params, data, num_steps=9, key=key, **settings)
+    whole, _ = roads.train(f, params, data, num_steps=9, key=key, **settings)
     jax.effects_barrier()
     assert len(set(seen)) == 9
-    half, _ = training.train(f, params, data, num_steps=5, key=key, **settings)
-    rest, _ = training.train(f, half, data, num_steps=9, **settings)
+    half, _ = roads.train(f, params, data, num_steps=5, key=key, **settings)
+    rest, _ = roads.train(f, half, data, num_steps=9, **settings)
     np.testing.assert_array_equal(flat(rest.params), flat(whole.params))
-    other, _ = training.train(f, params, data, num_steps=9, key=jax.random.key(4), **settings)
+    other, _ = roads.train(f, params, data, num_steps=9, key=jax.random.key(4), **settings)
     assert np.abs(flat(other.params) - flat(whole.params)).max() > 1e-3
 
 
@@ -150,15 +148,13 @@ def test_running_statistics_come_from_the_anchor_alone():
     y = jnp.arange(8) % 10
     settings = {"loss": ENTROPY, "optimizer": optax.sgd(0.05), "progress": False}
     settings |= {"normalization": model.normalization}
-    state, _ = training.train(
-        model.apply, params, (x, y), schedule=never(), num_steps=3, **settings
-    )
+    state, _ = roads.train(model.apply, params, (x, y), schedule=never(), num_steps=3, **settings)
     _, moments = jax.jit(model.normalization.apply)(params, x)
     expected = model.normalization.initial
     for _ in range(3):
         expected = model.normalization.update(expected, moments)
     np.testing.assert_allclose(flat(state.statistics), flat(expected), rtol=1e-9)
-    stepped, _ = training.train(
+    stepped, _ = roads.train(
         model.apply, params, (x, y), schedule=every(1), num_steps=3, **settings
     )
     assert np.abs(flat(stepped.statistics) - flat(expected)).max() > 1e-6
@@ -167,9 +163,9 @@ def test_running_statistics_come_from_the_anchor_alone():
 def test_a_full_batch_state_does_not_go_on_with_minibatches():
     f, params, data = classified()
     settings = {"loss": ENTROPY, "optimizer": optax.sgd(0.1), "schedule": every(2)}
-    state, _ = training.train(f, params, data, num_steps=2, **settings)
+    state, _ = roads.train(f, params, data, num_steps=2, **settings)
     with pytest.raises(ValueError, match="full-batch run: it cannot go on with a batch_size"):
-        training.train(f, state, data, num_steps=4, batch_size=4, **settings)
+        roads.train(f, state, data, num_steps=4, batch_size=4, **settings)
 
 
 def test_examples_choose_what_a_run_trains_on():

@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from iterlin import losses, training
+import roads
+from iterlin import losses
 from iterlin.networks.mlp import mlp
 from iterlin.runtime import chunks
 from iterlin.schedules import every
-from iterlin.study import runs, programs
-from iterlin.study.runs import Problem, Run
+from iterlin.study import groups, runs
+from iterlin.study.runs import Run
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 ENTROPY = losses.mean(losses.cross_entropy)
@@ -55,8 +56,8 @@ def test_what_counts_compilations_does():
 def test_runs_of_a_kind_share_two_programs(memory, monkeypatch):
     """One at a time or all together; a chunk may have any length."""
     monkeypatch.setattr(chunks, "CHUNK", 1e-9)
-    problem = Problem(
-        MODEL.apply, MODEL.init, (X, Y), ENTROPY, {"test": (X, Y)}, {"loss": ENTROPY}, 6
+    problem = roads.problem(
+        MODEL.apply, MODEL.init, (X, Y), loss=ENTROPY, evaluate={"test": (X, Y)}, batch_size=6
     )
     chosen = [
         Run(seed, period, step_size, STEPS)
@@ -72,7 +73,7 @@ def test_runs_of_a_kind_share_two_programs(memory, monkeypatch):
 
 def test_a_sweep_is_one_program():
     with compilations() as found:
-        training.train_sweep(
+        roads.train_sweep(
             MODEL.apply,
             MODEL.init,
             (X, Y),
@@ -91,20 +92,19 @@ def test_a_run_is_one_program_and_leaves_its_start_alone():
     params = MODEL.init(jax.random.key(0))
     settings = {"loss": ENTROPY, "optimizer": optax.sgd(0.1), "schedule": every(3)}
     with compilations() as found:
-        state, _ = training.train(MODEL.apply, params, (X, Y), num_steps=300, **settings)
+        state, _ = roads.train(MODEL.apply, params, (X, Y), num_steps=300, **settings)
     assert found["advance"] == found["observe"] == 1
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(params))
-    training.train(MODEL.apply, state, (X, Y), num_steps=310, **settings)
+    roads.train(MODEL.apply, state, (X, Y), num_steps=310, **settings)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
 def test_the_loop_takes_its_buffers_over():
-    problem = Problem(MODEL.apply, MODEL.init, (X, Y), ENTROPY, {}, {}, 6)
-    program = programs.Program(problem, Run(0, 2, 0.1, STEPS))
+    problem = roads.problem(MODEL.apply, MODEL.init, (X, Y), loss=ENTROPY, batch_size=6)
     for size in (1, 2):
         group = [Run(seed, 2, 0.1, STEPS) for seed in range(size)]
-        advance, _, _ = program._programs(size)
-        state, values, examples = program._inputs(group)
+        advance, _ = groups.programs(problem, group[0], size)
+        state, values, examples = groups.inputs(problem, group)
         state = jax.tree.map(jnp.copy, state)
         advance(state, values, examples, problem.train, jnp.asarray(5, jnp.int32))
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state.params, state.anchor)))

@@ -98,7 +98,7 @@ def test_a_seed_lets_go_of_the_kernels_of_the_one_before(monkeypatch):
     ],
 )
 def test_refuses_bad_runs_before_any_compute(changes, message, monkeypatch):
-    monkeypatch.setattr(exact_runs, "Integrator", None)
+    monkeypatch.setattr(exact_runs, "integrator", None)
     with pytest.raises(ValueError, match=message):
         by_engines(**changes)
 

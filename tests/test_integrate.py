@@ -6,15 +6,16 @@ import numpy as np
 import optax
 import problems
 import pytest
-from iterlin import losses, schedules, training
+import roads
+from iterlin import losses, schedules
 from iterlin.exact import engines
 from iterlin.exact import run as exact_run
 from iterlin.exact.choice import ENGINES, estimate
-from iterlin.exact.integrate import Integrator, integrate
 from iterlin.exact.task import Task
 from iterlin.runtime import checkpoints
 from iterlin.runtime.chunks import OutOfTime
 from iterlin.schedules import Solved
+from roads import integrate, integrator
 
 STEP_SIZE, LENGTH, PERIOD = 0.05, 60, 20
 EVAL_STEPS = [0, 3, 7, 20, 45, 60]
@@ -37,7 +38,7 @@ def setting(loss=CROSS_ENTROPY, **changes):
 
 
 def by_steps(problem, settings, step_size=STEP_SIZE):
-    return training.train(*problem, optimizer=optax.sgd(step_size), **settings)
+    return roads.train(*problem, optimizer=step_size, **settings)
 
 
 def assert_same(found, expected, tolerance):
@@ -148,35 +149,42 @@ def test_solved_stops_where_the_steps_of_train_do():
 def test_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     (f, params, data), settings = setting(num_steps=2000, eval_steps=[0, 30, 500, 2000])
     shared = {name: settings.pop(name) for name in ("loss", "evaluate")}
-    settings["schedule"] = schedules.every(700)
-    integrator = Integrator(f, data, step_size=0.01, engine="flow", **shared)
-    whole = integrator.run(params, **settings)
+    settings["schedule"], settings["at"] = schedules.every(700), settings.pop("eval_steps")
+    run = integrator(f, data, step_size=0.01, engine="flow", **shared)
+    whole = run(params, **settings)
     settings["checkpoint"] = tmp_path / "run.npz"
     monkeypatch.setattr(exact_run, "CHECKPOINT", 0.0)
     looks = iter([False, False, False, True])
     monkeypatch.setattr(exact_run, "out_of_time", lambda: next(looks, False))
     with pytest.raises(OutOfTime):
-        integrator.run(params, **settings)
-    again = integrator.run(params, **settings)
+        run(params, **settings)
+    again = run(params, **settings)
     np.testing.assert_array_equal(problems.flat(again[0].params), problems.flat(whole[0].params))
     for name in whole[1].keys() - {"seconds"}:
         np.testing.assert_array_equal(again[1][name], whole[1][name])
     assert np.all(np.diff(again[1]["seconds"]) > 0)
-    other = Integrator(f, data, step_size=0.02, engine="flow", **shared)
+    other = integrator(f, data, step_size=0.02, engine="flow", **shared)
     with pytest.raises(checkpoints.CheckpointError, match="other settings"):
-        other.run(params, **settings)
+        other(params, **settings)
     with pytest.raises(checkpoints.CheckpointError, match="other settings"):
-        integrator.run(params, **settings | {"schedule": schedules.every(701)})
+        run(params, **settings | {"schedule": schedules.every(701)})
 
 
-def test_runs_of_an_integrator_share_its_programs():
+def test_runs_of_an_integrator_share_its_programs(monkeypatch):
     """Neither parameters nor periods nor lengths compile anything anew."""
     (f, params, data), settings = setting()
-    integrator = Integrator(f, data, loss=settings["loss"], step_size=0.01, engine="flow")
+    made = []
+
+    def flow(task):
+        made.append(engines.GradientFlow(task))
+        return made[-1]
+
+    monkeypatch.setitem(ENGINES, "flow", flow)
+    run = integrator(f, data, loss=settings["loss"], step_size=0.01, engine="flow")
     for period, scale in ((20, 1.0), (30, 1.1)):
         start = jax.tree.map(lambda leaf, scale=scale: scale * leaf, params)
-        integrator.run(start, schedule=schedules.every(period), num_steps=3 * period)
-    [engine] = integrator._engines.values()
+        run(start, schedule=schedules.every(period), num_steps=3 * period)
+    [engine] = made
     assert [engine._go_on._cache_size(), engine._parameters._cache_size()] == [1, 1]
     assert engine._start._cache_size() == 2  # the first linearisation, and one after another
 
@@ -224,7 +232,7 @@ def moved_far(step, state):
         ({"engine": "closed_form"}, "squared error"),
         ({"engine": "minimum"}, "positive penalty"),
         ({"engine": "function_space", "memory_limit": 100}, "memory_limit"),
-        ({"step_size": 0.0}, "step_size"),
+        ({"step_size": 0.0}, "step size"),
         ({"tolerance": 2.0}, "tolerance"),
         ({"num_steps": 2**31}, "num_steps"),
         ({"schedule": moved_far}, "looks at the parameters"),

@@ -3,11 +3,12 @@
 import jax
 import jax.numpy as jnp
 import pytest
+import roads
 from iterlin import losses, schedules
-from iterlin.exact.integrate import integrate
 from iterlin.runtime import precision
 from iterlin.study import runs
-from iterlin.study.programs import Problem, Run
+from iterlin.study.runs import Run
+from roads import integrate
 
 FULL = "precision=(Precision.HIGHEST, Precision.HIGHEST)"
 
@@ -40,7 +41,7 @@ ENTROPY = losses.mean(losses.cross_entropy)
 
 
 def run_all(f):
-    problem = Problem(
+    problem = roads.problem(
         f=f,
         init=lambda key: {"weight": jnp.zeros((3, 2))},
         train=(X, Y),
@@ -85,14 +86,14 @@ def test_a_precision_that_was_set_stays(accelerator):
         assert FULL not in product()
 
 
-@pytest.mark.parametrize("train", [run_all, integrate])
+@pytest.mark.parametrize("train", [run_all, integrating])
 def test_training_and_integration_are_in_full_precision(accelerator, seen, train):
     f, found = seen
     train(f)
     assert set(found) == {"highest"}
 
 
-@pytest.mark.parametrize("train", [run_all, integrate])
+@pytest.mark.parametrize("train", [run_all, integrating])
 def test_on_a_cpu_programs_are_what_they_were(seen, train):
     f, found = seen
     train(f)

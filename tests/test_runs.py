@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import losses, training
+import roads
+from iterlin import losses
 from iterlin.networks.mlp import mlp
 from iterlin.runtime import chunks
 from iterlin.runtime.slices import in_slices
 from iterlin.schedules import Solved, every
-from iterlin.study import runs, programs
-from iterlin.study.runs import Problem, Run
+from iterlin.study import groups, runs
+from iterlin.study.runs import Run
 
 ENTROPY = losses.mean(losses.cross_entropy)
 MODEL = mlp((2, 5, 2), activation="tanh")
@@ -36,7 +37,7 @@ def problem(**changes):
         "batch_size": 6,
         "subset": subset,
     }
-    return Problem(**settings | changes)
+    return roads.problem(**settings | changes)
 
 
 RUNS = [
@@ -55,7 +56,7 @@ def alone(run):
     key = jax.random.fold_in(jax.random.key(0), run.seed)
     chosen = slice(None) if run.examples is None else subset(run.examples, run.seed)
     optimizer = runs.OPTIMIZERS[run.optimizer](run.step_size)
-    return training.train(
+    return roads.train(
         MODEL.apply,
         MODEL.init(key),
         (X[chosen], Y[chosen]),
@@ -179,12 +180,12 @@ def test_at_the_deadline_whole_seeds_are_there_and_the_rest_goes_on(tmp_path, mo
 
     # The clock strikes after the groups of the first seed.
     asked = []
-    monkeypatch.setattr(programs, "out_of_time", lambda: asked.append(1) or len(asked) > 2)
+    monkeypatch.setattr(groups, "out_of_time", lambda: asked.append(1) or len(asked) > 2)
     part = found()
     assert part.attrs["missing"] == 2
     assert np.isfinite(part.test_loss.sel(seed=0)).all()
     assert np.isnan(part.test_loss.sel(seed=1)).all()
-    monkeypatch.setattr(programs, "out_of_time", lambda: True)
+    monkeypatch.setattr(groups, "out_of_time", lambda: True)
     monkeypatch.setattr(chunks, "out_of_time", lambda: True)
     assert found().attrs["missing"] == 2
     monkeypatch.undo()
@@ -202,7 +203,7 @@ def test_a_grid_of_which_nothing_is_finished_is_out_of_time(tmp_path, monkeypatc
 def test_fewer_runs_go_together_where_memory_is_short(capsys, monkeypatch):
     monkeypatch.setenv(chunks.PROGRESS, "1")
     eight = [Run(seed, 2, 0.1, (1,)) for seed in range(8)]
-    each = programs.Program(problem(), eight[0]).memory
+    each = groups.step_memory(problem(), eight[0])
     assert each > 6 * 5 * 8  # at least one batch of hidden activations
     runs.run_all(problem(), eight, memory=3 * each)
     assert "8 runs of 1 steps, 3 at a time (up to" in capsys.readouterr().err
@@ -221,11 +222,11 @@ def test_fewer_runs_go_together_where_memory_is_short(capsys, monkeypatch):
         ({"eval_steps": ()}, "eval_steps must be"),
         ({"examples": 25}, "25 examples asked of the 24"),
         ({"examples": 5}, "batch_size 6 exceeds its 5 examples"),
-        ({"until_solved": True}, "needs the problem's rule"),
+        ({"until_solved": True}, "needs the algorithm's rule"),
     ],
 )
 def test_a_bad_run_is_refused_before_any_is_made(change, message, monkeypatch):
-    monkeypatch.setattr(runs, "Program", lambda *a: pytest.fail("a run was prepared"))
+    monkeypatch.setattr(runs, "trainer", lambda *a: pytest.fail("a run was prepared"))
     with pytest.raises(ValueError, match=rf"{message}.*in Run\(seed=0"):
         runs.run_all(problem(), [RUNS[0], RUNS[0]._replace(**change)])
 
@@ -260,4 +261,4 @@ def test_operations_are_those_of_a_step(solved):
     layer = 2 * 6 * 2 * 5
     for period, products in ((1, 2 + 3), (4, 2 + 3 + 3)):
         run = Run(0, period, 0.1, STEPS, until_solved=solved is not None and period > 1)
-        assert programs.Program(problem(solved=solved), run).operations == products * layer
+        assert groups.step_operations(problem(solved=solved), run) == products * layer

@@ -72,7 +72,7 @@ def test_a_sliced_network_takes_the_same_steps(loss, period, count, size):
 
     def run(f):
         settings = {"batch_size": count, "plain": period == 1, "target_loss": 1e-9}
-        algorithm = Algorithm(f, loss, optax.sgd(0.01), penalty=0.1, penalized=True, **settings)
+        algorithm = Algorithm(f, loss, optax.sgd(0.01), penalty=0.1, **settings)
         state = algorithm.start(params, data, jax.random.key(2))
         return algorithm.advance(state, data, 7, every(period))
 

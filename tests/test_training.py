@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin import every, linearize, losses, never, train, train_sweep
+import roads
+from iterlin import every, linearize, losses, never
 from iterlin.networks.mlp import mlp
 from iterlin.training import TrainState, log_steps
 from problems import bare, dense, flat, network
+from roads import train, train_sweep
 
 MEAN_ENTROPY = losses.mean(losses.cross_entropy)
 OPTIMIZERS = {"sgd": optax.sgd(0.05), "adam": optax.adam(0.01)}
@@ -459,7 +461,7 @@ def attempt(**changes):
         "schedule": every(1),
         "num_steps": 5,
     }
-    return bare(train)(f, params, **(settings | changes))
+    return roads.attempt(f, params, **(settings | changes))
 
 
 @pytest.mark.parametrize("num_steps", [0, -1, 2.5, True, "3"])
@@ -477,11 +479,11 @@ def test_bad_number_of_steps_is_refused(num_steps):
         ({"batch_size": 4}, "minibatch run needs a key"),
         ({"target_loss": -1.0}, "target_loss must be finite and positive, got -1.0"),
         ({"target_loss": math.nan}, "target_loss must be finite and positive, got nan"),
-        ({"eval_steps": [0, 6]}, r"eval_steps must lie in \[0, 5\], got 0..6"),
-        ({"eval_steps": [-1, 3]}, r"eval_steps must lie in \[0, 5\], got -1..3"),
-        ({"eval_steps": [3, 3]}, "eval_steps must be a strictly increasing list"),
-        ({"eval_steps": []}, "eval_steps must be a strictly increasing list"),
-        ({"eval_steps": [0, 2.5]}, "eval_steps must be a strictly increasing list of whole steps"),
+        ({"eval_steps": [0, 6]}, r"watch.at must lie in \[0, 5\], got 0..6"),
+        ({"eval_steps": [-1, 3]}, r"watch.at must lie in \[0, 5\], got -1..3"),
+        ({"eval_steps": [3, 3]}, "watch.at must be a strictly increasing list"),
+        ({"eval_steps": []}, "watch.at must be a strictly increasing list"),
+        ({"eval_steps": [0, 2.5]}, "watch.at must be a strictly increasing list of whole steps"),
     ],
 )
 def test_bad_settings_are_refused(changes, message):
@@ -505,7 +507,7 @@ def test_a_run_cannot_be_resumed_backwards():
     state, _ = train(f, params, data, num_steps=6, **settings)
     with pytest.raises(ValueError, match="num_steps 5 is below the 6 steps already taken"):
         train(f, state, data, num_steps=5, **settings)
-    with pytest.raises(ValueError, match=r"eval_steps must lie in \[6, 9\], got 4..9"):
+    with pytest.raises(ValueError, match=r"watch.at must lie in \[6, 9\], got 4..9"):
         train(f, state, data, num_steps=9, eval_steps=[4, 9], **settings)
 
 

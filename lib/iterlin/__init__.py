@@ -1,5 +1,6 @@
 """Iterative linearisation: train a network's first-order expansion, renew it every K steps."""
 
+from iterlin.algorithm import Algorithm
 from iterlin.exact.integrate import integrate
 from iterlin.features import alignment
 from iterlin.gauss_newton import gauss_newton, iterative_linearization, truncated_gauss_newton
@@ -17,11 +18,13 @@ from iterlin.linearization import jacobian, jacobian_products, linearize
 from iterlin.networks.mlp import mlp
 from iterlin.ntk import empirical_ntk, kernel_alignment, kernel_drift, ntk_matrix, ntk_product
 from iterlin.schedules import every, never, when_solved
-from iterlin.training import train, train_sweep
+from iterlin.training import Watch, train, train_sweep
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Algorithm",
+    "Watch",
     "alignment",
     "damping_filter",
     "descent_filter",

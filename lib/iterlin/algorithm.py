@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Int, PyTree
 from iterlin.linearization import Network, linearize, tree_sub
 from iterlin.losses import Loss, loss_over_slices
 from iterlin.runtime.slices import Sliced
-from iterlin.schedules import Schedule, Solved
+from iterlin.schedules import Schedule, Solved, is_every_step
+from iterlin.validation import is_traced, non_negative, positive, positive_integer
 
 NOT_YET = -1
 
@@ -50,36 +51,77 @@ class TrainState(NamedTuple):
         return (self.diverged_at != NOT_YET) | (self.converged_at != NOT_YET)
 
 
+# The leaves of the state of several runs lead with the run, all but the step, which they share.
+RUN_AXES = TrainState(None, *[0] * (len(TrainState._fields) - 1))
+
+
 @dataclass(frozen=True)
 class Algorithm:
-    """What the steps of one run have in common.
+    """What is minimised, and how: all that the steps of a run have in common but the schedule.
 
-    f(params, x) -> (N, O). loss(outputs, y) is minimised (divided by N or not is its own affair),
-    plus penalty ||theta - theta_s||^2. batch_size None is full batch. augment(key, x) -> x changes
-    the inputs of a step. reset_optimizer starts the optimiser anew at each linearisation. plain
-    says that the schedule re-linearises at every step: the proxy is then the network, and its
-    Jacobian-vector product, zero, is left out. normalization: `normalization.Normalization` of a
-    network with running statistics; f is then its training mode.
+    f(params, x) -> (N, O). loss(outputs, y) is minimised; whether it is divided by N is its own
+    affair (`losses.mean`). optimizer: of `optax`, or the step size of plain gradient descent; None
+    where each run brings its own (`study.runs`). batch_size: None is full batch; otherwise examples
+    are drawn without replacement, and an incomplete last batch of an epoch is left out.
+    augment(key, x) -> x changes the inputs of a step. target_loss ends a run once the network's own
+    loss, seen at a linearisation, is at or below it ('while not converged').
+
+    For each linearisation solved by itself: penalty lambda adds lambda ||theta - theta_s||^2 to the
+    loss (eq. (10); damping 2 lambda), reset_optimizer starts the optimiser anew, and `solved`, with
+    a schedule such as `when_solved`, ends it when the linear problem is solved.
+
+    normalization: `normalization.Normalization` of a network with running statistics; f is then its
+    training mode.
+
+    Raises ValueError when it is made: for an f, loss or augment that cannot be called, an optimizer
+    that is neither, a batch_size that is not a positive integer, a target_loss that is not
+    positive, a negative penalty.
     """
 
     f: Network
     loss: Loss
-    optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformation | float | None = None
     batch_size: int | None = None
     target_loss: float | None = None
     augment: Callable[[Array, Array], Array] | None = None
     penalty: float | Array = 0.0
-    penalized: bool = False
     reset_optimizer: bool = False
     solved: Solved | None = None
-    plain: bool = False
     normalization: Any = None
+
+    def __post_init__(self):
+        for name in ("f", "loss", "augment"):
+            value = getattr(self, name)
+            if not callable(value) and not (name == "augment" and value is None):
+                raise ValueError(f"{name} must be a function, got {value!r}")
+        if not isinstance(self.optimizer, optax.GradientTransformation | None):
+            positive("optimizer, as a step size,", self.optimizer)
+        if self.batch_size is not None:
+            positive_integer("batch_size", self.batch_size)
+        if self.target_loss is not None:
+            positive("target_loss", self.target_loss)
+        non_negative("penalty", self.penalty)
+        if not isinstance(self.solved, Solved | None):
+            raise ValueError(f"solved must be a rule `schedules.Solved`, got {self.solved!r}")
+
+    @property
+    def transformation(self) -> optax.GradientTransformation:
+        """The optimiser as one of `optax`. Raises ValueError where there is none."""
+        if self.optimizer is None:
+            raise ValueError("the algorithm has no optimizer: give one, or a step size")
+        if isinstance(self.optimizer, optax.GradientTransformation):
+            return self.optimizer
+        return optax.sgd(self.optimizer)
+
+    @property
+    def penalized(self) -> bool:
+        return is_traced(self.penalty) or self.penalty > 0
 
     def start(self, params: PyTree, data, key: Array) -> TrainState:
         """The state before the first step; data is (x, y) or (x, y, examples)."""
         zero, not_yet = jnp.asarray(0, jnp.int32), jnp.asarray(NOT_YET, jnp.int32)
         order = jnp.asarray([] if self.batch_size is None else _examples(data), jnp.int32)
-        opt = self.optimizer.init(params)
+        opt = self.transformation.init(params)
         statistics = () if self.normalization is None else self.normalization.initial
         return TrainState(
             step=zero,
@@ -96,25 +138,36 @@ class Algorithm:
             converged_at=not_yet,
         )
 
+    def draw(self, init: Callable[[Array], PyTree], data, key: Array) -> TrainState:
+        """The first state of a run that draws all it needs from one key, its parameters included.
+
+        Two runs of one key share their initial parameters, init(key), and the order and
+        augmentation of their examples, whatever their schedules.
+        """
+        return self.start(init(key), data, jax.random.fold_in(key, 1))
+
     def advance(self, state: TrainState, data, count, schedule: Schedule) -> TrainState:
         """`count` steps; it may be traced."""
         return jax.lax.fori_loop(0, count, lambda _, s: self.step(s, data, schedule), state)
 
     def step(self, state: TrainState, data, schedule: Schedule) -> TrainState:
-        if self.plain:
+        """One step. Where the schedule is known to re-linearise at each, the proxy is the network,
+        and its Jacobian-vector product, zero, is left out."""
+        plain = is_every_step(schedule)
+        if plain:
             linearizing = jnp.asarray(True)
         else:
             linearizing = (state.step == 0) | schedule(state.step, state)
         anchor = _where(linearizing, state.params, state.anchor)
-        opt = state.optimizer_state
+        optimizer, opt = self.transformation, state.optimizer_state
         if self.reset_optimizer:
-            opt = _where(linearizing, self.optimizer.init(state.params), opt)
+            opt = _where(linearizing, optimizer.init(state.params), opt)
         order, x, y = self._batch(state, data)
 
-        displacement = None if self.plain else tree_sub(state.params, anchor)
+        displacement = None if plain else tree_sub(state.params, anchor)
         value, gradient, batch_statistics = self._loss_and_gradient(anchor, displacement, x, y)
         gradient = self._with_penalty(gradient, displacement)
-        updates, opt = self.optimizer.update(gradient, opt, state.params)
+        updates, opt = optimizer.update(gradient, opt, state.params)
         params = optax.apply_updates(state.params, updates)
 
         # At a linearisation proxy and network agree, so `value` is the network's loss there.
@@ -152,21 +205,22 @@ class Algorithm:
         """
 
         def of_part(loss, x, y):
-            outputs, jvp, vjp, statistics = self._products(anchor, x)
-            proxy = outputs if displacement is None else outputs + jvp(displacement)
+            plain = displacement is None
+            outputs, jvp, vjp, statistics = self._products(anchor, x, transposed_only=plain)
+            proxy = outputs if plain else outputs + jvp(displacement)
             value, cotangent = jax.value_and_grad(loss)(proxy, y)
             return value, vjp(cotangent), statistics
 
         sliced = isinstance(self.f, Sliced) and self.normalization is None
         return loss_over_slices(of_part, self.loss, self.f.size if sliced else None, x, y)
 
-    def _products(self, anchor, x):
+    def _products(self, anchor, x, *, transposed_only):
         """f(anchor, x), J v and J^T u from one primal pass, and the batch's statistics in it."""
         if self.normalization is None:
             network = lambda p: (self.f(p, x), ())  # noqa: E731
         else:
             network = lambda p: self.normalization.apply(p, x)  # noqa: E731
-        if self.plain:
+        if transposed_only:
             outputs, transpose, statistics = jax.vjp(network, anchor, has_aux=True)
             jvp = None
         else:

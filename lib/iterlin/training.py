@@ -1,144 +1,112 @@
 """Training by iterative linearisation: one run, or a sweep over periods and seeds.
 
 Runs go in chunks between evaluations (`chunks`); a chunk is one compiled loop whose length,
-periods and seeds are traced, so that nothing is compiled twice and a whole sweep is one vmapped
-program. The step itself is `algorithm`'s.
+periods, seeds and data are arguments, so that nothing is compiled twice and a whole sweep is one
+vmapped program. The step itself is `algorithm`'s.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, PyTree
 
-from iterlin.algorithm import Algorithm, TrainState
-from iterlin.linearization import Network, linearize
-from iterlin.losses import Loss
+from iterlin.algorithm import RUN_AXES, Algorithm, TrainState
+from iterlin.linearization import linearize
 from iterlin.runtime import checkpoints
 from iterlin.runtime.chunks import History, run_in_chunks
+from iterlin.runtime.precision import full_precision
 from iterlin.runtime.slices import in_slices
-from iterlin.schedules import Schedule, Solved, every, is_every_step, periods_array
-from iterlin.validation import non_negative, positive, positive_integer
+from iterlin.schedules import Schedule, every, periods_array
+from iterlin.validation import positive_integer
 
 Metrics = Mapping[str, Callable[[Array, Array], Array]]
+Sets = Mapping[str, tuple[Array, Array]]
 
 
+class Watch(NamedTuple):
+    """What is recorded of a run on its way, and when.
+
+    sets: {"test": (x, y), ...}; metrics: {"accuracy": accuracy, ...} of (outputs, y), the loss that
+    is minimised if None. Each metric is recorded on each set, of the network as "<set>_<metric>"
+    and of its proxy as "<set>_<metric>_proxy". at: increasing steps, the last of the run added; 0
+    and a log grid if None.
+    """
+
+    sets: Sets = MappingProxyType({})
+    metrics: Metrics | None = None
+    at: Any = None
+
+
+# Of each run, the number of feature updates alone.
+UPDATES = Watch()
+
+
+@full_precision()
 def train(
-    f: Network,
+    algorithm: Algorithm,
     params: PyTree | TrainState,
     data,
     *,
-    loss: Loss,
-    optimizer: optax.GradientTransformation,
     schedule: Schedule,
     num_steps: int,
-    batch_size: int | None = None,
     key: Array | None = None,
-    evaluate: Mapping[str, tuple] | None = None,
-    metrics: Metrics | None = None,
-    eval_steps=None,
-    target_loss: float | None = None,
-    augment: Callable[[Array, Array], Array] | None = None,
-    penalty: float = 0.0,
-    reset_optimizer: bool = False,
-    solved: Solved | None = None,
-    normalization=None,
+    watch: Watch = UPDATES,
     checkpoint: Path | None = None,
     progress: bool | None = None,
 ) -> tuple[TrainState, History]:
-    """Train f by iterative linearisation from params; returns the final state and the history.
+    """Train a network by iterative linearisation (Algorithm 3); the final state and the history.
 
     params may be the state of an earlier run, which then goes on, exactly, up to num_steps in all.
-    data is (x, y) with N examples; loss(outputs, y) is what is minimised (whether it is divided by
-    N is its own affair, see `losses.mean`). batch_size=None is full batch; otherwise examples are
-    drawn without replacement, an incomplete last batch of an epoch is left out, and `key` orders
-    them. `schedule(step, state)` says when to re-linearise: `every(K)`, `never()` or any function.
+    data is (x, y) with N examples. `schedule(step, state)` says when to re-linearise: `every(K)`,
+    `never()` or any function. key orders the examples of minibatches.
 
-    history maps "step" to eval_steps (T,), "updates" to the feature updates by then, and, for each
-    set in evaluate = {"test": (x, y)} and each of metrics = {"loss": loss, ...},
-    "<set>_<metric>" (the network) and "<set>_<metric>_proxy" to (T,). An evaluation at a multiple
-    of K sees the proxy at the end of its period, before re-linearisation. eval_steps defaults to
-    0 and a log grid up to num_steps.
-
-    target_loss ends a run when the network's own loss, seen at a linearisation, is at or below it
-    ('while not converged'). A non-finite step ends it as diverged, without raising.
-
-    For each linearisation solved by itself: penalty lambda adds lambda ||theta - theta_s||^2 to
-    the loss (eq. (10); damping 2 lambda), reset_optimizer starts the optimiser anew, and `solved`,
-    with a schedule such as `when_solved`, ends it when the linear problem is solved.
-    augment(key, x) -> x changes the inputs of each step. normalization
-    (`normalization.Normalization`) belongs to an f with batch statistics.
+    history maps "step" to the steps looked at (T,), "updates" to the feature updates by then, and
+    what `watch` names to (T,). A look at a multiple of K sees the proxy at the end of its period,
+    before re-linearisation. A non-finite step ends the run as diverged, without raising. Products
+    are computed in full precision (`runtime.precision`).
 
     With a checkpoint, a file, a run that is killed goes on from there when it is called again, to
     the same bits; the file is refused with CheckpointError if it is of another run. `progress`
     shows a bar (default: on a terminal).
 
-    Raises ValueError before any compute for a num_steps or batch_size that is not a positive
-    integer, a batch larger than the data, a minibatch without key, inputs and targets of different
-    lengths, a negative penalty, a resumed state that has no order of examples for minibatches, or
-    evaluation steps that are not whole, increasing and in [0, num_steps].
+    Raises ValueError before any compute for an algorithm without optimizer, a num_steps that is not
+    a positive integer, a batch larger than the data, a minibatch without key, inputs and targets of
+    different lengths, a resumed state that has no order of examples for minibatches, or steps to
+    look at that are not whole, increasing and in [0, num_steps].
     """
     begun = params if isinstance(params, TrainState) else None
     first, key = (int(begun.step), begun.key) if begun else (0, key)
-    eval_steps = check_run(data, num_steps, batch_size, key, eval_steps, target_loss, first)
-    non_negative("penalty", penalty)
-    if begun and batch_size is not None and begun.order.size == 0:
+    looks = check_run(algorithm, data, num_steps, key, watch.at, first)
+    if begun and algorithm.batch_size is not None and begun.order.size == 0:
         raise ValueError("the state is of a full-batch run: it cannot go on with a batch_size")
     key = jax.random.key(0) if key is None else key
-    algorithm = Algorithm(
-        f=f,
-        loss=loss,
-        optimizer=optimizer,
-        batch_size=batch_size,
-        target_loss=target_loss,
-        augment=augment,
-        penalty=penalty,
-        penalized=penalty > 0,
-        reset_optimizer=reset_optimizer,
-        solved=solved,
-        plain=is_every_step(schedule),
-        normalization=normalization,
-    )
     state = begun or algorithm.start(params, data, key)
 
     @partial(jax.jit, donate_argnums=0)
-    def advance(state, count):
+    def advance(state, data, count):
         return algorithm.advance(state, data, count, schedule)
 
-    observe = jax.jit(observer(algorithm, evaluate, metrics or {"loss": loss}))
-    outcome = run_in_chunks(
-        state,
-        advance,
-        observe,
-        eval_steps,
-        first=first,
-        progress=progress,
-        checkpoint=checkpoint,
-        fingerprint=fingerprint(advance, observe, state, eval_steps) if checkpoint else "",
-    )
-    return outcome.state, outcome.history
+    observe = jax.jit(observer(algorithm, watch.metrics))
+    return _run(state, advance, observe, (data,), watch.sets, looks, first, checkpoint, progress)
 
 
+@full_precision()
 def train_sweep(
-    f: Network,
+    algorithm: Algorithm,
     init: Callable[[Array], PyTree],
     data,
     *,
     periods,
     keys: Array,
-    loss: Loss,
-    optimizer: optax.GradientTransformation,
     num_steps: int,
     schedule: Callable[[Array], Schedule] = every,
-    batch_size: int | None = None,
-    evaluate: Mapping[str, tuple] | None = None,
-    metrics: Metrics | None = None,
-    eval_steps=None,
-    target_loss: float | None = None,
+    watch: Watch = UPDATES,
     checkpoint: Path | None = None,
     progress: bool | None = None,
 ) -> tuple[TrainState, History]:
@@ -149,38 +117,52 @@ def train_sweep(
     leaves but `step` lead with (K, S); the history's arrays but "step" are (K, S, T). Everything
     else, errors included, is as for `train`.
     """
-    algorithm = Algorithm(f, loss, optimizer, batch_size, target_loss)
     datasets, data_axis = (jax.vmap(data)(keys), 0) if callable(data) else (data, None)
     example = jax.tree.map(lambda a: a[0], datasets) if callable(data) else data
-    eval_steps = check_run(example, num_steps, batch_size, keys, eval_steps, target_loss)
+    looks = check_run(algorithm, example, num_steps, keys, watch.at)
     periods = periods_array(periods)
-    # The step counter is common to all runs.
-    state_axes = TrainState(None, *[0] * (len(TrainState._fields) - 1))
+
+    def over_both(function, *axes, out=RUN_AXES):
+        """Over seeds (the first axes), then over periods."""
+        seeds = jax.vmap(function, (RUN_AXES, *(axis[0] for axis in axes)), out)
+        return jax.vmap(seeds, (RUN_AXES, *(axis[1] for axis in axes)), out)
 
     @partial(jax.jit, donate_argnums=0)
-    def advance(states, count):
+    def advance(states, datasets, periods, count):
         def run(state, run_data, period):
             return algorithm.advance(state, run_data, count, schedule(period))
 
-        over_seeds = jax.vmap(run, (state_axes, data_axis, None), state_axes)
-        return jax.vmap(over_seeds, (state_axes, None, 0), state_axes)(states, datasets, periods)
+        return over_both(run, (data_axis, None), (None, 0))(states, datasets, periods)
 
-    observe_run = observer(algorithm, evaluate, metrics or {"loss": loss})
-    observe = jax.jit(jax.vmap(jax.vmap(observe_run, (state_axes,)), (state_axes,)))
+    observe = jax.jit(over_both(observer(algorithm, watch.metrics), (None, None), out=0))
+    draw = partial(algorithm.draw, init)
+    seeds = jax.vmap(draw, (data_axis, 0), RUN_AXES)(datasets, keys)
+    states = jax.vmap(lambda _: seeds, out_axes=RUN_AXES)(periods)
+    inputs = (datasets, periods)
+    return _run(states, advance, observe, inputs, watch.sets, looks, 0, checkpoint, progress)
 
-    def start(key, run_data):
-        return algorithm.start(init(key), run_data, jax.random.fold_in(key, 1))
 
-    seeds = jax.vmap(start, (0, data_axis), state_axes)(keys, datasets)
-    states = jax.vmap(lambda _: seeds, out_axes=state_axes)(periods)
+def _run(state, advance, observe, inputs, sets, looks, first, checkpoint, progress):
+    """Chunks of advance(state, *inputs, count) between looks observe(state, sets)."""
+    # Arguments, and on the device once: as constants they would be copied into the programs.
+    inputs, sets = jax.tree.map(jnp.asarray, (inputs, dict(sets)))
+    fingerprint = ""
+    if checkpoint is not None:
+        # A run is its two programs and all the numbers that go into them.
+        programs = [
+            advance.trace(state, *inputs, jnp.asarray(1, jnp.int32)).jaxpr,
+            observe.trace(state, sets).jaxpr,
+        ]
+        fingerprint = checkpoints.fingerprint(programs, state, inputs, sets, looks)
     outcome = run_in_chunks(
-        states,
-        advance,
-        observe,
-        eval_steps,
+        state,
+        lambda state, count: advance(state, *inputs, count),
+        lambda state: observe(state, sets),
+        looks,
+        first=first,
         progress=progress,
         checkpoint=checkpoint,
-        fingerprint=fingerprint(advance, observe, states, eval_steps) if checkpoint else "",
+        fingerprint=fingerprint,
     )
     return outcome.state, outcome.history
 
@@ -191,21 +173,15 @@ def log_steps(num_steps: int, per_decade: int = 6) -> np.ndarray:
     return np.unique(np.concatenate([[0], np.geomspace(1, num_steps, count).round()])).astype(int)
 
 
-def fingerprint(advance, observe, state, eval_steps) -> str:
-    """What a run computes, as one digest: its two programs and all the numbers they start from."""
-    count = jnp.asarray(1, jnp.int32)
-    programs = [advance.trace(state, count).jaxpr, observe.trace(state).jaxpr]
-    return checkpoints.fingerprint(programs, state, np.asarray(eval_steps))
+def observer(algorithm: Algorithm, metrics: Metrics | None, *, slice_size: int | None = None):
+    """observe(state, sets) -> {"updates", "<set>_<metric>", "<set>_<metric>_proxy"} (`Watch`)."""
+    metrics = {"loss": algorithm.loss} if metrics is None else metrics
 
-
-def observer(algorithm: Algorithm, evaluate, metrics: Metrics, *, slice_size: int | None = None):
-    """observe(state) -> {"updates", "<set>_<metric>", "<set>_<metric>_proxy"}, as `train` says."""
-
-    def observe(state):
+    def observe(state: TrainState, sets: Sets):
         seen = {"updates": state.updates}
         network = algorithm.network(state)
         proxy = linearize(network, state.anchor)
-        for name, (x, y) in (evaluate or {}).items():
+        for name, (x, y) in sets.items():
             for suffix, model in {"": network, "_proxy": proxy}.items():
                 outputs = in_slices(model, slice_size or len(x))(state.params, x)
                 for metric, function in metrics.items():
@@ -215,30 +191,26 @@ def observer(algorithm: Algorithm, evaluate, metrics: Metrics, *, slice_size: in
     return observe
 
 
-def check_run(data, num_steps, batch_size, key, eval_steps, target_loss, first=0) -> np.ndarray:
-    """The steps to evaluate at, num_steps the last; ValueError as `train` says."""
+def check_run(algorithm: Algorithm, data, num_steps, key, at, first=0) -> np.ndarray:
+    """The steps to look at, num_steps the last; ValueError as `train` says."""
     x, y = data
+    algorithm.transformation  # noqa: B018 (raises where there is none)
     positive_integer("num_steps", num_steps)
     if len(x) != len(y):
         raise ValueError(f"inputs and targets differ in length: {len(x)} and {len(y)}")
-    if target_loss is not None:
-        positive("target_loss", target_loss)
+    batch_size = algorithm.batch_size
     if batch_size is not None:
-        positive_integer("batch_size", batch_size)
         if batch_size > len(x):
             raise ValueError(f"batch_size {batch_size} exceeds the {len(x)} examples there are")
         if key is None:
             raise ValueError("a minibatch run needs a key to order its examples")
     if num_steps < first:
         raise ValueError(f"num_steps {num_steps} is below the {first} steps already taken")
-    if eval_steps is None:
-        steps = np.unique(np.maximum(log_steps(num_steps), first))
-    else:
-        steps = np.asarray(eval_steps)
+    steps = np.unique(np.maximum(log_steps(num_steps), first)) if at is None else np.asarray(at)
     whole = np.issubdtype(steps.dtype, np.integer)
     if steps.ndim != 1 or steps.size == 0 or not whole or np.any(np.diff(steps) <= 0):
-        raise ValueError("eval_steps must be a strictly increasing list of whole steps")
+        raise ValueError("watch.at must be a strictly increasing list of whole steps")
     if steps[0] < first or steps[-1] > num_steps:
         limits = f"[{first}, {num_steps}]"
-        raise ValueError(f"eval_steps must lie in {limits}, got {steps[0]}..{steps[-1]}")
+        raise ValueError(f"watch.at must lie in {limits}, got {steps[0]}..{steps[-1]}")
     return steps if steps[-1] == num_steps else np.append(steps, num_steps)

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from iterlin import losses, schedules
 from iterlin.algorithm import Algorithm
 from iterlin.exact.engines import Steps
@@ -52,9 +51,8 @@ def step(settings, arrays):
     algorithm = Algorithm(
         f=model.apply,
         loss=ENTROPY,
-        optimizer=optax.sgd(settings["step_size"]),
+        optimizer=settings["step_size"],
         batch_size=len(data[1]),
-        plain=plain,
     )
     schedule = schedules.every(1) if plain else schedules.never()
     state = algorithm.start(anchor, data, jax.random.key(0))

@@ -3,9 +3,11 @@
 import jax
 import numpy as np
 from iterlin import losses
+from iterlin.algorithm import Algorithm
 from iterlin.networks.mlp import mlp
 from iterlin.study import data
-from iterlin.study.programs import Problem, Program, Run
+from iterlin.study.groups import Problem, Run, trainer
+from iterlin.training import Watch
 
 from bench.peers.ours.common import batch, network, precision
 from bench.worker import Prepared
@@ -21,15 +23,9 @@ def _problem(settings):
     else:
         train = tuple(data.digits(settings["examples"]).train)
         model = mlp([64, settings["hidden"], 10])
-    return Problem(
-        f=model.apply,
-        init=model.init,
-        train=train,
-        loss=ENTROPY,
-        evaluate={"train": tuple(a[:EVALUATED] for a in train)},
-        metrics={"loss": ENTROPY},
-        batch_size=settings["batch"],
-    )
+    algorithm = Algorithm(model.apply, ENTROPY, batch_size=settings["batch"])
+    watch = Watch({"train": tuple(a[:EVALUATED] for a in train)})
+    return Problem(algorithm, model.init, train, watch)
 
 
 def sweep(settings, arrays):
@@ -41,12 +37,12 @@ def sweep(settings, arrays):
         for period in settings["periods"]
         for seed in range(settings["seeds"])
     ]
-    program = Program(problem, runs[0])
+    train = trainer(problem, runs[0])
     groups = [runs] if settings["together"] else [[run] for run in runs]
 
     def run():
         outcomes = [
-            program.run(group, label="bench", folder=None, data_digest=None) for group in groups
+            train(group, label="bench", folder=None, data_digest=None) for group in groups
         ]
         jax.block_until_ready([outcome.state.params for outcome in outcomes])
         return outcomes

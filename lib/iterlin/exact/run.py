@@ -19,17 +19,20 @@ from iterlin.runtime.chunks import CHECKPOINT, History, OutOfTime, out_of_time
 class ExactRun:
     """One run on its way: `state` is as of the latest stop, `position` within its linearisation."""
 
-    def __init__(self, engine, asked: Answers, state: TrainState, observe, eval_steps, checkpoint):
-        self.engine, self.asked, self.observe = engine, asked, observe
+    def __init__(
+        self, engine, asked: Answers, state: TrainState, observe, sets, eval_steps, checkpoint
+    ):
+        self.engine, self.asked = engine, asked
+        self.observe = lambda state: observe(state, sets)
         self.state, self.eval_steps, self.checkpoint = state, eval_steps, checkpoint
         self.position: Progress = engine.begin(state.params)
-        self.names = [*jax.eval_shape(observe, state), "evaluations", "stability", "seconds"]
+        self.names = [*jax.eval_shape(observe, state, sets), "evaluations", "stability", "seconds"]
         self.spent, self.rows, self.fingerprint = 0, [], ""
         self.written = self.begun = time.monotonic()
         if checkpoint is not None:
             programs = [*engine.programs(state.params), asked.program(state)]
-            programs.append(observe.trace(state).jaxpr)
-            inputs = (state, engine.task.data, np.asarray(eval_steps))
+            programs.append(observe.trace(state, sets).jaxpr)
+            inputs = (state, engine.task.data, sets, np.asarray(eval_steps))
             self.fingerprint = checkpoints.fingerprint(programs, *inputs)
             if Path(checkpoint).is_dir():
                 self.checkpoint = Path(checkpoint) / f"{self.fingerprint[:24]}.npz"

@@ -5,16 +5,14 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
 from iterlin.exact.choice import ENGINES
-from iterlin.exact.integrate import Integrator
+from iterlin.exact.integrate import STEPWISE, integrator
 from iterlin.runtime.chunks import OutOfTime, out_of_time
-from iterlin.schedules import every, when_solved
-from iterlin.study.programs import Problem, Run
+from iterlin.study.groups import Problem, Run, algorithm_of, key_of, schedule_of
 from iterlin.study.runs import Result, check, run_all, say, tabulate
 from iterlin.validation import one_of
 
@@ -39,8 +37,8 @@ def exact_grid(
     Raises ValueError, before any compute, for a problem with minibatches, augmentation or running
     statistics, a run with another optimiser than plain gradient descent, and as `runs.grid`.
     """
-    for name in ("batch_size", "augment", "normalization"):
-        if getattr(problem, name) is not None:
+    for name in STEPWISE:
+        if getattr(problem.algorithm, name) is not None:
             raise ValueError(f"exact engines train on the full batch as it is: no {name}")
     problem = replace(problem, diagnose=0, observe=None)
     runs = [make(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
@@ -84,34 +82,24 @@ def _by_steps(problem: Problem, run: Run, label: str, folder: Path | None) -> Re
     return result._replace(history=result.history | more)
 
 
-def _integrator(problem: Problem, run: Run, engine: str, tolerance: float) -> Integrator:
+def _integrator(problem: Problem, run: Run, engine: str, tolerance: float):
     x, y = problem.train
     if run.examples is not None:
         chosen = jnp.asarray(problem.subset(run.examples, run.seed), jnp.int32)
         x, y = jnp.take(x, chosen, 0), jnp.take(y, chosen, 0)
-    return Integrator(
-        problem.f,
-        (x, y),
-        loss=problem.loss,
-        step_size=run.step_size,
-        engine=engine,
-        penalty=run.penalty,
-        tolerance=tolerance,
-        solved=problem.solved if run.until_solved else None,
-        evaluate=problem.evaluate,
-        metrics=problem.metrics,
-    )
+    algorithm = replace(algorithm_of(problem, run), optimizer=run.step_size)
+    return integrator(algorithm, (x, y), engine=engine, tolerance=tolerance, watch=problem.watch)
 
 
-def _integrate(integrator: Integrator, problem: Problem, run: Run, folder: Path | None):
+def _integrate(integrated, problem: Problem, run: Run, folder: Path | None):
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        state, history = integrator.run(
-            problem.init(jax.random.fold_in(jax.random.key(0), run.seed)),
-            schedule=(when_solved if run.until_solved else every)(run.period),
+        state, history = integrated(
+            problem.init(key_of(run.seed)),
+            schedule=schedule_of(run),
             num_steps=run.eval_steps[-1],
-            eval_steps=np.asarray(run.eval_steps),
+            at=np.asarray(run.eval_steps),
             checkpoint=folder,
             progress=False,
         )

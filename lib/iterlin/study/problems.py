@@ -1,6 +1,6 @@
 """The image experiments' common ground: a data set and a network by name, as a problem to run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,11 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
 from iterlin import losses
+from iterlin.algorithm import Algorithm
 from iterlin.networks import convnets
 from iterlin.study import images
-from iterlin.study.runs import Problem
+from iterlin.study.groups import Problem
+from iterlin.training import Watch
 from iterlin.validation import one_of
 
 NETWORKS = {"lenet": convnets.lenet, "resnet18": convnets.resnet18}
@@ -29,6 +31,8 @@ def image_problem(
     augment: bool = False,
     reduction: str = "mean",
     seed: int = 0,
+    diagnose: int = 0,
+    observe: Callable | None = None,
     **settings,
 ) -> Problem:
     """Softmax cross-entropy on a data set of `images.load`, with a network of `convnets`.
@@ -38,7 +42,7 @@ def image_problem(
     for every run, and runs on fewer examples take nested subsets of the training set. Loss and
     accuracy are recorded on the first `seen` training examples and on all of validation (where
     there are any) and test. The loss is the mean over the examples of a batch, or their sum.
-    `settings` are those of `runs.Problem`.
+    diagnose and observe are those of `groups.Problem`, `settings` further ones of its algorithm.
 
     Raises ValueError for an unknown data set, network or reduction, and as those functions do.
     """
@@ -55,18 +59,25 @@ def image_problem(
     def subset(size, run_seed):
         return images.nested_subset(split.train.y, size, run_seed)
 
-    return Problem(
+    algorithm = Algorithm(
         f=model.apply,
-        init=model.init,
-        train=(jnp.asarray(split.train.x), jnp.asarray(split.train.y)),
         loss=entropy if reduction == "mean" else losses.cross_entropy,
-        evaluate={name: chosen for name, chosen in sets.items() if len(chosen[1])},
-        metrics={"loss": entropy, "accuracy": losses.accuracy},
         batch_size=batch_size,
         augment=images.augment if augment else None,
         normalization=getattr(model, "normalization", None),
-        subset=subset,
         **settings,
+    )
+    return Problem(
+        algorithm,
+        model.init,
+        train=(jnp.asarray(split.train.x), jnp.asarray(split.train.y)),
+        watch=Watch(
+            sets={name: chosen for name, chosen in sets.items() if len(chosen[1])},
+            metrics={"loss": entropy, "accuracy": losses.accuracy},
+        ),
+        subset=subset,
+        diagnose=diagnose,
+        observe=observe,
     )
 
 
@@ -101,7 +112,7 @@ def describe(dataset: str, network: Mapping, problem: Problem) -> str:
     sizes = [f"{len(problem.train[1])} to train"]
     sizes += [
         f"{len(y)} to {name}" if name == "test" else f"{len(y)} for {name}"
-        for name, (_, y) in problem.evaluate.items()
+        for name, (_, y) in problem.watch.sets.items()
         if name != "train"
     ]
     settings = ", ".join(f"{key} {value}" for key, value in network.items() if key != "name")

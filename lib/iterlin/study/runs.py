@@ -22,7 +22,15 @@ from iterlin.runtime import checkpoints
 from iterlin.runtime.chunks import PROGRESS, OutOfTime
 from iterlin.runtime.precision import full_precision
 from iterlin.study import provenance
-from iterlin.study.programs import OPTIMIZERS, Problem, Program, Run, is_plain
+from iterlin.study.groups import (
+    OPTIMIZERS,
+    Problem,
+    Run,
+    is_plain,
+    step_memory,
+    step_operations,
+    trainer,
+)
 from iterlin.validation import non_negative, one_of, positive, positive_integer
 
 # Bytes that the runs of one program may take together. On a CPU runs that are small beside a cache
@@ -66,9 +74,9 @@ def run_all(
     results: dict[int, Result] = {}
     seconds, digest = 0.0, None
     if folder is not None:
-        data = (problem.train, problem.evaluate)
+        data = (problem.train, dict(problem.watch.sets))
         digest = checkpoints.fingerprint([], jax.tree.map(np.asarray, data))
-    programs: dict[tuple, Program] = {}
+    trainers: dict[tuple, Callable] = {}
     # Runs of one kind share a program; the seeds come one after the other, so that an
     # interrupted grid has whole seeds rather than whole periods.
     kinds = {}
@@ -77,15 +85,17 @@ def run_all(
     groups = []
     for kind, members in kinds.items():
         members = sorted(members, key=lambda index: runs[index].seed)
-        program = programs.setdefault(kind.program, Program(problem, runs[members[0]]))
-        size = max(1, min(len(members), memory // max(1, program.memory)))
+        example = runs[members[0]]
+        trainers.setdefault(kind.program, trainer(problem, example))
+        each = step_memory(problem, example)
+        size = max(1, min(len(members), memory // max(1, each)))
         size = -(-len(members) // -(-len(members) // size))
         if reporting():
-            each, steps = program.memory / 2**20, kind.eval_steps[-1]
-            total = len(members) * steps * program.operations
+            steps = kind.eval_steps[-1]
+            total = len(members) * steps * step_operations(problem, example)
             say(
                 f"{label}: {len(members)} runs of {steps} steps, {size} at a time "
-                f"(up to {each:.0f} MiB each, {memory / 2**20:.0f} MiB in all), "
+                f"(up to {each / 2**20:.0f} MiB each, {memory / 2**20:.0f} MiB in all), "
                 f"{total:.1e} operations to train"
             )
         groups += [(kind, members[i : i + size]) for i in range(0, len(members), size)]
@@ -93,7 +103,7 @@ def run_all(
     for number, (kind, members) in enumerate(groups, start=1):
         chosen = [runs[index] for index in members]
         try:
-            outcome = programs[kind.program].run(
+            outcome = trainers[kind.program](
                 chosen, label=f"{label} {number}/{len(groups)}", folder=folder, data_digest=digest
             )
         except OutOfTime:
@@ -217,9 +227,10 @@ def check(problem: Problem, run: Run) -> None:
             raise ValueError(f"{size} examples asked of the {len(problem.train[1])} there are")
         if run.examples is not None and problem.subset is None:
             raise ValueError("a run on fewer examples needs the problem's subset")
-        if problem.batch_size is not None and problem.batch_size > size:
-            raise ValueError(f"batch_size {problem.batch_size} exceeds its {size} examples")
-        if run.until_solved and problem.solved is None:
-            raise ValueError("until_solved needs the problem's rule `solved`")
+        batch_size = problem.algorithm.batch_size
+        if batch_size is not None and batch_size > size:
+            raise ValueError(f"batch_size {batch_size} exceeds its {size} examples")
+        if run.until_solved and problem.algorithm.solved is None:
+            raise ValueError("until_solved needs the algorithm's rule `solved`")
     except ValueError as error:
         raise ValueError(f"{error} (in {run._replace(eval_steps=run.eval_steps[-1:])})") from None

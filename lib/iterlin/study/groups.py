@@ -1,0 +1,232 @@
+"""Runs of a kind, trained in groups: one compiled loop and one evaluation for all of a group.
+
+Runs that differ only in numbers (period, seed, step size, penalty, examples) go through the same
+program together, their states led by an axis of runs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, PyTree
+
+from iterlin.algorithm import RUN_AXES, Algorithm, TrainState
+from iterlin.runtime import checkpoints, costs
+from iterlin.runtime.chunks import Outcome, OutOfTime, out_of_time, run_in_chunks
+from iterlin.schedules import NEVER, Schedule, every, when_solved
+from iterlin.study.diagnostics import kernel_diagnostics
+from iterlin.training import Watch, observer
+
+OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
+SLICE = 500
+
+
+class Run(NamedTuple):
+    """One run of Algorithm 3.
+
+    seed draws the initial parameters, the order of the examples and the augmentation. period may be
+    infinity; until_solved makes it the longest that a linear problem is trained (`when_solved`).
+    eval_steps: increasing, the last is the length of the run. examples: the size of its training
+    set, all of it if None.
+    """
+
+    seed: int
+    period: float
+    step_size: float
+    eval_steps: tuple[int, ...]
+    penalty: float = 0.0
+    optimizer: str = "sgd"
+    until_solved: bool = False
+    examples: int | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the runs of a grid have in common.
+
+    algorithm: as for `training.train`; optimizer and penalty are each run's own, and its rule
+    `solved` is for runs until_solved. init(key) -> params; train = (x, y). watch: what is recorded
+    of network and proxy; when, each run says. subset(size, seed) -> indices says which examples a
+    run of fewer trains on. diagnose: size of the sample on which the kernel is followed
+    (`diagnostics.kernel_diagnostics`), none at 0. observe(state) -> {name: array} adds to the
+    history.
+    """
+
+    algorithm: Algorithm
+    init: Callable[[Array], PyTree]
+    train: tuple[Array, Array]
+    watch: Watch
+    subset: Callable[[int, int], np.ndarray] | None = None
+    diagnose: int = 0
+    observe: Callable[[TrainState], dict[str, Array]] | None = None
+
+    def but(self, **settings) -> "Problem":
+        """The same with other settings of its algorithm."""
+        return replace(self, algorithm=replace(self.algorithm, **settings))
+
+
+def key_of(seed: int) -> Array:
+    """The key from which a run draws all (`Algorithm.draw`)."""
+    return jax.random.fold_in(jax.random.key(0), seed)
+
+
+def schedule_of(run: Run, period=None) -> Schedule:
+    """The run's schedule; of several at once with their `period`, traced."""
+    if is_plain(run):
+        return every(1)
+    return (when_solved if run.until_solved else every)(run.period if period is None else period)
+
+
+def algorithm_of(problem: Problem, run: Run, step_size=None, penalty=None) -> Algorithm:
+    """The run's algorithm; of several at once with their step_size and penalty, traced."""
+    optimizer = OPTIMIZERS[run.optimizer]
+    penalty = run.penalty if penalty is None else penalty
+    return replace(
+        problem.algorithm,
+        optimizer=optimizer(run.step_size if step_size is None else step_size),
+        penalty=penalty if run.penalty > 0 else 0.0,
+        solved=problem.algorithm.solved if run.until_solved else None,
+    )
+
+
+def is_plain(run: Run) -> bool:
+    return run.period == 1 and not run.until_solved
+
+
+def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
+    """run(runs, *, label, folder, data_digest) for runs of the example's kind, which may be called
+    with groups of any size; a size is compiled once.
+
+    The leaves of the outcome lead with the run. In `folder` the file's name is the digest of the
+    programs and of all that goes into them. Raises OutOfTime where the deadline has passed and
+    nothing is kept to report.
+    """
+
+    digests = {}
+    compiled = cache(partial(programs, problem, example))
+
+    def run(runs: Sequence[Run], *, label: str, folder: Path | None, data_digest: str | None):
+        size = len(runs)
+        advance, observe = compiled(size)
+        state, values, examples = inputs(problem, runs)
+        train, sets = problem.train, dict(problem.watch.sets)
+        eval_steps = np.asarray(runs[0].eval_steps)
+        checkpoint, fingerprint = None, ""
+        if folder is not None:
+            if size not in digests:
+                one = jnp.asarray(1, jnp.int32)
+                steps = advance.trace(state, values, examples, train, one).jaxpr
+                looks = observe.trace(state, values, examples, train, sets).jaxpr
+                digests[size] = checkpoints.fingerprint([steps, looks])
+            fingerprint = checkpoints.fingerprint(
+                [digests[size], data_digest], state, values, examples, eval_steps
+            )
+            checkpoint = folder / f"{fingerprint[:24]}.npz"
+        if out_of_time() and (checkpoint is None or not checkpoint.exists()):
+            raise OutOfTime(label)
+        outcome = run_in_chunks(
+            state,
+            lambda s, count: advance(s, values, examples, train, count),
+            lambda s: observe(s, values, examples, train, sets),
+            eval_steps,
+            label=label,
+            checkpoint=checkpoint,
+            fingerprint=fingerprint,
+        )
+        return outcome if size > 1 else _led_by_the_run(outcome)
+
+    return run
+
+
+def programs(problem: Problem, example: Run, size: int):
+    """advance(state, values, examples, train, count) -> state, which takes its state's buffers
+    over, and observe(state, values, examples, train, sets), for `inputs` of that many runs."""
+    advance, observe = _advance(problem, example), _observe(problem, example)
+    if size > 1:  # a single one is not vmapped
+        axes = (RUN_AXES, 0, 0, None, None)
+        advance, observe = jax.vmap(advance, axes, RUN_AXES), jax.vmap(observe, axes)
+    return jax.jit(advance, donate_argnums=0), jax.jit(observe)
+
+
+def step_memory(problem: Problem, example: Run) -> int:
+    """Bytes that a step of one run takes: an upper bound, as if nothing were reused."""
+    return costs.intermediate_bytes(*_one_step(problem, example))
+
+
+def step_operations(problem: Problem, example: Run) -> int:
+    """Operations of a step of one run (`costs.operations`), but for looks at what is solved."""
+    return costs.operations(*_one_step(problem.but(solved=None), example))
+
+
+def _one_step(problem, example):
+    def step(state, values, examples, train):
+        algorithm = algorithm_of(problem, example, values["step_size"], values["penalty"])
+        schedule = schedule_of(example, values["period"])
+        return algorithm.step(state, (*train, examples), schedule)
+
+    return step, *inputs(problem, [example]), problem.train
+
+
+def _advance(problem, example):
+    def advance(state, values, examples, train, count):
+        algorithm = algorithm_of(problem, example, values["step_size"], values["penalty"])
+        schedule = schedule_of(example, values["period"])
+        return algorithm.advance(state, (*train, examples), count, schedule)
+
+    return advance
+
+
+def _observe(problem, example):
+    def observe(state, values, examples, train, sets):
+        algorithm = algorithm_of(problem, example, values["step_size"], values["penalty"])
+        seen = observer(algorithm, problem.watch.metrics, slice_size=SLICE)(state, sets)
+        if problem.diagnose:
+            sample = tuple(part[: problem.diagnose] for part in train)
+            network = algorithm.network(state)
+            seen |= kernel_diagnostics(network, state.params, state.anchor, sample, algorithm.loss)
+        if problem.observe is not None:
+            seen |= problem.observe(state)
+        return seen
+
+    return observe
+
+
+def inputs(problem: Problem, runs: Sequence[Run]):
+    """First states, the numbers in which the runs differ, and their examples. Their leaves lead
+    with the run, but for a single one."""
+    keys = jnp.stack([key_of(run.seed) for run in runs])
+    values = {
+        "period": jnp.asarray([int(min(run.period, NEVER)) for run in runs], jnp.int32),
+        "step_size": jnp.asarray([run.step_size for run in runs]),
+        "penalty": jnp.asarray([run.penalty for run in runs]),
+    }
+    size = runs[0].examples
+    if size is None:
+        everything = jnp.arange(len(problem.train[1]), dtype=jnp.int32)
+        examples = jnp.tile(everything, (len(runs), 1))
+    else:
+        chosen = [problem.subset(size, run.seed) for run in runs]
+        examples = jnp.asarray(np.stack(chosen), jnp.int32)
+
+    def draw(key, one_values, one_examples):
+        algorithm = algorithm_of(problem, runs[0], one_values["step_size"], one_values["penalty"])
+        return algorithm.draw(problem.init, (*problem.train, one_examples), key)
+
+    if len(runs) == 1:
+        keys, values, examples = jax.tree.map(lambda leaf: leaf[0], (keys, values, examples))
+        return draw(keys, values, examples), values, examples
+    state = jax.vmap(draw, out_axes=RUN_AXES)(keys, values, examples)
+    return state, values, examples
+
+
+def _led_by_the_run(outcome: Outcome) -> Outcome:
+    state, history = outcome.state, outcome.history
+    rest = jax.tree.map(lambda leaf: leaf[None], state[1:])
+    history = {name: v if name == "step" else v[None] for name, v in history.items()}
+    return Outcome(TrainState(state.step, *rest), history, outcome.seconds)

@@ -1,0 +1,69 @@
+"""`train`, `train_sweep`, `integrate` and `Problem` from one flat set of settings each.
+
+The tests change settings one by one; here each finds its place: with the algorithm, with what is
+watched, or with the run.
+"""
+
+import dataclasses
+
+import iterlin
+from iterlin.algorithm import Algorithm
+from iterlin.exact import integrate as exact
+from iterlin.study.groups import Problem
+from iterlin.training import Watch
+from problems import bare
+
+OF_ALGORITHM = {field.name for field in dataclasses.fields(Algorithm)}
+OF_WATCH = {"evaluate": "sets", "metrics": "metrics", "eval_steps": "at"}
+
+
+def sorted_out(f, settings, make=Algorithm):
+    """(algorithm, watch, the rest)."""
+    algorithm = {n: v for n, v in settings.items() if n in OF_ALGORITHM}
+    if "step_size" in settings:
+        algorithm["optimizer"] = settings["step_size"]
+    watch = {OF_WATCH[n]: v for n, v in settings.items() if n in OF_WATCH and v is not None}
+    taken = {*algorithm, *OF_WATCH, "step_size"}
+    rest = {n: v for n, v in settings.items() if n not in taken}
+    return make(f, **algorithm), Watch(**watch), rest
+
+
+def unchecked(f, **settings):
+    """An algorithm that meets bad input without the checks of types that tests add."""
+    made = object.__new__(Algorithm)
+    defaults = {field.name: field.default for field in dataclasses.fields(Algorithm)}
+    for name, value in {**defaults, "f": f, **settings}.items():
+        object.__setattr__(made, name, value)
+    bare(Algorithm.__post_init__)(made)
+    return made
+
+
+def attempt(f, params, data, **settings):
+    """`train` without those checks."""
+    algorithm, watch, rest = sorted_out(f, settings, unchecked)
+    return bare(iterlin.train)(algorithm, params, data, watch=watch, **rest)
+
+
+def train(f, params, data, **settings):
+    algorithm, watch, rest = sorted_out(f, settings)
+    return iterlin.train(algorithm, params, data, watch=watch, **rest)
+
+
+def train_sweep(f, init, data, **settings):
+    algorithm, watch, rest = sorted_out(f, settings)
+    return iterlin.train_sweep(algorithm, init, data, watch=watch, **rest)
+
+
+def integrate(f, params, data, **settings):
+    algorithm, watch, rest = sorted_out(f, settings)
+    return iterlin.integrate(algorithm, params, data, watch=watch, **rest)
+
+
+def integrator(f, data, **settings):
+    algorithm, watch, rest = sorted_out(f, settings)
+    return exact.integrator(algorithm, data, watch=watch, **rest)
+
+
+def problem(f, init, train, **settings):
+    algorithm, watch, rest = sorted_out(f, settings)
+    return Problem(algorithm, init, train, watch, **rest)
