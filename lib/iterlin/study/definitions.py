@@ -127,7 +127,7 @@ class Library:
             return self.member(self.modules[module].exports[name], name)
         if name.startswith("__"):
             return External(f"{PACKAGE}.{name}")
-        raise ValueError(f"{PACKAGE}.{module} has no {name!r}".replace("..", "."))
+        raise ValueError(f"{f'{PACKAGE}.{module}'.rstrip('.')} has no {name!r}")
 
     def form(self, key: Key) -> list:
         """The normal form of a definition: text, and what it refers to in its places."""
