@@ -15,7 +15,7 @@ ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 
   JAX_COMPILATION_CACHE_DIR=$(CURDIR)/_build/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
 .DEFAULT_GOAL := help
-.PHONY: help book results serve test versions library lint format references restamp picture bench lock clean
+.PHONY: help book results serve test versions library lint format references restamp picture bench lock dist clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -84,12 +84,17 @@ bench: $(INSTALLED) ## measure the library beside its peers [CASES=NTK] [ROUNDS=
 	@$(BIN)/python -m bench --rounds $(ROUNDS) $(if $(TIER),--tier $(TIER)) $(if $(CASES),--cases $(CASES)) \
 	  $(if $(WHOLE),--whole) $(if $(PEERS),--python $(PEERS))
 
-lock: $(INSTALLED) ## pin the newest versions that fit pyproject.toml (needs uv)
-	@sed '/^[^#]/,$$d' requirements.lock > requirements.new
-	@uv pip compile --universal --python-version 3.11 --generate-hashes --upgrade \
-	  --no-emit-index-url --no-annotate --no-header --group dev pyproject.toml -q >> requirements.new
-	@mv requirements.new requirements.lock
-	@$(BIN)/python -m iterlin_book.environment > environment.yml
+lock: ## pin what pyproject.toml asks for, the rest as it is (UPGRADE=1: the newest; needs uv)
+	@cp requirements.lock requirements.new
+	@uv pip compile --universal --python-version 3.11 --generate-hashes $(if $(UPGRADE),--upgrade) \
+	  --no-emit-index-url --no-annotate --no-header --extra study --extra book --group dev \
+	  pyproject.toml -o requirements.new -q
+	@sed '/^[^#]/,$$d' requirements.lock | cat - requirements.new > requirements.both
+	@mv requirements.both requirements.lock && rm requirements.new
+
+dist: $(INSTALLED) ## test the library's wheel and source archive, and make both in dist/
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q tests/test_wheel.py tests/test_environment.py
+	@rm -rf dist && $(BIN)/python -m iterlin_book.dist
 
 clean: ## remove what was built, but not the installation
-	rm -rf _build .snakemake
+	rm -rf _build .snakemake dist

@@ -1,35 +1,96 @@
-"""requirements.lock, environment.yml and pyproject.toml name the same things."""
+"""pyproject.toml, requirements.lock and environment.yml tell what the code needs, all the same."""
 
+import ast
 import re
+import sys
 import tomllib
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 import pytest
 import yaml
-from iterlin_book import environment
+from iterlin_book.lint import cells
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = (ROOT / "requirements.lock").read_text("utf8")
-PINS = [Requirement(pin) for pin in environment.pins(LOCK)]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))
-WANTED = [
-    Requirement(line)
-    for line in [
-        *PROJECT["project"]["dependencies"],
-        *PROJECT["dependency-groups"]["dev"],
-        *PROJECT["build-system"]["requires"],
-    ]
+PINS = [
+    Requirement(line.strip())
+    for line in re.findall(r"^[A-Za-z0-9][^\s\\]*==[^\\\n]*", LOCK, re.MULTILINE)
+]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))
+PROJECT = PYPROJECT["project"]
+EXTRAS, GROUPS = PROJECT["optional-dependencies"], PYPROJECT["dependency-groups"]
+OURS = {"iterlin", "iterlin_book", "bench", *(path.stem for path in (ROOT / "tests").glob("*.py"))}
+
+
+def requirements(lines):
+    return [Requirement(line) for line in lines if isinstance(line, str)]
+
+
+CORE = requirements(PROJECT["dependencies"])
+STUDY = [*CORE, *requirements(EXTRAS["study"])]
+BOOK = [*STUDY, *requirements(EXTRAS["book"])]
+DEV = [*BOOK, *requirements([*GROUPS["test"], *GROUPS["dev"]])]
+WANTED = [need for need in DEV if need.name != PROJECT["name"]]
+WANTED += requirements(PYPROJECT["build-system"]["requires"])
+CORE_FILES = [
+    path
+    for path in (ROOT / "lib" / "iterlin").rglob("*.py")
+    if "study" not in path.relative_to(ROOT).parts
 ]
 
 
-def test_conda_users_get_the_locked_versions():
-    conda = yaml.safe_load((ROOT / "environment.yml").read_text("utf8"))
-    (pip,) = [item["pip"] for item in conda["dependencies"] if isinstance(item, dict)]
-    assert pip[-1] == "-e ."
-    assert [str(Requirement(line)) for line in pip[:-1]] == [str(pin) for pin in PINS]
+def imports(code):
+    """The names at the top of what a piece of code imports, inside functions too."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.split(".")[0]
+
+
+def needed(paths):
+    """The distributions that files import, our own and Python's left out."""
+    codes = [
+        code
+        for path in paths
+        for code in (
+            [path.read_text("utf8")]
+            if path.suffix == ".py"
+            else [code for _, code in cells(path.read_text("utf8"))]
+        )
+    ]
+    names = {name for code in codes for name in imports(code)} - sys.stdlib_module_names - OURS
+    installed = packages_distributions()
+    return {canonicalize_name(installed.get(name, [name])[0]) for name in names}
+
+
+def names(declared):
+    return {canonicalize_name(need.name) for need in declared}
+
+
+def test_the_library_declares_what_it_imports_and_no_more():
+    assert needed(CORE_FILES) == names(CORE)
+
+
+@pytest.mark.parametrize(
+    ("folder", "pattern", "declared"),
+    [
+        ("lib/iterlin/study", "*.py", STUDY),
+        ("lib/iterlin_book", "*.py", BOOK),
+        ("book", "**/*.md", BOOK),
+        ("tests", "*.py", DEV),
+        ("bench", "*.py", DEV),
+    ],
+    ids=["study", "machinery", "pages", "tests", "bench"],
+)
+def test_what_is_imported_is_declared(folder, pattern, declared):
+    paths = list((ROOT / folder).glob(pattern))
+    assert paths
+    assert needed(paths) <= names(declared)
 
 
 def test_the_lock_has_hashes_and_no_addresses():
@@ -47,3 +108,11 @@ def test_what_the_project_asks_for_is_locked_and_installed(wanted):
         assert all(wanted.specifier.contains(spec.version) for spec in pin.specifier)
     (here,) = [pin for pin in pins if pin.marker is None or pin.marker.evaluate()]
     assert here.specifier.contains(version(wanted.name))
+
+
+def test_conda_users_get_a_python_that_the_project_takes_and_make():
+    conda = yaml.safe_load((ROOT / "environment.yml").read_text("utf8"))
+    python, *rest = conda["dependencies"]
+    assert python.startswith("python=")
+    assert SpecifierSet(PROJECT["requires-python"]).contains(python.removeprefix("python="))
+    assert rest == ["pip", "make"]

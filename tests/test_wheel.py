@@ -1,0 +1,168 @@
+"""The wheel is the library and nothing else, and works with what it declares and nothing else."""
+
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import iterlin
+import pytest
+import yaml
+from iterlin_book import dist
+from packaging.metadata import Metadata
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = {
+    path.relative_to(ROOT / "lib").as_posix() for path in (ROOT / "lib" / "iterlin").rglob("*.py")
+}
+DATA = {"iterlin/py.typed", "iterlin/study/registry.yml"}
+IS_BARE = """
+import importlib, sys
+from importlib.util import find_spec
+folders, modules = sys.argv[1:3], sys.argv[3:]
+sys.path[:0] = folders
+import iterlin
+assert iterlin.__file__.startswith(folders[0]), iterlin.__file__
+assert not any(map(find_spec, ["iterlin_book", "pytest", "pip"]))
+for module in modules:
+    importlib.import_module(module)
+"""
+EXAMPLE = """
+assert not any(map(find_spec, ["IPython", "matplotlib", "xarray", "yaml"]))
+
+import jax
+import jax.numpy as jnp
+from iterlin.algorithm import Algorithm
+from iterlin.losses import squared_error
+
+model = iterlin.mlp([2, 8, 1], activation="tanh")
+params = model.init(jax.random.key(0))
+x = jax.random.normal(jax.random.key(1), (6, 2))
+y = x[:, :1] * x[:, 1:]
+proxy = iterlin.linearize(model.apply, params)
+assert jnp.allclose(proxy(params, x), model.apply(params, x))
+kernel = iterlin.empirical_ntk(model.apply, params, x, trace=True)
+assert kernel.shape == (6, 6) and jnp.allclose(kernel, kernel.T, rtol=1e-4, atol=1e-5)
+algorithm = Algorithm(model.apply, squared_error, 0.05)
+state, _ = iterlin.integrate(
+    algorithm, params, (x, y), schedule=iterlin.every(10), num_steps=40, progress=False
+)
+first, last = (squared_error(model.apply(p, x), y) for p in (params, state.params))
+assert last < first, (first, last)
+"""
+STUDY = """
+from iterlin.study import claims, downloads, provenance
+
+assert {"mnist", "cifar10"} <= downloads.registry().keys(), downloads.registry().keys()
+for ask in (provenance.project_root, claims.load_claims):
+    try:
+        ask()
+    except FileNotFoundError as error:
+        assert "belong to a checkout of the book" in str(error), error
+    else:
+        raise AssertionError(f"{ask.__name__} needs no checkout")
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The source archive and the wheel of this checkout."""
+    return dist.build(ROOT, tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """A folder that holds the installed wheel alone."""
+    folder = tmp_path_factory.mktemp("installed")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps"]
+    subprocess.run([*command, "--target", folder, built[1]], check=True)
+    return folder
+
+
+def declared(package, extras, seen):
+    """All distributions that one needs with some extras, found among the installed ones."""
+    for line in package.requires or ():
+        need = Requirement(line)
+        if need.marker is None or any(need.marker.evaluate({"extra": e}) for e in extras or {""}):
+            found = distribution(need.name)
+            if (key := (found.name, frozenset(need.extras))) not in seen:
+                seen.add(key)
+                yield found
+                yield from declared(found, need.extras, seen)
+
+
+def dependencies(installed, extras, folder):
+    """A folder that shows, by links, the dependencies that the wheel declares and no others."""
+    (metadata,) = installed.glob("iterlin-*.dist-info")
+    folder.mkdir()
+    for package in declared(Distribution.at(metadata), extras, set()):
+        for top in {file.parts[0] for file in package.files} - {"..", "__pycache__"}:
+            if not (link := folder / top).exists():
+                link.symlink_to(package.locate_file(top))
+    return folder
+
+
+def run(code, installed, tmp_path, modules, extras=(), options=("-W", "error")):
+    """Run code with the wheel, what it declares, and Python's own library, in an empty folder."""
+    shown = dependencies(installed, set(extras), tmp_path / "dependencies")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", *options, "-c", IS_BARE + code, installed, shown, *modules],
+        cwd=empty,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def modules(study):
+    """The names of the library's modules, of the study or of all else."""
+    names = {path.removesuffix(".py").replace("/", ".") for path in SOURCES}
+    names = {name.removesuffix(".__init__") for name in names}
+    return sorted(name for name in names if name.startswith("iterlin.study") == study)
+
+
+def test_the_wheel_holds_the_library_its_data_and_its_licence(built):
+    names = set(zipfile.ZipFile(built[1]).namelist())
+    about = {name for name in names if name.startswith(f"iterlin-{iterlin.__version__}.dist-info/")}
+    assert names - about == SOURCES | DATA
+    assert any(name.endswith("licenses/LICENSE") for name in about)
+
+
+def test_the_archive_holds_what_the_wheel_is_made_of(built):
+    with tarfile.open(built[0]) as opened:
+        names = {path.split("/", 1)[1] for path in opened.getnames() if "/" in path}
+    code = {name.removeprefix("lib/") for name in names if name.endswith((".py", ".typed", ".yml"))}
+    assert code == SOURCES | DATA
+    assert {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO"} <= names
+
+
+def test_the_metadata_is_valid_and_tells_the_one_version(built):
+    with zipfile.ZipFile(built[1]) as opened:
+        (name,) = (name for name in opened.namelist() if name.endswith("/METADATA"))
+        metadata = Metadata.from_email(opened.read(name))  # raises where it is not valid
+    assert metadata.name == "iterlin"
+    assert str(metadata.version) == iterlin.__version__
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf8"))
+    assert citation["version"] == iterlin.__version__
+
+
+def test_the_library_works_with_its_own_dependencies_and_without_a_warning(installed, tmp_path):
+    run(EXAMPLE, installed, tmp_path, modules(study=False))
+
+
+def test_the_study_works_with_its_extra_and_asks_for_a_checkout(installed, tmp_path):
+    run(STUDY, installed, tmp_path, modules(study=True), extras=["study"])
+
+
+def test_the_readme_s_python_runs_with_the_library_alone(installed, tmp_path):
+    text = (ROOT / "README.md").read_text("utf8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    if not blocks:
+        pytest.skip("the README shows no Python")
+    run("\n".join(blocks), installed, tmp_path, [], options=())
