@@ -8,6 +8,7 @@ named.
 import ast
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -208,7 +209,7 @@ def _changed_definitions(then: Origin, now: Origin, library: Library) -> list[st
     for key in library.everything():
         label, digest = library.label(key), library.digest(key)
         inner = {library.digest(k) for k in library.references(key)} - {digest}
-        if digest in new - old and inner <= old:
+        if (label, digest) in now.library and digest not in old and inner <= old:
             word = "changed" if label in names[0] else "new"
             lines.append(f"{word}: {label}" + (f" ({key.module})" if key.module else ""))
     gone = [name for name, digest in then.library if digest not in new]
@@ -226,13 +227,10 @@ def _changed_statements(then: Origin, now: Origin, library_changed: bool) -> lis
         return []
     if library_changed and [name for name, _ in then.page] == [name for name, _ in now.page]:
         return []
-    old, new = set(then.page), set(now.page)
-    lines = [
-        f"changed on the page: {name}" for name, digest in now.page if (name, digest) not in old
-    ]
-    lines += [
-        f"gone from the page: {name}" for name, digest in then.page if (name, digest) not in new
-    ]
+    old, new = (Counter(name for name, _ in origin.page) for origin in (then, now))
+    lines = [f"gone from the page: {name}" for name in old - new]
+    changed = set(now.page) - set(then.page)
+    lines += [f"changed on the page: {name}" for name, _ in changed]
     return sorted(set(lines)) or ["changed on the page: the order of its statements"]
 
 

@@ -8,6 +8,8 @@ import ast
 import re
 from collections.abc import Iterator
 
+import yaml
+
 from iterlin.study.definitions import Key, Library, Writer, bound_by, imports_of, is_text, parse
 
 # A code cell of a page in MyST Markdown: options as ":name: value" lines or between two "---".
@@ -18,15 +20,18 @@ _CELL = re.compile(
 # Modules whose functions show or keep things; their results are no part of what is computed.
 SHOWING = ("claims_table", "page", "plotting", "tables")
 SHOWN_BY = {"display", "print"}
+DRAWING = "matplotlib."
 
 
-def cells(text: str) -> Iterator[tuple[str, ast.Module]]:
-    """Options and syntax tree of each code cell.
+def cells(text: str) -> Iterator[tuple[list[str], ast.Module]]:
+    """Tags and syntax tree of each code cell.
 
     Raises SyntaxError for a cell that is no Python.
     """
     for cell in _CELL.finditer(text):
-        yield cell["options"], parse(cell["code"])
+        lines = (line.removeprefix(":") for line in cell["options"].splitlines() if line != "---")
+        options = yaml.safe_load("\n".join(lines)) or {}
+        yield options.get("tags", []), parse(cell["code"])
 
 
 def defaults(text: str) -> dict:
@@ -35,8 +40,8 @@ def defaults(text: str) -> dict:
 
     Raises ValueError for a cell that fails by itself.
     """
-    for options, tree in cells(text):
-        if "parameters" in options:
+    for tags, tree in cells(text):
+        if "parameters" in tags:
             found: dict = {}
             try:
                 exec(compile(tree, "parameters", "exec"), found)
@@ -59,8 +64,8 @@ def made_by(text: str, library: Library) -> list[tuple[str, list]]:
     """
     statements, imports, bound = [], {}, set()
     saved = None
-    for options, tree in cells(text):
-        if "parameters" in options:
+    for tags, tree in cells(text):
+        if "parameters" in tags:
             bound |= bound_by(tree.body)
             continue
         for statement in tree.body:
@@ -113,6 +118,8 @@ def _shows(statement: ast.stmt, form) -> bool:
     called = form(call.func)[0]
     if isinstance(called, Key):
         return called.module.rpartition(".")[2] in SHOWING
+    if called.startswith(DRAWING):
+        return True
     return isinstance(statement, ast.Expr) and re.split(r"[. ]", called)[-1] in SHOWN_BY
 
 
