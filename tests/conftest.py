@@ -1,9 +1,14 @@
-"""float64, checked array shapes and no silent broadcasting for every test; Hypothesis repeats."""
+"""float64, checked array shapes and no silent broadcasting for every test; Hypothesis repeats.
+
+What `pytest --nightly` adds: the tests marked `nightly`, truly random examples, and XLA's
+optimisations also where a test compares numbers with an oracle (`UNOPTIMIZED`).
+"""
 
 import signal
 
 import jax
 import matplotlib
+import pytest
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
@@ -17,12 +22,73 @@ install_import_hook("iterlin", "type_checks.check")
 # A shell's background job ignores Ctrl-C, and so would the commands under test, which inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile(
-    "repeatable",
-    derandomize=True,
-    deadline=None,
-    max_examples=12,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
+# `make test` looks at the same examples each time, `make nightly` at others each night.
+FEW, MANY = "repeatable", "nightly"
+quiet = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile(FEW, derandomize=True, max_examples=12, **quiet)
+settings.register_profile(MANY, derandomize=False, max_examples=200, print_blob=True, **quiet)
+settings.load_profile(FEW)
+
+# Files whose programs are compiled without most of XLA's optimisations: compiling is most of their
+# time, and what they compare with is an oracle, within a tolerance. A test among them that is about
+# bits, memory, buffers or what is compiled is marked `optimized`.
+UNOPTIMIZED = {
+    "test_convnets.py",
+    "test_ntk.py",
+    "test_slices.py",
+}
+SWITCH = "jax_disable_most_optimizations"
+
+# Started first, so that neither of two workers is left with a long file at the end.
+LONGEST = (
+    "test_mutations.py",
+    "test_book_build.py",
+    "test_convnets.py",
+    "test_runs.py",
+    "test_training.py",
+    "test_checkpoints.py",
+    "test_ntk.py",
+    "test_integrate.py",
+    "test_slices.py",
+    "test_gauss_newton.py",
+    "test_algorithm.py",
+    "test_bench.py",
+    "test_probes.py",
+    "test_flow.py",
+    "test_book_results.py",
+    "test_gradient_flow.py",
+    "test_newton.py",
+    "test_images.py",
+    "test_diagnostics.py",
+    "test_pages.py",
 )
-settings.load_profile("repeatable")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--nightly", action="store_true", help="everything, at length")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "nightly: takes minutes; runs with --nightly")
+    config.addinivalue_line("markers", "optimized: is about what XLA makes of a program")
+    if config.option.nightly:
+        settings.load_profile(MANY)
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.option.nightly:
+        late = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=late)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Before any fixture of the test: one may compile what the test runs."""
+    chosen = item.path.name in UNOPTIMIZED and not item.get_closest_marker("optimized")
+    wanted = chosen and not item.config.option.nightly
+    if jax.config.read(SWITCH) != wanted:
+        jax.config.update(SWITCH, wanted)
+        jax.clear_caches()  # of programs compiled the other way

@@ -1,10 +1,11 @@
 """Convolution and pooling against NumPy windows; slices against the whole."""
 
+import drawn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from iterlin.networks import convolution
 from problems import bare
@@ -12,12 +13,25 @@ from problems import bare
 small = st.integers(1, 3)
 
 
+SHAPES = drawn.shapes(
+    [  # images N H W, their channels, kernel, its channels, stride, padding
+        (1, 1, 1, 1, 1, 1, 1, 1, "VALID"),
+        (2, 6, 5, 3, 3, 2, 2, 1, "VALID"),
+        (3, 5, 6, 2, 4, 3, 1, 2, "SAME"),
+        (1, 2, 3, 1, 3, 4, 3, 3, "SAME"),
+        (2, 6, 6, 2, 2, 4, 2, 3, "VALID"),
+    ],
+    *(small, st.integers(1, 6), st.integers(1, 6), small),
+    *(st.integers(1, 4), st.integers(1, 4), small),
+    *(small, st.sampled_from(["SAME", "VALID"])),
+)
+
+
 @st.composite
 def convolutions(draw):
     """Images, kernel, stride and padding that fit one another."""
-    images = (draw(small), draw(st.integers(1, 6)), draw(st.integers(1, 6)), draw(small))
-    kernel = (draw(st.integers(1, 4)), draw(st.integers(1, 4)), images[3], draw(small))
-    stride, padding = draw(small), draw(st.sampled_from(["SAME", "VALID"]))
+    *sizes, stride, padding = draw(SHAPES)
+    images, kernel = sizes[:4], (*sizes[4:6], sizes[3], sizes[6])
     assume(padding == "SAME" or (kernel[0] <= images[1] and kernel[1] <= images[2]))
     rng = np.random.default_rng(draw(st.integers(0, 100)))
     return rng.normal(size=images), rng.normal(size=kernel), stride, padding
@@ -48,7 +62,7 @@ def test_both_methods_are_the_sum_over_windows(case):
     assert size == expected.shape[1:3]
 
 
-@settings(max_examples=8)
+@drawn.at_most(8)
 @given(convolutions())
 def test_derivatives_are_those_of_the_sum_over_windows(case):
     x, kernel, stride, padding = case
@@ -95,10 +109,19 @@ def test_kernels_of_several_runs_at_once(method):
     np.testing.assert_allclose(conv(jnp.asarray(kernels)), expected, atol=1e-12)
 
 
-@settings(max_examples=6)
-@given(small, st.integers(2, 7), st.integers(2, 7), small)
-def test_pooling_takes_the_largest_of_each_block(count, height, width, channels):
-    x = np.random.default_rng(2).normal(size=(count, height, width, channels))
+@given(
+    drawn.shapes(
+        [(1, 2, 2, 1), (2, 5, 4, 3), (3, 4, 7, 2)],
+        small,
+        st.integers(2, 7),
+        st.integers(2, 7),
+        small,
+    ),
+    st.integers(0, 99),
+)
+def test_pooling_takes_the_largest_of_each_block(shape, seed):
+    _, height, width, _ = shape
+    x = np.random.default_rng(seed).normal(size=shape)
     cropped = x[:, : height // 2 * 2, : width // 2 * 2]
     corners = [cropped[:, i::2, j::2] for i in (0, 1) for j in (0, 1)]
     np.testing.assert_array_equal(convolution.max_pool2(jnp.asarray(x)), np.max(corners, 0))

@@ -1,5 +1,6 @@
 """The thin decomposition of long matrices is right, also where they are ill-conditioned."""
 
+import drawn
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -40,10 +41,19 @@ def test_rank_deficiency_gives_zeros():
     assert np.all(values[2:] < 1e-14)
 
 
-@given(st.integers(1, 5), st.integers(0, 3), st.integers(0, 40))
-def test_blocked_qr(columns, blocks, extra):
+@given(
+    drawn.shapes(
+        [(1, 0, 0), (3, 0, 8), (2, 1, 5), (4, 2, 0), (5, 3, 37)],
+        st.integers(1, 5),
+        st.integers(0, 3),
+        st.integers(0, 40),
+    ),
+    st.integers(0, 99),
+)
+def test_blocked_qr(shape, seed):
+    columns, blocks, extra = shape
     rows = max(columns, columns * ASPECT * blocks + extra)
-    matrix = np.random.default_rng(rows).normal(size=(rows, columns))
+    matrix = np.random.default_rng(seed).normal(size=(rows, columns))
     q, r = blocked_qr(jnp.asarray(matrix))
     assert q.shape == matrix.shape
     np.testing.assert_allclose(q @ r, matrix, atol=1e-13)

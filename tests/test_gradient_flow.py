@@ -3,6 +3,7 @@
 import decimal
 import math
 
+import drawn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -187,10 +188,23 @@ def test_step_size_beyond_the_bound_diverges_as_the_iteration_does():
         assert np.linalg.norm(found) > 100 * np.linalg.norm(theta)
 
 
-@given(
-    st.integers(1, 4), st.integers(1, 3), st.integers(1, 8), st.integers(0, 8), st.integers(0, 99)
+SHAPES = drawn.shapes(
+    [
+        (1, 1, 1, 1),
+        (2, 2, 3, 0),
+        (3, 2, 8, 6),
+        (4, 2, 8, 8),
+        (4, 3, 5, 5),
+        (3, 2, 8, 4),
+        (4, 2, 5, 3),
+    ],
+    *(st.integers(low, high) for low, high in [(1, 4), (1, 3), (1, 8), (0, 8)]),
 )
-def test_any_shape_and_rank(examples, outputs, parameters, rank, seed):
+
+
+@given(SHAPES, st.integers(0, 99))
+def test_any_shape_and_rank(shape, seed):
+    examples, outputs, parameters, rank = shape
     rank = min(rank, examples * outputs, parameters)
     params, x, y = affine_problem((examples, outputs, parameters, rank), seed)
     theta, matrix, z = (

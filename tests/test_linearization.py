@@ -1,5 +1,6 @@
 """f_lin is exact on affine models and second-order otherwise; Jacobian products are adjoint."""
 
+import drawn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,8 +71,17 @@ def test_jacobian_rows_of_some_outputs():
     np.testing.assert_allclose(rows, expected, atol=1e-14)
 
 
-@given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 9), st.integers(0, 99))
-def test_jacobian_products_are_those_of_the_dense_jacobian(examples, outputs, parameters, seed):
+@given(
+    drawn.shapes(
+        [(1, 1, 1), (3, 2, 9), (3, 2, 6), (5, 3, 4)],
+        st.integers(1, 5),
+        st.integers(1, 3),
+        st.integers(1, 9),
+    ),
+    st.integers(0, 99),
+)
+def test_jacobian_products_are_those_of_the_dense_jacobian(shape, seed):
+    examples, outputs, parameters = shape
     rank = min(examples * outputs, parameters)
     params, x, u = affine_problem((examples, outputs, parameters, rank), seed)
     products = jacobian_products(affine, params, x)

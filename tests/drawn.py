@@ -1,0 +1,19 @@
+"""What Hypothesis draws: a handful of shapes in `make test`, every shape in `make nightly`.
+
+A program compiles once for each shape; values are drawn by a seed, and cost nothing.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+
+NIGHTLY = settings.get_current_profile_name() == "nightly"
+
+
+def shapes(few, *anything):
+    """One of a few tuples; nightly a tuple of what these strategies draw."""
+    return st.tuples(*anything) if NIGHTLY else st.sampled_from(few)
+
+
+def at_most(count):
+    """Decorates a test that `make test` gives fewer examples than others; nightly as many."""
+    return settings() if NIGHTLY else settings(max_examples=count)
