@@ -53,17 +53,13 @@ def test_digits_depend_on_the_seed_alone():
     assert np.any(np.asarray(first.train.x) != np.asarray(other.train.x))
 
 
-def test_one_hot_and_load():
+def test_one_hot():
     np.testing.assert_array_equal(data.one_hot(jnp.asarray([2, 0]), 3), [[0, 0, 1], [1, 0, 0]])
-    np.testing.assert_array_equal(
-        data.load("quintic", train=3).train.x, data.quintic(train=3).train.x
-    )
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: data.load("mnist"), "unknown data set 'mnist'; allowed: digits, quintic, xor"),
         (lambda: bare(data.xor)(jax.random.key(0), 0), "size must be a positive integer, got 0"),
         (
             lambda: bare(data.xor)(jax.random.key(0), 2.5),

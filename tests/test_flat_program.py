@@ -43,13 +43,13 @@ def test_value_and_derivative_are_those_of_the_function(name):
 
 
 def test_grouping_calls_are_opened_and_others_stay_whole():
-    assert {"jit", "checkpoint"}.isdisjoint(step.name for step in flatten(nested, VECTOR).steps)
-    assert {"scan", "cond"} <= {step.name for step in flatten(looped, VECTOR).steps}
+    assert {"jit", "checkpoint"}.isdisjoint(step.name for step in flatten(nested, VECTOR).operations)
+    assert {"scan", "cond"} <= {step.name for step in flatten(looped, VECTOR).operations}
 
 
 def test_shift_moves_one_value_and_all_that_follow_from_it():
     program = flatten(lambda x: jnp.exp(jnp.sin(x)), VECTOR)
-    sine = program.steps[0].outputs[0]
+    sine = program.operations[0].outputs[0]
     result, values = run(program, [VECTOR], {sine: VECTOR})
     np.testing.assert_allclose(values[sine], jnp.sin(VECTOR) + VECTOR, rtol=1e-15)
     np.testing.assert_allclose(result, jnp.exp(jnp.sin(VECTOR) + VECTOR), rtol=1e-15)

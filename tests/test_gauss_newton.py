@@ -14,11 +14,11 @@ from iterlin import (
     iterative_linearization,
     jacobian,
     losses,
-    train,
     truncated_gauss_newton,
 )
 from iterlin.gauss_newton import Status
 from problems import affine, affine_problem, bare, dense, flat, network, with_singular_values
+from roads import train
 
 # NIST Statistical Reference Datasets, nonlinear regression: data, second start, certified values.
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.networks.mlp import create, mlp, parameter_count
+from iterlin.networks.mlp import mlp, parameter_count
 from problems import bare
 
 ACTIVATIONS = {"relu": lambda h: np.maximum(h, 0), "tanh": np.tanh, "identity": lambda h: h}
@@ -59,7 +59,7 @@ def test_both_parameterizations_are_one_function_at_initialisation():
 
 
 def test_initialisation_depends_on_the_key_alone():
-    model = create("mlp", (3, 4, 1))
+    model = mlp((3, 4, 1))
     first, again, other = (model.init(jax.random.key(seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first[0]["weight"], again[0]["weight"])
     assert np.any(first[0]["weight"] != other[0]["weight"])
@@ -95,8 +95,3 @@ def test_initialisation_depends_on_the_key_alone():
 def test_bad_settings_are_refused(arguments, settings, message):
     with pytest.raises(ValueError, match=message):
         bare(mlp)(*arguments, **settings)
-
-
-def test_unknown_model_is_refused():
-    with pytest.raises(ValueError, match="unknown model 'resnet'; allowed: mlp"):
-        create("resnet", (3, 1))

@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PyTree
 
 from iterlin.gradient_flow import eigenmodes
+from iterlin.krylov import conjugate_gradients
 from iterlin.linearization import (
     Network,
     jacobian,
@@ -21,6 +22,7 @@ from iterlin.linearization import (
     tree_add,
     tree_sub,
 )
+from iterlin.runtime.precision import full_precision
 from iterlin.validation import (
     is_traced,
     non_negative,
@@ -58,6 +60,7 @@ class Solution(NamedTuple):
     history: dict[str, Float[Array, " T"]]
 
 
+@full_precision()
 def gauss_newton(
     f: Network,
     params: PyTree,
@@ -77,8 +80,8 @@ def gauss_newton(
     takes the thin singular value decomposition of J: J's condition number is not squared, and
     damping 0 gives the minimum-norm step -J^+ (f - y) at any rank. "cholesky" factorises
     J J^T + damping I (or its primal): faster, for a damping well above eps lambda_max. Stops as
-    converged when the loss is at most `target_loss`, or
-    when the loss changes by at most `tolerance` relative to itself in one step.
+    converged when the loss is at most `target_loss`, or when it changes by at most `tolerance`
+    relative to itself in one step.
     `independent=False` is for an f that couples its examples (see `jacobian`).
 
     Raises ValueError for a negative or non-finite damping or tolerance, a max_steps that is not a
@@ -92,15 +95,13 @@ def gauss_newton(
     if solver == "cholesky":
         positive("damping of the cholesky solver", damping)
 
-    def step_by_cholesky(theta):
-        return _damped_step(f, theta, x, y, damping, independent)
-
     def step(theta):
+        if solver == "cholesky":
+            return _damped_step(f, theta, x, y, damping, independent)
         modes = eigenmodes(f, theta, x, y, independent=independent)
         gradient_norm = jnp.linalg.norm(modes.singular_values * modes.coefficients)
         return modes.damped(damping), {"gradient_norm": gradient_norm}
 
-    step = step_by_cholesky if solver == "cholesky" else step
     return _iterate(f, params, x, y, step, max_steps, tolerance, target_loss)
 
 
@@ -123,6 +124,7 @@ def _solve(gram, damping, right_hand_side):
     return jax.scipy.linalg.cho_solve(factor, right_hand_side)
 
 
+@full_precision()
 def iterative_linearization(
     f: Network,
     params: PyTree,
@@ -164,6 +166,7 @@ def iterative_linearization(
     return _iterate(f, params, x, y, step, max_steps, tolerance, target_loss)
 
 
+@full_precision()
 def truncated_gauss_newton(
     f: Network,
     params: PyTree,
@@ -194,7 +197,15 @@ def truncated_gauss_newton(
         outputs, jvp, vjp = jacobian_products(f, theta, x)
         residual = y - outputs
         gradient = vjp(residual)
-        displacement, inner = _cgls(jvp, vjp, residual, gradient, beta, max_inner_steps)
+        displacement, inner = conjugate_gradients(
+            residual,
+            image=jvp,
+            gradient=vjp,
+            curvature=lambda direction, moved: jnp.sum(moved**2),
+            inner=_dot,
+            tolerance=beta,
+            max_steps=max_inner_steps,
+        )
         left = vjp(residual - jvp(displacement))
         norm = _norm(gradient)
         certificate = jnp.where(norm > 0, _norm(left) / jnp.where(norm > 0, norm, 1), 0)
@@ -202,34 +213,6 @@ def truncated_gauss_newton(
         return tree_add(theta, displacement), info
 
     return _iterate(f, params, x, y, step, max_steps, tolerance, target_loss)
-
-
-def _cgls(jvp, vjp, residual, gradient, beta, max_steps):
-    """Conjugate gradients for min ||J s - residual|| until ||J^T r|| is at most beta of its start.
-
-    Hestenes & Stiefel (1952). Starting from 0 the iterates stay in the range of J^T.
-    """
-    target = beta**2 * _dot(gradient, gradient)
-
-    def going(carry):
-        *_, squared, count = carry
-        return (squared > target) & (count < max_steps)
-
-    def step(carry):
-        s, r, direction, squared, count = carry
-        image = jvp(direction)
-        alpha = squared / jnp.sum(image**2)
-        s = jax.tree.map(lambda a, b: a + alpha * b, s, direction)
-        r = r - alpha * image
-        g = vjp(r)
-        new = _dot(g, g)
-        direction = jax.tree.map(lambda a, b: a + new / squared * b, g, direction)
-        return s, r, direction, new, count + 1
-
-    zero = jax.tree.map(jnp.zeros_like, gradient)
-    start = (zero, residual, gradient, _dot(gradient, gradient), 0)
-    s, *_, count = jax.lax.while_loop(going, step, start)
-    return s, count
 
 
 def _dot(a, b):

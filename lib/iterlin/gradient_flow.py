@@ -22,7 +22,12 @@ from jaxtyping import Array, Float, PyTree
 
 from iterlin.linearization import Network, jacobian, jacobian_products, tree_sub
 from iterlin.ntk import ntk_matrix
+from iterlin.runtime.precision import full_precision
 from iterlin.validation import non_negative, open_unit, positive, positive_integer, same_shape
+
+# Below this ratio of the sides LAPACK's own reduction is as fast; above it, its QR of the long
+# side goes through memory once a column.
+ASPECT = 16
 
 
 def flow_filter(eigenvalues: Float[Array, " R"], time) -> Float[Array, " R"]:
@@ -86,6 +91,7 @@ class Eigenmodes(NamedTuple):
         """Of the kernel J J^T on its range: squared singular values; not divided by N."""
         return self.singular_values**2
 
+    @full_precision()
     def displaced(self, filtered: Float[Array, " R"]) -> PyTree:
         """theta_s - V S g U^T z for the filter values g (R,)."""
         return tree_sub(
@@ -120,6 +126,7 @@ class Eigenmodes(NamedTuple):
         )
 
 
+@full_precision()
 def eigenmodes(
     f: Network,
     params: PyTree,
@@ -170,6 +177,7 @@ def eigenmodes(
     return Eigenmodes(params, values, left.T @ (outputs - y).reshape(-1), combine)
 
 
+@full_precision()
 def linearized_gradient_flow(f: Network, params: PyTree, x: Array, y: Array, *, time) -> PyTree:
     """Gradient flow of 1/2 ||f_lin - y||^2 from params for `time` (Lemma 3.2.1, any rank).
 
@@ -181,6 +189,7 @@ def linearized_gradient_flow(f: Network, params: PyTree, x: Array, y: Array, *, 
     return eigenmodes(f, params, x, y).flow(time)
 
 
+@full_precision()
 def linearized_gradient_descent(
     f: Network, params: PyTree, x: Array, y: Array, *, step_size, num_steps: int
 ) -> PyTree:
@@ -237,11 +246,6 @@ def _stable(modes, step_size) -> None:
     limit = 2 / largest if largest > 0 else math.inf
     if not step_size < limit:
         raise ValueError(f"step_size must be below 2 / lambda_max = {limit:.3g}, got {step_size!r}")
-
-
-# Below this ratio of the sides LAPACK's own reduction is as fast; above it, its QR of the long
-# side goes through memory once a column.
-ASPECT = 16
 
 
 def thin_svd(matrix: Float[Array, "M N"]) -> tuple[Array, Array, Array]:

@@ -14,8 +14,10 @@ from jaxtyping import Array, Float, PyTree
 from iterlin.kernels.blocks import assemble
 from iterlin.kernels.factors import PAIRWISE, factors
 from iterlin.linearization import Network, jacobian_products, require_independent
+from iterlin.runtime.precision import full_precision
 
 
+@full_precision()
 def empirical_ntk(
     f: Network,
     params: PyTree,
@@ -46,6 +48,7 @@ def empirical_ntk(
     return _kernel(f, params, x1, x2, form, memory_limit)
 
 
+@full_precision()
 def ntk_matrix(
     f: Network,
     params: PyTree,
@@ -127,21 +130,6 @@ def kernel_alignment(k1: Float[Array, "..."], k2: Float[Array, "..."]) -> Float[
 def kernel_drift(k0: Float[Array, "..."], k1: Float[Array, "..."]) -> Float[Array, ""]:
     """||K1 - K0|| / ||K0|| in the Frobenius norm: the relative change of the kernel."""
     return jnp.linalg.norm((k1 - k0).ravel()) / jnp.linalg.norm(k0.ravel())
-
-
-def largest_eigenvalue(
-    f: Network, params: PyTree, x: Array, key: Array, *, iterations: int = 30
-) -> Float[Array, ""]:
-    """lambda_max(J J^T) by power iteration from a random start; not divided by N."""
-    product = ntk_product(f, params, x)
-    shape = jax.eval_shape(f, params, x)
-    start = jax.random.normal(key, shape.shape, shape.dtype)
-
-    def step(v, _):
-        w = product(v / jnp.linalg.norm(v))
-        return w, jnp.linalg.norm(w)
-
-    return jax.lax.scan(step, start, length=iterations)[1][-1]
 
 
 def kernel_matrix(kernel: Float[Array, "N1 N2 O O"]) -> Float[Array, "N1O N2O"]:

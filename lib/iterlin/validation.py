@@ -29,6 +29,12 @@ def positive_integer(name: str, value, *, infinity: bool = False) -> None:
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
 
 
+def whole_number(name: str, value) -> None:
+    """Refuses anything but an integer of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise ValueError(f"{name} must be a non-negative integer, got {value!r}")
+
+
 def non_negative(name: str, value, *, infinity: bool = False) -> None:
     """Refuses a negative, NaN or (unless allowed) infinite real number or array of them."""
     _real(name, value, infinity, "non-negative", lambda v: v >= 0)

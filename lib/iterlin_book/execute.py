@@ -38,7 +38,7 @@ class Unfinished(Exception):
     """The time was over: the page's record lacks runs, or there is none of this run."""
 
 
-class Progress:
+class Echo:
     """What the page's process writes to stderr, on this one's, line by line behind its name."""
 
     def __init__(self, page):
@@ -76,8 +76,8 @@ def execute(root, page, tier, expected=None):
     partial.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     # A build of the book runs pages that print nothing but warnings; those end up on the page.
-    progress = None if tier == pages.QUICK else Progress(page)
-    executed = _run(root, page, notebook, values, partial, progress)
+    echo = None if tier == pages.QUICK else Echo(page)
+    executed = _run(root, page, notebook, values, partial, echo)
     seconds = round(time.monotonic() - started, 1)
     if prepare(root, page, tier)[2] != digest:
         raise BookError(changed)
@@ -112,14 +112,14 @@ def _missing(root, page, tier):
         raise BookError(pages.one_line(error)) from None
 
 
-def _run(root, page, notebook, values, partial, progress):
+def _run(root, page, notebook, values, partial, echo):
     import papermill  # slow to import: after the checks of what was asked
     from nbclient.exceptions import DeadKernelError
 
     # Figures must land in the notebook whatever backend the caller's shell prefers.
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
-    if progress:
+    if echo:
         os.environ.setdefault("ITERLIN_PROGRESS", "1")  # lines now and then
     # Programs compiled for one page or build serve the next, and the notebooks' tests.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(root).resolve() / "_build" / "jax"))
@@ -134,7 +134,7 @@ def _run(root, page, notebook, values, partial, progress):
             parameters=values,
             kernel_name="python3",
             progress_bar=False,
-            stderr_file=progress,
+            stderr_file=echo,
             cwd=str(root),
             extra_arguments=["--log-level=50"],  # nothing of plain TCP on the loopback
         )
@@ -150,8 +150,8 @@ def _run(root, page, notebook, values, partial, progress):
             f"{page}: its process ended: interrupted, killed (out of memory?) or crashed"
         ) from None
     finally:
-        if progress:
-            progress.end()
+        if echo:
+            echo.end()
 
 
 def _failure(root, page, error, partial):

@@ -1,9 +1,9 @@
 """The pages of the book: which exist, how to read them, where their results are kept."""
 
-import os
 from pathlib import Path
 
 import yaml
+from iterlin.runtime.files import replaced
 
 QUICK = "quick"
 TIERS = (
@@ -136,11 +136,8 @@ def one_line(text):
 
 def write_atomically(path, text):
     """Write a file so that a reader, or a crash, sees the old text or the new one, never a mix."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, "utf8")
-    temporary.replace(path)
+    with replaced(path) as partial:
+        partial.write_text(text, "utf8")
 
 
 def write_if_changed(path, data):

@@ -41,9 +41,7 @@ def sweep(settings, arrays):
     groups = [runs] if settings["together"] else [[run] for run in runs]
 
     def run():
-        outcomes = [
-            train(group, label="bench", folder=None, data_digest=None) for group in groups
-        ]
+        outcomes = [train(group, label="bench", folder=None, data_digest=None) for group in groups]
         jax.block_until_ready([outcome.state.params for outcome in outcomes])
         return outcomes
 

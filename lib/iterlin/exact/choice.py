@@ -24,7 +24,6 @@ ENGINES: dict[str, Callable[[Task], object] | None] = {
 }
 # A flow may stand for steps, unasked, while eta lambda_max at theta_s is below this.
 SMALL_STEP = 0.1
-CPU_MEMORY, GPU_SHARE = 2**31, 0.6
 # A product with a matrix in memory waits for it: about as long as this many operations each.
 MEMORY_BOUND = 20
 
@@ -117,7 +116,4 @@ def check_engine(engine: str, task: Task, params: PyTree) -> None:
 
 def default_memory() -> int:
     """Bytes for kernels or kept activations: 2 GiB on a CPU, 60 % of a GPU's."""
-    device = jax.devices()[0]
-    if device.platform == "cpu":
-        return CPU_MEMORY
-    return int(GPU_SHARE * device.memory_stats()["bytes_limit"])
+    return costs.device_memory(2**31, 0.6)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from iterlin.exact import flow, linear_model, newton
 from iterlin.exact.flow import Flow, Objective
 from iterlin.exact.newton import Minimum
-from iterlin.exact.task import Progress, Task, kernel_workspace, quadratic, slice_size
+from iterlin.exact.task import Position, Task, kernel_workspace, quadratic, slice_size
 from iterlin.gradient_flow import descent_filter, eigenmodes
 from iterlin.linearization import tree_add
 
@@ -44,18 +44,18 @@ class ClosedForm:
         self._parameters = jax.jit(parameters)
         self._data = (x, targets)
 
-    def begin(self, params: PyTree, before: Progress | None = None) -> Progress:
-        return Progress(params, params)
+    def begin(self, params: PyTree, before: Position | None = None) -> Position:
+        return Position(params, params)
 
-    def forward(self, progress: Progress, steps: int) -> Progress:
-        params, stability = self._parameters(progress.anchor, *self._data, jnp.asarray(steps))
-        spent = progress.evaluations + 1
-        return progress._replace(
+    def forward(self, position: Position, steps: int) -> Position:
+        params, stability = self._parameters(position.anchor, *self._data, jnp.asarray(steps))
+        spent = position.evaluations + 1
+        return position._replace(
             inner=params, steps=steps, evaluations=spent, stability=float(stability)
         )
 
-    def parameters(self, progress: Progress) -> PyTree:
-        return progress.inner
+    def parameters(self, position: Position) -> PyTree:
+        return position.inner
 
     def programs(self, params: PyTree) -> list:
         """What it computes, as jaxprs."""
@@ -83,18 +83,18 @@ class Modelled:
 
         self._parameters = jax.jit(parameters)
 
-    def begin(self, params: PyTree, before: Progress | None = None) -> Progress:
+    def begin(self, params: PyTree, before: Position | None = None) -> Position:
         inner = None if before is None else before.inner
-        return self.described(Progress(params, self._start(self._arguments(params), inner)))
+        return self.described(Position(params, self._start(self._arguments(params), inner)))
 
-    def forward(self, progress: Progress, steps: int) -> Progress:
-        arguments = self._arguments(progress.anchor)
-        inner = self._go_on(arguments, progress.inner, jnp.asarray(steps, jnp.int32))
-        return self.described(progress._replace(inner=inner))
+    def forward(self, position: Position, steps: int) -> Position:
+        arguments = self._arguments(position.anchor)
+        inner = self._go_on(arguments, position.inner, jnp.asarray(steps, jnp.int32))
+        return self.described(position._replace(inner=inner))
 
-    def parameters(self, progress: Progress) -> PyTree:
-        arguments = self._arguments(progress.anchor)
-        return self._parameters(*arguments, progress.inner.coordinates)
+    def parameters(self, position: Position) -> PyTree:
+        arguments = self._arguments(position.anchor)
+        return self._parameters(*arguments, position.inner.coordinates)
 
     def programs(self, params: PyTree) -> list:
         """What it computes, as jaxprs."""
@@ -178,9 +178,9 @@ class Steps(Modelled):
 
         return jax.lax.while_loop(lambda d: (d.steps < until) & ~d.solved, step, inner)
 
-    def described(self, progress: Progress) -> Progress:
-        steps, solved = int(progress.inner.steps), bool(progress.inner.solved)
-        return progress._replace(steps=steps, evaluations=steps, solved=solved)
+    def described(self, position: Position) -> Position:
+        steps, solved = int(position.inner.steps), bool(position.inner.solved)
+        return position._replace(steps=steps, evaluations=steps, solved=solved)
 
 
 class GradientFlow(Modelled):
@@ -204,18 +204,18 @@ class GradientFlow(Modelled):
             solved=None if rule is None else solved,
         )
 
-    def forward(self, progress: Progress, steps: int) -> Progress:
-        before = progress.inner.time
-        progress = super().forward(progress, steps)
-        flow = progress.inner
+    def forward(self, position: Position, steps: int) -> Position:
+        before = position.inner.time
+        position = super().forward(position, steps)
+        flow = position.inner
         # Single precision does not tell one of very many steps from the next: by time, not count.
         if flow.time >= jnp.asarray(steps, jnp.int32).astype(before.dtype) * self.task.step_size:
-            return progress._replace(steps=steps)
-        return progress._replace(failed=not flow.solved and bool(flow.time == before))
+            return position._replace(steps=steps)
+        return position._replace(failed=not flow.solved and bool(flow.time == before))
 
-    def described(self, progress: Progress) -> Progress:
-        flow, size = progress.inner, self.task.step_size
-        return progress._replace(
+    def described(self, position: Position) -> Position:
+        flow, size = position.inner, self.task.step_size
+        return position._replace(
             steps=round(float(flow.time) / size),
             evaluations=int(flow.evaluations),
             stability=size * float(flow.curvature),
@@ -233,10 +233,10 @@ class ToMinimum(Modelled):
     def go_on(self, objective: Objective, inner: Minimum, steps) -> Minimum:
         return newton.minimize(objective, tolerance=self.task.tolerance)
 
-    def forward(self, progress: Progress, steps: int) -> Progress:
-        if progress.steps == 0:
-            progress = super().forward(progress, steps)
-        return progress._replace(steps=steps)
+    def forward(self, position: Position, steps: int) -> Position:
+        if position.steps == 0:
+            position = super().forward(position, steps)
+        return position._replace(steps=steps)
 
-    def described(self, progress: Progress) -> Progress:
-        return progress._replace(evaluations=int(progress.inner.evaluations))
+    def described(self, position: Position) -> Position:
+        return position._replace(evaluations=int(position.inner.evaluations))

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from iterlin.exact.linear_model import LinearModel
+from iterlin.krylov import power_iteration
 
 DAMPING = 2 / 13
 # h lambda_max <= REACH (s^2 - 1) keeps a step of s stages stable.
@@ -220,12 +221,8 @@ def _stages(objective: Objective, flow: Flow, h, stages):
 def _curvature(objective: Objective, image, direction, iterations):
     """lambda_max(J J^T H) and its direction (N, O), by power iteration; penalty included."""
 
-    def iterate(_, carry):
-        v, _ = carry
-        v = v / jnp.maximum(jnp.linalg.norm(v), jnp.finfo(v.dtype).tiny)
-        pushed = objective.model.push(objective.hessian_product(image, v))[1]
-        return pushed, jnp.linalg.norm(pushed)
+    def product(v):
+        return objective.model.push(objective.hessian_product(image, v))[1]
 
-    start = (direction, jnp.zeros((), direction.dtype))
-    v, value = jax.lax.fori_loop(0, iterations, iterate, start)
-    return v, value + 2 * objective.penalty
+    value, direction = power_iteration(product, direction, iterations)
+    return direction, value + 2 * objective.penalty

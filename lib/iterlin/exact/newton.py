@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from iterlin.exact.flow import Objective
+from iterlin.krylov import axpy, conjugate_gradients
 from iterlin.validation import is_traced, open_unit, positive, positive_integer
 
 # Armijo's fraction of the predicted decrease, and how often a Newton step may be halved.
@@ -70,12 +71,12 @@ def minimize(
     def newton(carry):
         point, slope, certificate, _, steps, evaluations = carry
         forcing = jnp.minimum(0.5, jnp.sqrt(certificate))
-        step, inner = _conjugate_gradients(objective, point[1], slope, forcing, max_inner_steps)
+        step, inner = _newton_step(objective, point[1], slope, forcing, max_inner_steps)
         value, descent = value_at(point), model.inner(*slope, *step)
 
         def too_long(search):
             factor, halvings = search
-            new = value_at(_axpy(factor, step, point))
+            new = value_at(axpy(factor, step, point))
             enough = new <= value + SUFFICIENT * factor * descent
             return ~enough & (halvings < HALVINGS)
 
@@ -84,7 +85,7 @@ def minimize(
         )
         # Near the minimum the objective's own rounding hides the decrease: the slope decides.
         factor = jnp.where(halvings < HALVINGS, factor, 1.0)
-        coordinates, _ = _axpy(factor, step, point)
+        coordinates, _ = axpy(factor, step, point)
         new = (coordinates, model.image(coordinates))
         new_slope = objective.slope(*new)
         found = objective.gradient_norm(*new_slope) / first
@@ -101,34 +102,20 @@ def minimize(
     return Minimum(*point, certificate, jnp.asarray(steps), jnp.asarray(evaluations))
 
 
-def _conjugate_gradients(objective: Objective, image, slope, forcing, max_steps):
+def _newton_step(objective: Objective, image, slope, forcing, max_steps):
     """Solve (J^T H J + 2 lambda) s = -slope to a relative residual; s and products spent."""
     model = objective.model
 
     def apply(direction):
         pushed = model.push(objective.hessian_product(image, direction[1]))
-        return _axpy(2 * objective.penalty, direction, pushed)
+        return axpy(2 * objective.penalty, direction, pushed)
 
-    residual = jax.tree.map(jnp.negative, slope)
-    squared = model.inner(*residual, *residual)
-    target = forcing**2 * squared
-
-    def going(carry):
-        *_, squared, count = carry
-        return (squared > target) & (count < max_steps)
-
-    def step(carry):
-        s, residual, direction, squared, count = carry
-        applied = apply(direction)
-        alpha = squared / model.inner(*direction, *applied)
-        s, residual = _axpy(alpha, direction, s), _axpy(-alpha, applied, residual)
-        new = model.inner(*residual, *residual)
-        return s, residual, _axpy(new / squared, direction, residual), new, count + 1
-
-    nothing = jax.tree.map(jnp.zeros_like, residual)
-    s, *_, count = jax.lax.while_loop(going, step, (nothing, residual, residual, squared, 0))
-    return s, count
-
-
-def _axpy(scale, a, b):
-    return jax.tree.map(lambda u, v: scale * u + v, a, b)
+    return conjugate_gradients(
+        jax.tree.map(jnp.negative, slope),
+        image=apply,
+        gradient=lambda residual: residual,
+        curvature=lambda direction, applied: model.inner(*direction, *applied),
+        inner=lambda a, b: model.inner(*a, *b),
+        tolerance=forcing,
+        max_steps=max_steps,
+    )

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from iterlin.algorithm import TrainState
 from iterlin.exact.calendar import Answers
-from iterlin.exact.task import Progress
+from iterlin.exact.task import Position
 from iterlin.runtime import checkpoints
 from iterlin.runtime.chunks import CHECKPOINT, History, OutOfTime, out_of_time
 
@@ -25,7 +25,7 @@ class ExactRun:
         self.engine, self.asked = engine, asked
         self.observe = lambda state: observe(state, sets)
         self.state, self.eval_steps, self.checkpoint = state, eval_steps, checkpoint
-        self.position: Progress = engine.begin(state.params)
+        self.position: Position = engine.begin(state.params)
         self.names = [*jax.eval_shape(observe, state, sets), "evaluations", "stability", "seconds"]
         self.spent, self.rows, self.fingerprint = 0, [], ""
         self.written = self.begun = time.monotonic()
@@ -119,7 +119,7 @@ class ExactRun:
         (self.state, inner, kept), notes = found
         self.spent = notes.pop("spent")
         self.begun -= notes.pop("seconds")
-        self.position = Progress(self.state.anchor, inner, **notes)
+        self.position = Position(self.state.anchor, inner, **notes)
         count = kept["updates"].shape[-1]
         self.rows = [{name: kept[name][..., i] for name in self.names} for i in range(count)]
 

@@ -35,7 +35,7 @@ class Task(NamedTuple):
     solved: Solved | None
 
 
-class Progress(NamedTuple):
+class Position(NamedTuple):
     """How far a linearisation has been trained.
 
     steps: gradient steps since theta_s = anchor that it stands for. inner: what the engine goes on

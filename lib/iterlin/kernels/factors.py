@@ -64,7 +64,11 @@ def factors(
 
 def _slice_size(program: Program, outputs: int) -> int:
     """Examples whose values and cotangents fit into the workspace."""
-    size = sum(math.prod(program.types[i].shape) for step in program.steps for i in step.outputs)
+    size = sum(
+        math.prod(program.types[i].shape)
+        for operation in program.operations
+        for i in operation.outputs
+    )
     return max(1, WORKSPACE // (4 * size * (1 + outputs)))
 
 

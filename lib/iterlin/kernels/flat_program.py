@@ -14,7 +14,7 @@ from jaxtyping import Array, PyTree
 OPENED = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint"})
 
 
-class Step(NamedTuple):
+class Operation(NamedTuple):
     """One primitive operation; `inputs` and `outputs` are the numbers of its values."""
 
     equation: JaxprEqn
@@ -38,18 +38,18 @@ class Program(NamedTuple):
     types: shape and dtype of every value.
     """
 
-    steps: tuple[Step, ...]
+    operations: tuple[Operation, ...]
     arguments: tuple[int, ...]
     result: int
     constants: dict[int, Any]
     types: tuple[Any, ...]
 
-    def users(self) -> dict[int, list[tuple[Step | None, int]]]:
-        """{value: [(step, position among its inputs)]}; the result is used by step None."""
+    def users(self) -> dict[int, list[tuple[Operation | None, int]]]:
+        """{value: [(operation, position among its inputs)]}; None is what uses the result."""
         found: dict[int, list] = {number: [] for number in range(len(self.types))}
-        for step in self.steps:
-            for position, number in enumerate(step.inputs):
-                found[number].append((step, position))
+        for operation in self.operations:
+            for position, number in enumerate(operation.inputs):
+                found[number].append((operation, position))
         found[self.result].append((None, 0))
         return found
 
@@ -59,7 +59,7 @@ def flatten(function: Callable[..., Array], *arguments: PyTree) -> Program:
     closed = jax.make_jaxpr(function)(*arguments)
     types: list[Any] = []
     constants: dict[int, Any] = {}
-    steps: list[Step] = []
+    operations: list[Operation] = []
 
     def number(aval) -> int:
         types.append(aval)
@@ -81,7 +81,7 @@ def flatten(function: Callable[..., Array], *arguments: PyTree) -> Program:
                 results = walk(*_body(equation, constant), given)
             else:
                 results = [number(var.aval) for var in equation.outvars]
-                steps.append(Step(equation, given, tuple(results)))
+                operations.append(Operation(equation, given, tuple(results)))
             known.update(zip(equation.outvars, results, strict=True))
         return [look_up(atom) for atom in jaxpr.outvars]
 
@@ -89,7 +89,7 @@ def flatten(function: Callable[..., Array], *arguments: PyTree) -> Program:
     consts = [constant(c, v.aval) for c, v in zip(closed.consts, jaxpr.constvars, strict=True)]
     inputs = [number(var.aval) for var in jaxpr.invars]
     (result,) = walk(jaxpr, consts, inputs)
-    return Program(tuple(steps), tuple(inputs), result, constants, tuple(types))
+    return Program(tuple(operations), tuple(inputs), result, constants, tuple(types))
 
 
 def _body(equation, constant) -> tuple[Any, list[int]]:
@@ -106,11 +106,11 @@ def run(
 ) -> tuple[Array, dict[int, Any]]:
     """The result and all values, each value numbered in `shifts` moved by that much."""
     values = {**program.constants, **dict(zip(program.arguments, arguments, strict=True))}
-    for step in program.steps:
-        primitive = step.equation.primitive
-        settings = primitive.get_bind_params(step.settings)
-        found = primitive.bind(*(values[i] for i in step.inputs), **settings)
+    for operation in program.operations:
+        primitive = operation.equation.primitive
+        settings = primitive.get_bind_params(operation.settings)
+        found = primitive.bind(*(values[i] for i in operation.inputs), **settings)
         found = found if primitive.multiple_results else [found]
-        for index, value in zip(step.outputs, found, strict=True):
+        for index, value in zip(operation.outputs, found, strict=True):
             values[index] = value + shifts[index] if index in shifts else value
     return values[program.result], values

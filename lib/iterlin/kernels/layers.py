@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from iterlin.kernels.flat_program import Program, Step
+from iterlin.kernels.flat_program import Operation, Program
 
 RELAYOUTS = frozenset(
     {"reshape", "transpose", "squeeze", "copy", "convert_element_type", "optimization_barrier"}
@@ -32,7 +32,7 @@ class Layer(NamedTuple):
 
     weight: int
     bias: int | None
-    product: Step
+    product: Operation
     operand: int
     output: int
     scale: Any = 1.0
@@ -93,47 +93,47 @@ def find_layers(program: Program, leaves: int) -> list[Layer]:
     for index in range(leaves):
         found = _product_with(program, users, program.arguments[index])
         if found is not None:
-            step, operand = found
-            layer = Layer(index, None, step, operand, step.outputs[0])
+            operation, operand = found
+            layer = Layer(index, None, operation, operand, operation.outputs[0])
             layers.append(_with_bias(program, users, layer, biases))
     return layers
 
 
-def _sole_user(users, value) -> tuple[Step | None, int]:
+def _sole_user(users, value) -> tuple[Operation | None, int]:
     return users[value][0] if len(users[value]) == 1 else (None, 0)
 
 
-def _product_with(program, users, value) -> tuple[Step, int] | None:
+def _product_with(program, users, value) -> tuple[Operation, int] | None:
     """The product that a parameter enters as the weight, and the number of the other factor."""
-    step, position = _sole_user(users, value)
-    while step is not None and _is_relayout(program, step):
-        value = step.outputs[0]
-        step, position = _sole_user(users, value)
-    if step is None or not _is_layer(program, step, position):
+    operation, position = _sole_user(users, value)
+    while operation is not None and _is_relayout(program, operation):
+        value = operation.outputs[0]
+        operation, position = _sole_user(users, value)
+    if operation is None or not _is_layer(program, operation, position):
         return None
-    return step, step.inputs[1 - position]
+    return operation, operation.inputs[1 - position]
 
 
-def _is_relayout(program, step) -> bool:
-    """Whether the step keeps every entry of a floating point array, in whatever place."""
-    if len(step.outputs) != 1:
+def _is_relayout(program, operation) -> bool:
+    """Whether the operation keeps every entry of a floating point array, in whatever place."""
+    if len(operation.outputs) != 1:
         return False
-    before, after = program.types[step.inputs[0]], program.types[step.outputs[0]]
+    before, after = program.types[operation.inputs[0]], program.types[operation.outputs[0]]
     floating = all(jnp.issubdtype(t.dtype, jnp.floating) for t in (before, after))
-    spread = step.name == "broadcast_in_dim" and before.size == after.size
-    return floating and (step.name in RELAYOUTS or spread)
+    spread = operation.name == "broadcast_in_dim" and before.size == after.size
+    return floating and (operation.name in RELAYOUTS or spread)
 
 
-def _is_layer(program, step, position) -> bool:
-    if not all(jnp.issubdtype(program.types[i].dtype, jnp.floating) for i in step.inputs):
+def _is_layer(program, operation, position) -> bool:
+    if not all(jnp.issubdtype(program.types[i].dtype, jnp.floating) for i in operation.inputs):
         return False
-    if step.name == "dot_general":
-        return step.settings["dimension_numbers"][1] == ((), ())
+    if operation.name == "dot_general":
+        return operation.settings["dimension_numbers"][1] == ((), ())
     groups = ("feature_group_count", "batch_group_count")
     return (
-        step.name == "conv_general_dilated"
+        operation.name == "conv_general_dilated"
         and position == 1
-        and all(step.settings[name] == 1 for name in groups)
+        and all(operation.settings[name] == 1 for name in groups)
     )
 
 
@@ -144,44 +144,46 @@ def _bias_view(program, users, value) -> tuple[int, int] | None:
         return None
     axis = 0
     while True:
-        step, _ = _sole_user(users, value)
-        if step is None or step.name == "add":
-            return None if step is None else (value, axis)
-        after = program.types[step.outputs[0]].shape
-        if step.name == "broadcast_in_dim":
-            axis = step.settings["broadcast_dimensions"][axis]
+        operation, _ = _sole_user(users, value)
+        if operation is None or operation.name == "add":
+            return None if operation is None else (value, axis)
+        after = program.types[operation.outputs[0]].shape
+        if operation.name == "broadcast_in_dim":
+            axis = operation.settings["broadcast_dimensions"][axis]
         elif (
-            step.name == "reshape" and sorted(after)[:-1] == [1] * (len(after) - 1) and size[0] > 1
+            operation.name == "reshape"
+            and sorted(after)[:-1] == [1] * (len(after) - 1)
+            and size[0] > 1
         ):
             axis = after.index(size[0])
         else:
             return None
         if after[axis] != size[0]:
             return None
-        value = step.outputs[0]
+        value = operation.outputs[0]
 
 
 def _with_bias(program, users, layer: Layer, biases) -> Layer:
     """The layer with the bias added to it, if there is one and nothing else uses the product."""
     value, scale = layer.output, 1.0
     shape = program.types[value].shape
-    step, position = _sole_user(users, value)
-    while step is not None and step.name in ("mul", "div"):
-        other = step.inputs[1 - position]
+    operation, position = _sole_user(users, value)
+    while operation is not None and operation.name in ("mul", "div"):
+        other = operation.inputs[1 - position]
         if other not in program.constants or program.types[other].shape != ():
             return layer
-        if step.name == "div" and position != 0:
+        if operation.name == "div" and position != 0:
             return layer
         factor = program.constants[other]
-        scale = scale * factor if step.name == "mul" else scale / factor
-        value = step.outputs[0]
-        step, position = _sole_user(users, value)
-    if step is None or step.name != "add" or step.inputs[1 - position] not in biases:
+        scale = scale * factor if operation.name == "mul" else scale / factor
+        value = operation.outputs[0]
+        operation, position = _sole_user(users, value)
+    if operation is None or operation.name != "add" or operation.inputs[1 - position] not in biases:
         return layer
-    bias, axis = biases[step.inputs[1 - position]]
+    bias, axis = biases[operation.inputs[1 - position]]
     if layer.feature_axes(len(shape)) != [axis]:
         return layer
-    return layer._replace(bias=bias, output=step.outputs[0], scale=scale)
+    return layer._replace(bias=bias, output=operation.outputs[0], scale=scale)
 
 
 def _dense_inputs(value, contracted) -> Float[Array, "S D"]:
@@ -190,11 +192,11 @@ def _dense_inputs(value, contracted) -> Float[Array, "S D"]:
     return value.transpose(*free, *contracted).reshape(-1, size)
 
 
-def _patches(value, step: Step) -> Float[Array, "S D"]:
+def _patches(value, operation: Operation) -> Float[Array, "S D"]:
     """What each position of a convolution sees of its input, for any stride, padding, dilation."""
-    settings, numbers = step.settings, step.settings["dimension_numbers"]
-    kernel = step.equation.invars[1].aval.shape
-    result = step.equation.outvars[0].aval.shape
+    settings, numbers = operation.settings, operation.settings["dimension_numbers"]
+    kernel = operation.equation.invars[1].aval.shape
+    result = operation.equation.outvars[0].aval.shape
     window = [kernel[axis] for axis in numbers.rhs_spec[2:]]
     image = [result[axis] for axis in numbers.out_spec[2:]]
     pads = [

@@ -79,14 +79,5 @@ def mlp(
     return Model(init, apply)
 
 
-MODELS = {"mlp": mlp}
-
-
-def create(name: str, *args, **settings) -> Model:
-    """The model of that name, for parameter files; ValueError lists the known ones."""
-    one_of("model", name, MODELS)
-    return MODELS[name](*args, **settings)
-
-
 def parameter_count(params: PyTree) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))

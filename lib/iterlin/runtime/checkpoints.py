@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import PyTree
+
+from iterlin.runtime.files import replaced
 
 FORMAT = "iterlin checkpoint 1"
 # Where an object lies in memory is no part of what a program computes.
@@ -33,24 +33,16 @@ def save(path: Path, tree: PyTree, *, fingerprint: str, notes: dict | None = Non
     leaves = [_plain(leaf) for leaf in jax.tree.leaves(tree)]
     head = {"format": FORMAT, "fingerprint": fingerprint, "notes": notes or {}}
     named = {f"leaf{index}": leaf for index, leaf in enumerate(leaves)}
-    partial = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-        with os.fdopen(handle, "wb") as file:
+        # A file, not its name: to a name without ".npz" NumPy adds it.
+        with replaced(path) as partial, open(partial, "wb") as file:
             np.savez(file, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **named)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
     except OSError as error:
         before = "the one before it is intact" if path.exists() else "there is none before it"
         raise CheckpointError(
             f"cannot write the checkpoint {path}: {error.strerror or error}; {before}. "
             "Free space or make the folder writable, and start again: the run goes on from there"
         ) from error
-    finally:
-        if partial is not None:
-            Path(partial).unlink(missing_ok=True)
 
 
 def load(path: Path, like: PyTree, *, fingerprint: str) -> tuple[PyTree, dict] | None:

@@ -9,6 +9,14 @@ from jaxtyping import Array, PyTree
 from iterlin.linearization import Network
 
 
+def device_memory(on_cpu: int, share: float) -> int:
+    """Bytes to plan with on the device that JAX computes on: `on_cpu`, or a share of a GPU's."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return on_cpu
+    return int(share * device.memory_stats()["bytes_limit"])
+
+
 def operations(function: Callable, *arguments) -> int:
     """Operations of the matrix products and convolutions in ``function(*arguments)``.
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from iterlin.validation import non_negative, one_of, positive_integer
+from iterlin.validation import non_negative, positive_integer, whole_number
 
 
 class Dataset(NamedTuple):
@@ -65,10 +65,9 @@ def digits(train: int = 200, *, seed: int = 0) -> Split:
 
     positive_integer("train", train)
     x, y = load_digits(return_X_y=True)
-    rank = _rank_within_class(np.random.default_rng(seed).permutation(len(y)), y)
-    order = np.lexsort((y, rank))
     if train >= len(y):
         raise ValueError(f"train must be below the {len(y)} digits there are, got {train}")
+    order = nested_subset(y, len(y), seed)
     chosen, others = order[:train], order[train:]
     mean, std = x[chosen].mean(), x[chosen].std()
     x = jnp.asarray((x - mean) / std)
@@ -76,24 +75,26 @@ def digits(train: int = 200, *, seed: int = 0) -> Split:
     return Split(Dataset(x[chosen], y[chosen]), Dataset(x[others], y[others]))
 
 
-def _rank_within_class(permutation, labels):
-    """For each example, its place among its class when taken in the order of the permutation."""
-    rank = np.empty(len(labels), dtype=int)
+def nested_subset(labels, size: int, seed) -> np.ndarray:
+    """Indices (size,) of a class-balanced subset of the labels (N,), for a seed or several.
+
+    Class counts differ by at most one, unless a class has no more to give: that one is then taken
+    whole. The subset of size n is the first n indices of every larger one. The draw is the same
+    in every version of NumPy. Raises ValueError for a size beyond N.
+    """
+    labels = np.asarray(labels)
+    whole_number("size", size)
+    if size > len(labels):
+        raise ValueError(f"a subset of size {size} cannot be drawn from {len(labels)} examples")
+    # NumPy may change what its distributions draw, but not the raw stream of a bit generator.
+    shuffled = np.argsort(np.random.PCG64(seed).random_raw(len(labels)), kind="stable")
+    rank = np.empty(len(labels), dtype=int)  # of each shuffled example within its class
     for label in np.unique(labels):
-        members = permutation[labels[permutation] == label]
-        rank[members] = np.arange(len(members))
-    return rank
+        members = labels[shuffled] == label
+        rank[members] = np.arange(members.sum())
+    return shuffled[np.argsort(rank, kind="stable")][:size]
 
 
 def one_hot(labels: Shaped[Array, " N"], classes: int) -> Float[Array, "N C"]:
     """Targets for squared error: 1 at the label, 0 elsewhere."""
     return jax.nn.one_hot(labels, classes, dtype=jnp.result_type(float))
-
-
-DATASETS = {"xor": xor, "quintic": quintic, "digits": digits}
-
-
-def load(name: str, *args, **settings):
-    """The data set of that name, for parameter files; ValueError lists the known ones."""
-    one_of("data set", name, DATASETS)
-    return DATASETS[name](*args, **settings)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
+from iterlin.krylov import power_iteration
 from iterlin.linearization import Network, jacobian_products, tree_sub
 from iterlin.losses import Loss
 from iterlin.ntk import kernel_drift
@@ -37,20 +38,16 @@ def kernel_diagnostics(
     signs = jax.random.rademacher(jax.random.key(1), outputs.shape[1:], outputs.dtype)
     here = _kernel(f, anchor, x, signs)
     return {
-        "kernel_eigenvalue": _power(lambda u: jvp(vjp(u)), start) / len(x),
+        "kernel_eigenvalue": _largest(lambda u: jvp(vjp(u)), start) / len(x),
         # J^T H J and H J J^T have the same eigenvalues but zero.
-        "curvature": _power(lambda u: loss_hessian(jvp(vjp(u))), loss_hessian(start)),
+        "curvature": _largest(lambda u: loss_hessian(jvp(vjp(u))), loss_hessian(start)),
         "kernel_drift": kernel_drift(here, _kernel(f, params, x, signs)),
         "parameter_distance": optax.tree.norm(displacement),
     }
 
 
-def _power(product, start):
-    def step(u, _):
-        v = product(u / jnp.linalg.norm(u))
-        return v, jnp.linalg.norm(v)
-
-    return jax.lax.scan(step, start, length=ITERATIONS)[1][-1]
+def _largest(product, start):
+    return power_iteration(product, start, ITERATIONS)[0]
 
 
 def _kernel(f, params, x, signs):

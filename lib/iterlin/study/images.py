@@ -4,9 +4,7 @@ Pixels come from `downloads` (MNIST and CIFAR-10, parsed by `image_files`) or wi
 (digits). Nothing that is downloaded is ever unpickled.
 """
 
-import os
-import tempfile
-from pathlib import Path
+from contextlib import suppress
 from typing import NamedTuple
 
 import jax
@@ -14,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from iterlin.runtime.files import replaced
 from iterlin.study import downloads, image_files
-from iterlin.study.data import Dataset
+from iterlin.study.data import Dataset, nested_subset
 from iterlin.study.downloads import DownloadError
-from iterlin.validation import one_of, positive_integer
+from iterlin.validation import one_of, positive_integer, whole_number
 
 DIGITS_POOL = 1000
 # Of the arrays that are kept: another one when they would come out differently.
@@ -55,8 +54,8 @@ def load(
     (`iterlin.study.downloads`) for files that cannot be had.
     """
     one_of("image data set", name, _READERS)
-    _whole("validation", validation)
-    _whole("seed", seed)
+    whole_number("validation", validation)
+    whole_number("seed", seed)
     for part, size in (("train", train), ("test", test)):
         if size is not None:
             positive_integer(part, size)
@@ -93,26 +92,6 @@ def describe(name: str) -> str:
     return f"{entry['title']}, sha256 {hashes}"
 
 
-def nested_subset(labels, size: int, seed) -> np.ndarray:
-    """Indices (size,) of a class-balanced subset of the labels (N,), for a seed or several.
-
-    Class counts differ by at most one, unless a class has no more to give: that one is then taken
-    whole. The subset of size n is the first n indices of every larger one. The draw is the same
-    in every version of NumPy. Raises ValueError for a size beyond N.
-    """
-    labels = np.asarray(labels)
-    _whole("size", size)
-    if size > len(labels):
-        raise ValueError(f"a subset of size {size} cannot be drawn from {len(labels)} examples")
-    # NumPy may change what its distributions draw, but not the raw stream of a bit generator.
-    shuffled = np.argsort(np.random.PCG64(seed).random_raw(len(labels)), kind="stable")
-    rank = np.empty(len(labels), dtype=int)  # of each shuffled example within its class
-    for label in np.unique(labels):
-        members = labels[shuffled] == label
-        rank[members] = np.arange(members.sum())
-    return shuffled[np.argsort(rank, kind="stable")][:size]
-
-
 def augment(key: Array, x: Float[Array, "N H W C"], *, padding: int = 4) -> Float[Array, "N H W C"]:
     """Each image cropped at random from its zero-padded self and mirrored with probability 1/2.
 
@@ -120,7 +99,7 @@ def augment(key: Array, x: Float[Array, "N H W C"], *, padding: int = 4) -> Floa
     padding] down and across, and the mirroring are drawn from the key for each image by itself.
     For photographs: a mirrored digit is another sign.
     """
-    _whole("padding", padding)
+    whole_number("padding", padding)
     size, height, width, channels = x.shape
     crop_key, flip_key = jax.random.split(key)
     # int32 whatever the precision of the run: one key, one draw.
@@ -134,11 +113,6 @@ def augment(key: Array, x: Float[Array, "N H W C"], *, padding: int = 4) -> Floa
 
     cropped = jax.vmap(crop)(padded, offsets)
     return jnp.where(flips[:, None, None, None], cropped[:, :, ::-1], cropped)
-
-
-def _whole(name, value):
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-        raise ValueError(f"{name} must be a non-negative integer, got {value!r}")
 
 
 def _channel_statistics(x, indices):
@@ -186,17 +160,8 @@ def _read_archive(name, parse):
 
 def _keep(target, arrays):
     """Write arrays, whole or not at all; a cache that cannot be written to costs only time."""
-    partial = None
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=target.parent, suffix=".partial")
-        with os.fdopen(handle, "wb") as written:
-            np.savez(written, **dict(zip(_PARTS, arrays, strict=True)))
-        os.chmod(partial, 0o644)
-        os.replace(partial, target)
-    except OSError:
-        if partial is not None:
-            Path(partial).unlink(missing_ok=True)
+    with suppress(OSError), replaced(target) as partial, open(partial, "wb") as written:
+        np.savez(written, **dict(zip(_PARTS, arrays, strict=True)))
 
 
 def _checked(name, arrays):

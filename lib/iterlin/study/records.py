@@ -7,21 +7,19 @@ many runs it lacks.
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from numbers import Integral
 from pathlib import Path
 
 import numpy as np
 import xarray as xr
 
+from iterlin.runtime.files import replaced
 from iterlin.runtime.precision import product_precision
 from iterlin.study import origins, provenance
 from iterlin.study.origins import Origin
-from iterlin.validation import one_of
+from iterlin.validation import one_of, whole_number
 
 TIERS = ("quick", "laptop", "gpu", "paper")
 FORMAT = "iterlin record 2"
@@ -55,8 +53,7 @@ def save(
     missing: runs that have not been finished; with any, the record is partial.
     """
     one_of("tier", tier, TIERS)
-    if isinstance(missing, bool) or not isinstance(missing, Integral) or missing < 0:
-        raise ValueError(f"missing must be a non-negative integer, got {missing!r}")
+    whole_number("missing", missing)
     stamped = dataset.assign_attrs(
         format=FORMAT,
         experiment=experiment,
@@ -80,21 +77,11 @@ def save(
 
 def write(dataset: xr.Dataset, target: Path) -> None:
     """Write a data set with its attributes, whole or not at all."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     compressed = {
         name: {"zlib": True} for name, v in dataset.variables.items() if v.dtype.kind in "fiu"
     }
-    handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=".nc")
-    os.close(handle)
-    try:
+    with replaced(target) as partial:
         dataset.to_netcdf(partial, engine="h5netcdf", encoding=compressed)
-        # On disk before it takes the name: a crash leaves the old record or the new one.
-        with open(partial, "rb") as written:
-            os.fsync(written.fileno())
-        os.chmod(partial, 0o644)
-        os.replace(partial, target)
-    finally:
-        Path(partial).unlink(missing_ok=True)
 
 
 def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from iterlin.runtime import checkpoints
+from iterlin.runtime import checkpoints, costs
 from iterlin.runtime.chunks import PROGRESS, OutOfTime
 from iterlin.runtime.precision import full_precision
 from iterlin.study import provenance
@@ -32,11 +32,6 @@ from iterlin.study.groups import (
     trainer,
 )
 from iterlin.validation import non_negative, one_of, positive, positive_integer
-
-# Bytes that the runs of one program may take together. On a CPU runs that are small beside a cache
-# gain from each other's company, larger ones lose; on a GPU it is a share of what there is.
-CPU_MEMORY = 24 * 2**20
-GPU_SHARE = 0.5
 
 
 class Result(NamedTuple):
@@ -70,7 +65,7 @@ def run_all(
     """
     for run in runs:
         check(problem, run)
-    memory = _memory() if memory is None else memory
+    memory = group_memory() if memory is None else memory
     results: dict[int, Result] = {}
     seconds, digest = 0.0, None
     if folder is not None:
@@ -192,11 +187,13 @@ def _kind(run: Run) -> _Kind:
     return _Kind(program, run.eval_steps)
 
 
-def _memory() -> int:
-    device = jax.devices()[0]
-    if device.platform == "cpu":
-        return CPU_MEMORY
-    return int(GPU_SHARE * device.memory_stats()["bytes_limit"])
+def group_memory() -> int:
+    """Bytes that the runs of one group may take together, by default.
+
+    On a CPU runs that are small beside a cache gain from each other's company, larger ones lose; on
+    a GPU it is a share of what there is.
+    """
+    return costs.device_memory(24 * 2**20, 0.5)
 
 
 def reporting() -> bool:

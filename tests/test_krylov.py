@@ -1,0 +1,96 @@
+"""Conjugate gradients and power iteration against dense linear algebra."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from iterlin.krylov import conjugate_gradients, power_iteration
+
+
+def symmetric(eigenvalues, seed=0):
+    rng = np.random.default_rng(seed)
+    q = np.linalg.qr(rng.normal(size=(len(eigenvalues), len(eigenvalues))))[0]
+    return jnp.asarray(q * np.asarray(eigenvalues) @ q.T)
+
+
+def solve(matrix, b, **settings):
+    """A s = b for a symmetric A."""
+    settings = {"tolerance": 1e-13, "max_steps": 100} | settings
+    return conjugate_gradients(
+        b,
+        image=lambda d: matrix @ d,
+        gradient=lambda r: r,
+        curvature=lambda d, moved: d @ moved,
+        inner=lambda a, b: a @ b,
+        **settings,
+    )
+
+
+def least_squares(jacobian, b, **settings):
+    settings = {"tolerance": 1e-13, "max_steps": 100} | settings
+    return conjugate_gradients(
+        b,
+        image=lambda d: jacobian @ d,
+        gradient=lambda r: jacobian.T @ r,
+        curvature=lambda d, moved: moved @ moved,
+        inner=lambda a, b: a @ b,
+        **settings,
+    )
+
+
+def test_solves_what_a_factorisation_solves():
+    matrix, b = symmetric([1.0, 2.0, 5.0, 30.0]), jnp.asarray([1.0, -2.0, 0.5, 3.0])
+    found, steps = solve(matrix, b)
+    np.testing.assert_allclose(found, np.linalg.solve(matrix, b), rtol=1e-10)
+    assert int(steps) <= 6
+
+
+def test_as_many_steps_as_eigenvalues_that_differ():
+    matrix, b = symmetric([2.0, 2.0, 7.0, 7.0, 7.0]), jnp.arange(1.0, 6.0)
+    assert int(solve(matrix, b, tolerance=1e-10)[1]) == 2
+
+
+def test_least_squares_of_any_rank_give_the_shortest_solution():
+    rng = np.random.default_rng(1)
+    jacobian = jnp.asarray(rng.normal(size=(6, 3)) @ rng.normal(size=(3, 8)))
+    b = jnp.asarray(rng.normal(size=6))
+    found, _ = least_squares(jacobian, b)
+    np.testing.assert_allclose(found, np.linalg.pinv(jacobian) @ b, atol=1e-10)
+
+
+def test_stops_at_the_tolerance_and_no_sooner():
+    matrix, b = symmetric(np.geomspace(1, 1e3, 30)), jnp.ones(30)
+    found, steps = solve(matrix, b, tolerance=1e-3)
+    left = np.linalg.norm(b - matrix @ found) / np.linalg.norm(b)
+    assert left <= 1e-3
+    before, _ = solve(matrix, b, tolerance=1e-3, max_steps=int(steps) - 1)
+    assert np.linalg.norm(b - matrix @ before) / np.linalg.norm(b) > 1e-3
+
+
+def test_nothing_to_do_takes_no_step():
+    found, steps = solve(symmetric([1.0, 2.0]), jnp.zeros(2))
+    assert int(steps) == 0
+    assert not found.any()
+
+
+def test_steps_can_run_out():
+    assert int(solve(symmetric(np.geomspace(1, 1e6, 20)), jnp.ones(20), max_steps=3)[1]) == 3
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3)])
+def test_power_iteration_finds_the_largest_eigenvalue_from_below(shape):
+    size = int(np.prod(shape))
+    matrix = symmetric(np.linspace(0.0, 4.0, size))
+
+    def product(v):
+        return (matrix @ v.reshape(-1)).reshape(shape)
+
+    value, direction = power_iteration(product, jnp.ones(shape), 300)
+    np.testing.assert_allclose(value, 4.0, rtol=1e-10)
+    assert float(value) <= 4.0 + 1e-12
+    np.testing.assert_allclose(product(direction), 4.0 * direction, atol=1e-6)
+    assert float(power_iteration(product, jnp.ones(shape), 2)[0]) < 4.0
+
+
+def test_power_iteration_of_nothing_is_zero():
+    value, _ = power_iteration(jnp.zeros_like, jnp.ones(3), 5)
+    assert float(value) == 0.0
