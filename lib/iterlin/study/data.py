@@ -67,7 +67,9 @@ def digits(train: int = 200, *, seed: int = 0) -> Split:
     x, y = load_digits(return_X_y=True)
     if train >= len(y):
         raise ValueError(f"train must be below the {len(y)} digits there are, got {train}")
-    order = nested_subset(y, len(y), seed)
+    # The draw that the book's pages were written with; `nested_subset` has one of its own.
+    rank = _rank_within_class(np.random.default_rng(seed).permutation(len(y)), y)
+    order = np.lexsort((y, rank))
     chosen, others = order[:train], order[train:]
     mean, std = x[chosen].mean(), x[chosen].std()
     x = jnp.asarray((x - mean) / std)
@@ -88,11 +90,17 @@ def nested_subset(labels, size: int, seed) -> np.ndarray:
         raise ValueError(f"a subset of size {size} cannot be drawn from {len(labels)} examples")
     # NumPy may change what its distributions draw, but not the raw stream of a bit generator.
     shuffled = np.argsort(np.random.PCG64(seed).random_raw(len(labels)), kind="stable")
-    rank = np.empty(len(labels), dtype=int)  # of each shuffled example within its class
+    rank = _rank_within_class(shuffled, labels)
+    return shuffled[np.argsort(rank[shuffled], kind="stable")][:size]
+
+
+def _rank_within_class(permutation, labels):
+    """For each example, its place among its class when taken in the order of the permutation."""
+    rank = np.empty(len(labels), dtype=int)
     for label in np.unique(labels):
-        members = labels[shuffled] == label
-        rank[members] = np.arange(members.sum())
-    return shuffled[np.argsort(rank, kind="stable")][:size]
+        members = permutation[labels[permutation] == label]
+        rank[members] = np.arange(len(members))
+    return rank
 
 
 def one_hot(labels: Shaped[Array, " N"], classes: int) -> Float[Array, "N C"]:
