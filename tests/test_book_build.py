@@ -10,6 +10,7 @@ import pytest
 import toy_book
 import xarray as xr
 from iterlin.study import records
+from iterlin.study.origins import Origin
 from iterlin_book.build import main as build_main
 from toy_book import build, edit, executed, html
 
@@ -84,7 +85,8 @@ def test_a_new_lock_runs_everything(book):
 def test_a_new_record_runs_its_page_only(book):
     record = book / "data" / "results" / "xor" / "laptop.nc"
     runs = xr.Dataset({"loss": ("seed", [1.0])})
-    records.save(runs, "xor", "laptop", parameters={}, modules=["validation"], path=record)
+    origin = Origin([], [])
+    records.save(runs, "xor", "laptop", parameters={}, origin=origin, wall_time=1.0, path=record)
     # Half a record that a killed run left is none.
     record.with_name(".laptop-x.nc").write_bytes(record.read_bytes()[:100])
     assert build(book) == [XOR]
@@ -107,7 +109,7 @@ def test_a_damaged_record_is_refused_before_anything_runs(tmp_path, capsys, argu
 
 
 def test_claims_belong_to_pages_that_use_the_claims(book):
-    edit(book, f"book/{OTHER}.md", "negate(7)", "from iterlin import claims")
+    edit(book, f"book/{OTHER}.md", "negate(7)", "from iterlin import claims\nclaims.TEXT")
     assert build(book) == [OTHER]
     edit(book, "book/claims.yml", "[]", "[{id: C1}]")
     assert build(book) == [OTHER]

@@ -18,11 +18,13 @@ SAVES = """\
 import os
 from pathlib import Path
 import xarray as xr
-from iterlin import records
+from iterlin.study import origins, records
 
 Path("deadline").write_text(os.environ.get("ITERLIN_DEADLINE", "none"))
+origin = origins.of_page("grows", origins.sources())
+values = {"tier": tier, "missing": missing}
 runs = xr.Dataset({"loss": ("seed", [1.0])})
-records.save(runs, "grows", tier, parameters={}, modules=["alpha"], missing=missing)"""
+records.save(runs, "grows", tier, parameters=values, origin=origin, wall_time=1, missing=missing)"""
 WAITS = """\
 import sys, time
 from pathlib import Path
@@ -88,7 +90,7 @@ def test_the_same_command_goes_on_until_all_is_done(book):
 
     # Within a time, which its process is told; here the missing runs are made all the same.
     edit(book, "book/breaks.md", "1 / 0", "1 / 1")
-    edit(book, "book/grows.md", "missing=missing)", "missing=0)")
+    edit(book, "book/grows.md", "1, missing=missing)", "1, missing=0)")
     begun = time.time()
     done = run(book, "build", *GPU, "--budget", "10")
     assert done.returncode == 0, done.stderr

@@ -3,12 +3,16 @@
 The library is a copy that tests may edit; it shadows `iterlin` in the processes started here.
 """
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from iterlin.study.definitions import imports_of
+from iterlin.study.provenance import PACKAGE
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -106,14 +110,29 @@ chapters:
 """
 
 
+def _needed(paths):
+    """The library's modules that keep records, with all that they import from it."""
+    found, waiting = set(), list(paths)
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            for where, name in imports_of(ast.parse((PACKAGE / path).read_text()).body).values():
+                places = (f"{where}.{name}", where)
+                modules = (f"{p.removeprefix('iterlin.').replace('.', '/')}.py" for p in places)
+                waiting += [m for m in modules if (PACKAGE / m).is_file()][:1]
+    return found
+
+
 def create(root):
     """Write the book and its library below ``root``."""
     library = root / "lib" / "iterlin"
     library.mkdir(parents=True)
     for name, text in LIBRARY.items():
         (library / name).write_text(text)
-    for name in ("precision", "provenance", "records", "validation"):
-        shutil.copy(ROOT / "lib" / "iterlin" / f"{name}.py", library)
+    for path in _needed(["study/__init__.py", "runtime/__init__.py", "study/records.py"]):
+        (library / path).parent.mkdir(exist_ok=True)
+        shutil.copy(PACKAGE / path, library / path)
     for name, text in PAGES.items():
         path = root / "book" / name
         path.parent.mkdir(parents=True, exist_ok=True)
