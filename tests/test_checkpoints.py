@@ -1,19 +1,25 @@
 import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import roads
 import xarray as xr
-from iterlin.runtime import checkpoints
+from iterlin import losses
+from iterlin.networks.mlp import mlp
+from iterlin.runtime import checkpoints, chunks
+from iterlin.study import records, runs
+from problems import bare
 
 TREE = {"params": [jnp.arange(6.0).reshape(2, 3)], "key": jax.random.key(3), "step": jnp.int32(4)}
 
@@ -75,7 +81,7 @@ def test_a_truly_full_device_is_reported(tmp_path, monkeypatch):
     def opened(**_):
         return os.open("/dev/full", os.O_WRONLY), str(partial)
 
-    monkeypatch.setattr(checkpoints.tempfile, "mkstemp", opened)
+    monkeypatch.setattr(tempfile, "mkstemp", opened)
     with pytest.raises(checkpoints.CheckpointError, match="No space left"):
         checkpoints.save(tmp_path / "run.npz", TREE, fingerprint="a")
     assert checkpoints.load(tmp_path / "run.npz", TREE, fingerprint="a") is not None
@@ -108,18 +114,204 @@ def test_a_fingerprint_sees_programs_constants_and_numbers():
 
 # Killed at any moment, a grid of runs ends as if nothing had happened.
 
+
+class Killed(BaseException):
+    """The process is gone: from here on nothing that it does reaches the disk, cleaning neither."""
+
+
+MOMENTS = (
+    "before there is a partial file",
+    "when it is empty",
+    "when it is half written",
+    "before it is flushed",
+    "before it takes the name",
+    "after it took the name",
+)
+
+
+class Disk:
+    """What is written below a folder, until the process is killed at one of the MOMENTS.
+
+    The moment is that of the file with the given number, in the order of writing.
+    """
+
+    def __init__(self, monkeypatch, folder, moment=None, number=0):
+        self.folder, self.moment, self.number = str(folder), moment, number
+        self.files, self.dead, self.partial = -1, False, None
+        self.original = {}
+        wrapped = [
+            (tempfile, "mkstemp"),
+            (os, "fsync"),
+            (os, "replace"),
+            (os, "unlink"),
+            (os, "chmod"),
+            (os, "mkdir"),
+        ]
+        for owner, name in wrapped:
+            self.original[name] = getattr(owner, name)
+            monkeypatch.setattr(owner, name, getattr(self, name, partial(self.other, name)))
+
+    def reach(self, moment):
+        if self.dead or (moment, self.files) == (self.moment, self.number):
+            self.dead = True
+            raise Killed
+
+    def other(self, name, path, *args, **kwargs):
+        if self.dead and str(path).startswith(self.folder):
+            raise Killed
+        return self.original[name](path, *args, **kwargs)
+
+    def mkstemp(self, *args, dir=None, **kwargs):
+        if not str(dir).startswith(self.folder):
+            return self.original["mkstemp"](*args, dir=dir, **kwargs)
+        self.files += 1
+        self.reach(MOMENTS[0])
+        handle, self.partial = self.original["mkstemp"](*args, dir=dir, **kwargs)
+        if (MOMENTS[1], self.files) == (self.moment, self.number):
+            os.close(handle)
+        self.reach(MOMENTS[1])
+        return handle, self.partial
+
+    def fsync(self, handle):
+        if self.partial is not None:
+            if (MOMENTS[2], self.files) == (self.moment, self.number):
+                os.truncate(self.partial, os.path.getsize(self.partial) // 2)
+            self.reach(MOMENTS[2])
+            self.reach(MOMENTS[3])
+        self.original["fsync"](handle)
+
+    def replace(self, source, target, **kwargs):
+        ours = source is not None and str(source) == self.partial
+        if ours:
+            self.reach(MOMENTS[4])
+        self.original["replace"](source, target, **kwargs)
+        if ours:
+            self.partial = None
+            self.reach(MOMENTS[5])
+
+
+@pytest.fixture(scope="module")
+def small_grid():
+    """folder -> the records of a small grid of runs that are kept there."""
+    x = jax.random.normal(jax.random.key(1), (24, 2))
+    y = (jnp.prod(x, 1) > 0).astype(jnp.int32)
+    model = mlp((2, 8, 2))
+    loss = losses.mean(losses.cross_entropy)
+    problem = roads.problem(
+        model.apply,
+        model.init,
+        (x, y),
+        loss=loss,
+        evaluate={"train": (x, y)},
+        metrics={"loss": loss},
+        batch_size=6,
+        reset_optimizer=True,
+        augment=lambda key, x: x + 0.1 * jax.random.normal(key, x.shape),
+        observe=lambda state: {"weight": state.params[0]["weight"]},
+    )
+
+    def run(folder):
+        def make(period, seed):
+            return runs.Run(seed, period, 0.01, (0, 20, 40), optimizer="adam")
+
+        found = runs.grid(problem, {"period": [7], "seed": [0, 1]}, make, folder=folder)
+        found.attrs.clear()  # the seconds that it took
+        return found
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def left_alone(small_grid, tmp_path_factory):
+    """The record of a grid that nothing disturbs, and how many checkpoints it writes."""
+    with pytest.MonkeyPatch.context() as patched:
+        often(patched)
+        folder = tmp_path_factory.mktemp("alone")
+        disk = Disk(patched, folder)
+        found = small_grid(folder)
+    assert found.updates.values.max() > 2
+    return found, disk.files + 1
+
+
+def often(monkeypatch):
+    """A checkpoint after every eight steps and at every evaluation."""
+    monkeypatch.setattr(chunks, "FIRST_CHUNK", 8)
+    monkeypatch.setattr(chunks, "CHUNK", 0.0)
+    monkeypatch.setitem(bare(chunks.run_in_chunks).__kwdefaults__, "checkpoint_seconds", 0.0)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_grid_killed_while_it_writes_goes_on_to_the_same_bits(
+    small_grid, left_alone, tmp_path, monkeypatch, moment
+):
+    """At the first checkpoint, at the third of what is left, at the fifth, and again to the end."""
+    alone, writes = left_alone
+    assert writes >= 8
+    often(monkeypatch)
+    kills = 0
+    while True:
+        with monkeypatch.context() as patched:
+            disk = Disk(patched, tmp_path, moment, number=2 * (kills % 3))
+            try:
+                found = small_grid(tmp_path)
+            except Killed:
+                kills += 1
+                # Without progress at all it would never end.
+                assert kills < 3 * writes
+                continue
+        break
+    assert disk.files < disk.number
+    assert kills >= 3
+    for name in alone.variables:
+        np.testing.assert_array_equal(found[name].values, alone[name].values, err_msg=name)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_record_is_the_old_one_or_the_new_one_wherever_writing_ends(
+    left_alone, tmp_path, monkeypatch, moment
+):
+    new, _ = left_alone
+    path = tmp_path / "laptop.nc"
+    old = new.assign(loss=new.step * 0.0)
+    records.write(old, path)
+    with monkeypatch.context() as patched:
+        Disk(patched, tmp_path, moment)
+        with pytest.raises(Killed):
+            records.write(new, path)
+    with xr.open_dataset(path) as found:
+        xr.testing.assert_equal(found.load(), new if moment == MOMENTS[5] else old)
+    # What the killed process left is no obstacle to the next.
+    records.write(new, path)
+    with xr.open_dataset(path) as found:
+        xr.testing.assert_equal(found.load(), new)
+
+
+def test_the_first_record_is_there_whole_or_not_at_all(left_alone, tmp_path, monkeypatch):
+    for moment in MOMENTS[:-1]:
+        path = tmp_path / moment / "laptop.nc"
+        with monkeypatch.context() as patched:
+            Disk(patched, tmp_path, moment)
+            with pytest.raises(Killed):
+                records.write(left_alone[0], path)
+        assert not path.exists()
+
+
+# The signal itself, which no finally clause survives.
+
 GRID = """
 import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from iterlin import losses, schedules
+from iterlin.algorithm import Algorithm
 from iterlin.networks.mlp import mlp
 from iterlin.runtime import chunks
-from iterlin.study import runs, records
+from iterlin.study import records, runs
+from iterlin.study.groups import Problem
+from iterlin.training import Watch
 
 chunks.FIRST_CHUNK, chunks.CHUNK = 4, 0.0
 chunks.run_in_chunks.__kwdefaults__["checkpoint_seconds"] = 0.0
@@ -127,21 +319,24 @@ folder, target = map(Path, sys.argv[1:])
 x = jax.random.normal(jax.random.key(1), (24, 2))
 y = (jnp.prod(x, 1) > 0).astype(jnp.int32)
 model = mlp((2, 8, 2))
-problem = runs.Problem(
-    f=model.apply, init=model.init, train=(x, y), loss=losses.mean(losses.cross_entropy),
-    evaluate={"train": (x, y)}, metrics={"loss": losses.mean(losses.cross_entropy)},
-    batch_size=6, reset_optimizer=True, solved=schedules.Solved(10),
+loss = losses.mean(losses.cross_entropy)
+algorithm = Algorithm(
+    model.apply, loss, batch_size=6, reset_optimizer=True, solved=schedules.Solved(10),
     augment=lambda key, x: x + 0.1 * jax.random.normal(key, x.shape),
+)
+problem = Problem(
+    algorithm, model.init, (x, y), Watch({"train": (x, y)}, {"loss": loss}),
     observe=lambda state: {"weight": state.params[0]["weight"]},
 )
-steps = tuple(range(0, 601, 20))
+steps = tuple(range(0, 161, 20))
 
 def make(period, seed):
     return runs.Run(seed, period, 0.01, steps, optimizer="adam", until_solved=period == 50)
 
 print("ready", flush=True)
 found = runs.grid(problem, {"period": [1, 7, 50], "seed": [0, 1]}, make, folder=folder)
-records.save(found, "killed", "laptop", parameters={}, modules=["runs"], path=target)
+found.attrs.clear()
+records.write(found, target)
 """
 
 
@@ -169,31 +364,29 @@ def launched(tmp_path, name):
                 process.kill()
 
 
-def test_a_grid_killed_at_twenty_moments_gives_the_record_of_one_left_alone(tmp_path):
+def test_a_grid_killed_by_the_signal_gives_the_record_of_one_left_alone(tmp_path):
     def finished(process, name):
         assert process.wait(300) == 0, (tmp_path / "errors").read_text()
         with xr.open_dataset(tmp_path / f"{name}.nc") as record:
             return record.load()
 
-    started = time.monotonic()
     with launched(tmp_path, "alone") as process:
         alone = finished(process, "alone")
-    seconds = time.monotonic() - started
     assert alone.updates.values.max() > 0
 
     rng = np.random.default_rng(0)
-    kills, records = 0, []
-    while kills < 20 or not records:
+    folder = tmp_path / "killed"
+    for groups in (1, 2, 3):
         with launched(tmp_path, "killed") as process:
-            # Mostly while it trains and writes, sometimes while it is still compiling.
-            time.sleep(rng.uniform(0, seconds / 6) if kills < 20 else 0)
-            if kills == 20 or process.poll() is not None:
-                records.append(finished(process, "killed"))
-                shutil.rmtree(tmp_path / "killed")
-            else:
-                process.send_signal(signal.SIGKILL)
-                kills += 1
-    for record in records:
-        assert set(record.variables) == set(alone.variables)
-        for name in alone.variables:
-            np.testing.assert_array_equal(record[name].values, alone[name].values, err_msg=name)
+            # Each time in the midst of another group's training, in which it writes all the time.
+            while len(list(folder.glob("*/*.npz")) + list(folder.glob("*.npz"))) < groups:
+                assert process.poll() is None, (tmp_path / "errors").read_text()
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0, 0.2))
+            assert process.poll() is None, "it was over before it was killed"
+            process.send_signal(signal.SIGKILL)
+    with launched(tmp_path, "killed") as process:
+        record = finished(process, "killed")
+    assert set(record.variables) == set(alone.variables)
+    for name in alone.variables:
+        np.testing.assert_array_equal(record[name].values, alone[name].values, err_msg=name)
