@@ -1,4 +1,4 @@
-"""Which modules of the library a page's code reaches, read off its import statements."""
+"""A page's outputs are outdated once its code, or what it reaches in the library, has changed."""
 
 import nbformat
 import pytest
@@ -7,51 +7,52 @@ from iterlin.study import records
 from iterlin_book import freshness, pages
 
 
-@pytest.mark.parametrize(
-    ("source", "modules"),
-    [
-        ("import numpy as np\nnp.exp(1)", []),
-        ("import iterlin as il\nil.linearize(f, p)", ["linearization"]),
-        ("import iterlin\niterlin.every(3)", ["schedules"]),
-        ("import iterlin as il\nil.ntk.empirical_ntk", ["ntk"]),
-        ("from iterlin import never, models", ["models", "schedules"]),
-        ("from iterlin.ntk import empirical_ntk as k", ["ntk"]),
-        ("import iterlin.study.data as d", ["data"]),
-        ("import iterlin.study.data", ["data"]),
-        ("def f():\n    from iterlin import losses", ["losses"]),
-        ("%matplotlib inline\n!ls\nfrom iterlin import losses", ["losses"]),
-        ("import iterlin as il\nil.__version__", []),
-    ],
-)
-def test_modules_follow_from_the_names_used(source, modules):
-    assert freshness.library_modules([source]) == modules
+@pytest.fixture
+def root(tmp_path):
+    return toy_book.create(tmp_path)
+
+
+BASE = "import iterlin as il\nil.quadruple(3)"
+
+
+def test_a_page_reaches_what_its_cells_use(root):
+    def reached(*cells):
+        return freshness.reached(root, cells)
+
+    assert reached("import numpy as np\nnp.exp(1)") == ([], False)
+    found, judges = reached(BASE)
+    assert (len(found), judges) == (2, False)
+    for same in (
+        ("from iterlin.beta import quadruple as four", "four(3)"),
+        ("import iterlin.beta", "iterlin.beta.quadruple(3)"),
+        ("from iterlin import beta", "%matplotlib inline\n!ls\nprint(beta.quadruple)"),
+        ("def f():\n    from iterlin import quadruple\n    return quadruple",),
+    ):
+        assert reached(*same) == (found, False)
+    assert reached("from iterlin import quadruple") == ([], False)
+    assert set(reached(BASE, "from iterlin import double\ndouble(1)")[0]) == set(found)
+    assert reached("from iterlin import negate", "negate(1)")[0] != found
+    assert reached("from iterlin import claims", "claims.TEXT")[1]
 
 
 @pytest.mark.parametrize(
     "source",
     [
         "from iterlin import *",
-        "import iterlin as il\ngetattr(il, name)",
         "import iterlin as il\nil.not_yet_known",
         "this is (no Python",
     ],
 )
-def test_everything_counts_where_it_cannot_be_told(source):
-    assert freshness.library_modules([source]) == freshness.all_modules()
+def test_everything_counts_where_it_cannot_be_told(root, source):
+    before = freshness.reached(root, [source])
+    assert before[1]
+    toy_book.edit(root, "lib/iterlin/gamma.py", "return -x", "return -x - 1")
+    assert freshness.reached(root, [source]) != before
 
 
-def test_an_import_in_one_cell_serves_the_next():
-    assert freshness.library_modules(["import iterlin as il", "il.every(2)"]) == ["schedules"]
-
-
-def test_digests_follow_tags_parameters_and_tier_but_not_prose(tmp_path):
-    root = toy_book.create(tmp_path)
-
+def test_digests_follow_tags_parameters_and_tier_but_not_prose(root):
     def digest(tier="quick", values=None):
         notebook = pages.read(root, "other")
-        # The toy library is for other processes: in this one `negate` would not resolve.
-        for cell in pages.code_cells(notebook):
-            cell.source = cell.source.replace("from iterlin import negate", "")
         return freshness.digest(root, "other", tier, notebook, values or {})
 
     first = digest()
@@ -59,13 +60,15 @@ def test_digests_follow_tags_parameters_and_tier_but_not_prose(tmp_path):
         len({first, digest("laptop"), digest("laptop", {"a": 1}), digest("laptop", {"a": 2})}) == 4
     )
     toy_book.edit(root, "book/other.md", "# Second page", "# Another title\n\nProse.")
+    toy_book.edit(root, "lib/iterlin/alpha.py", "2 * x", "3 * x")
     assert digest() == first
+    toy_book.edit(root, "lib/iterlin/gamma.py", "return -x", "return -x - 1")
+    assert (second := digest()) != first
     toy_book.edit(root, "book/other.md", "ipython3\n", "ipython3\n:tags: [hide-input]\n\n")
-    assert digest() != first
+    assert digest() not in (first, second)
 
 
-def test_staleness_of_a_shown_record_is_part_of_the_digest(tmp_path, monkeypatch):
-    root = toy_book.create(tmp_path)
+def test_staleness_of_a_shown_record_is_part_of_the_digest(root, monkeypatch):
     record = root / "data" / "results" / "other" / "gpu.nc"
     record.parent.mkdir(parents=True)
     record.write_bytes(b"content")
@@ -91,8 +94,7 @@ def test_staleness_is_looked_up_once_for_a_state(tmp_path, monkeypatch):
     assert len(looked) == 2
 
 
-def test_pages_with_claims_show_the_records_that_claims_judge_and_no_others(tmp_path):
-    root = toy_book.create(tmp_path)
+def test_pages_with_claims_show_the_records_that_claims_judge_and_no_others(root):
     toy_book.edit(root, "book/claims.yml", "[]", "[{id: C1, experiment: judged}, {id: C2}]")
     files = {}
     for name in ("judged", "own", "named", "unrelated"):
@@ -101,10 +103,10 @@ def test_pages_with_claims_show_the_records_that_claims_judge_and_no_others(tmp_
         files[name].write_bytes(b"content")
     cells = [nbformat.v4.new_code_cell("records.best('named')")]
 
-    def shown(closure, tier="quick"):
-        found = freshness.shown_records(root, "experiments/own", tier, cells, closure)
+    def shown(judges, tier="quick"):
+        found = freshness.shown_records(root, "experiments/own", tier, cells, judges)
         return {path.parent.name for path in found}
 
-    assert shown({"claims"}) == {"judged", "own", "named"}
-    assert shown(set()) == {"own", "named"}
-    assert shown({"claims"}, "laptop") == set()
+    assert shown(True) == {"judged", "own", "named"}
+    assert shown(False) == {"own", "named"}
+    assert shown(True, "laptop") == set()

@@ -6,6 +6,7 @@ import xarray as xr
 import yaml
 from iterlin.study import claims, claims_table, provenance, records
 from iterlin.study.claims import NOT, NOT_RUN, PARTLY, REPRODUCED, UNDECIDED
+from iterlin.study.origins import Origin
 
 ROW = {
     "id": "C0",
@@ -33,8 +34,8 @@ def record(**statistics):
         attrs={
             "experiment": "trial",
             "tier": "gpu",
-            "modules": '["validation"]',
-            "numerics": provenance.source_hash(["validation"]),
+            "parameters": "{}",
+            **Origin([], []).attributes(),
         },
     )
 
@@ -140,7 +141,8 @@ def test_the_record_is_the_best_one(monkeypatch):
 
 
 def test_a_stale_record_is_shown_as_such():
-    old = record(drop=ABOVE).assign_attrs(numerics="0" * 64)
+    gone = Origin([], [("live", "0" * 12)])
+    old = record(drop=ABOVE).assign_attrs(gone.attributes())
     assert claims.judge(ROW, old).stale
 
 
@@ -210,7 +212,7 @@ LEDGER = claims.load_claims()
 def test_every_verdict_is_the_expected_one_and_fresh(row):
     verdict = claims.judge(row)
     assert verdict.verdict == row["expected"], verdict.statements
-    assert not verdict.stale, f"the record of {row['experiment']} is older than its numerics"
+    assert not verdict.stale, f"the record of {row['experiment']} is older than what made it"
 
 
 def test_every_claim_has_a_page_and_a_reason_if_not_run():
