@@ -1,0 +1,97 @@
+"""A page's run is recorded with all of its parameters and the sources of its start, and shown."""
+
+import json
+
+import pytest
+import toy_sources
+from iterlin.study import claims_table, origins, records
+from iterlin.study import page as page_module
+from iterlin.study.page import Page
+from toy_sources import SOURCES, edited
+
+VALUES = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch, tmp_path):
+    monkeypatch.chdir(toy_sources.write(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def displayed(monkeypatch):
+    found = []
+    monkeypatch.setattr(page_module, "display", lambda shown: found.append(shown.data))
+    return found
+
+
+def test_a_record_holds_every_parameter_of_the_cell_and_nothing_else():
+    page = Page("trial", VALUES | {"num_runs": 7, "np": None})
+    assert page.parameters == VALUES
+    saved = page.save(toy_sources.results(), data="made up")
+    record = records.load("trial", "laptop")
+    assert json.loads(record.attrs["parameters"]) == VALUES | {"periods": [5, 20]}
+    assert record.attrs["data"] == "made up"
+    assert record.attrs["missing"] == 0
+    assert 0 < record.attrs["wall_time"] < 600
+    assert not records.is_stale(saved)
+
+
+def test_what_is_missing_or_no_page_is_refused():
+    with pytest.raises(ValueError, match="parameters without a value: num_seeds, periods"):
+        Page("trial", {"tier": "laptop"})
+    with pytest.raises(ValueError, match="the book has no page 'nowhere'"):
+        Page("nowhere", VALUES)
+    with pytest.raises(ValueError, match="the page 'index' saves no record"):
+        Page("index", VALUES)
+
+
+def test_parameters_that_no_file_gives_make_a_stale_record():
+    Page("trial", VALUES | {"num_seeds": 30}).save(toy_sources.results())
+    record = records.load("trial", "laptop")
+    said = origins.changes(record.attrs, origins.sources())
+    assert said == ["parameter num_seeds: 30 then, 3 now"]
+
+
+def test_a_file_edited_while_it_computes_is_not_what_it_came_from(root):
+    page = Page("trial", VALUES)
+    toy_sources.write(root, edited(("steps.py", "0.5", "0.25")))
+    record = page.save(toy_sources.results())
+    assert record.attrs["numerics"] == origins.of_page("trial", SOURCES).numerics
+    assert origins.changes(record.attrs, origins.sources()) == ["changed: RATE (steps)"]
+
+
+def test_time_and_missing_runs_are_those_of_the_grid_unless_they_are_given():
+    page = Page("trial", VALUES)
+    live = toy_sources.results().assign_attrs(seconds=90.0, missing=2)
+    record = page.save(live)
+    assert (record.attrs["wall_time"], record.attrs["missing"]) == (90.0, 2)
+    record = page.save(live, seconds=5.0, missing=0)
+    assert (record.attrs["wall_time"], record.attrs["missing"]) == (5.0, 0)
+
+
+def test_the_record_of_the_highest_tier_is_shown_else_the_run(displayed):
+    quick = Page("trial", VALUES | {"tier": "quick"})
+    live = quick.save(toy_sources.results(), data="drawn")
+    assert quick.shown(live) is live
+    assert displayed.pop() == (
+        "*Shown: quick tier, 3 seeds, run while this page was built. drawn.*"
+    )
+    Page("trial", VALUES).save(toy_sources.results(), seconds=120.0)
+    assert quick.shown(live).attrs["tier"] == "laptop"
+    assert displayed.pop().startswith("*Shown: laptop tier: 3 seeds, 2 min on ")
+
+
+def test_limits_hold_for_whole_quick_runs():
+    quick, laptop = Page("trial", VALUES | {"tier": "quick"}), Page("trial", VALUES)
+    live = toy_sources.results()
+    assert quick.limits(live)
+    assert not quick.limits(live.assign_attrs(missing=1))
+    assert not laptop.limits(live)
+
+
+def test_verdicts_are_those_of_the_page(monkeypatch):
+    asked = []
+    monkeypatch.setattr(claims_table, "show", asked.append)
+    Page("other", VALUES).verdicts()
+    assert asked == ["experiments/other"]
