@@ -132,8 +132,9 @@ def commit(root, message="As it is"):
     """Commit everything, in a repository of the folder's own; returns the commit."""
 
     def git(*arguments):
-        author = ("-c", "user.name=toy", "-c", "user.email=toy@example.org")
-        command = ["git", "-C", str(root), *author, *arguments]
+        settings = ("user.name=toy", "user.email=toy@example.org", "commit.gpgsign=false")
+        options = (word for setting in settings for word in ("-c", setting))
+        command = ["git", "-C", str(root), *options, *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     git("init", "--quiet")

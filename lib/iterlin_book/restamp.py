@@ -84,7 +84,7 @@ class Trees:
 def restamp(root, trees):
     """(record's path, what became of it) for each record; see the module."""
     now = origins.sources(root)
-    head = provenance.commit()
+    head = provenance.commit(root)
     for path in freshness.recorded(root):
         try:
             yield path, _restamp(path, trees, now, head)

@@ -34,18 +34,19 @@ def versions() -> dict[str, str]:
     return found
 
 
-def commit() -> str:
+def commit(root: Path | None = None) -> str:
     """The checkout's commit, '+changes' if lib/ or book/ differ from it; 'unknown' outside git."""
+    root = project_root() if root is None else root
     try:
-        head = _git("rev-parse", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", "lib", "book")
+        head = _git(root, "rev-parse", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "lib", "book")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head + ("+changes" if changed else "")
 
 
-def _git(*arguments) -> str:
-    command = ["git", "-C", str(project_root()), *arguments]
+def _git(root: Path, *arguments) -> str:
+    command = ["git", "-C", str(root), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
