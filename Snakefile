@@ -1,8 +1,9 @@
 # The book's pipeline: page -> executed notebook -> page with outputs -> HTML.
 #
 # `make book` runs it through iterlin_book.build, which also keeps two builds from meeting; other
-# tiers than quick are run by iterlin_book.results. Freshness is by content: every file or stamp made here has in its name the digest
-# of all that it depends on (iterlin_book.freshness), so an existing file is a fresh one.
+# tiers than quick are run by iterlin_book.results. Freshness is by content: every file or stamp
+# made here has in its name the digest of all that it depends on (iterlin_book.freshness), so an
+# existing file is a fresh one.
 
 import sys
 from hashlib import sha256
@@ -35,9 +36,7 @@ def source_digest():
 def html_digest():
     """The sources, the frame, and the library's text, which the API page quotes."""
     hashed = sha256((source_digest() + render.frame_digest(ROOT)).encode())
-    import iterlin
-
-    for path in sorted(Path(iterlin.__file__).parent.glob("*.py")):
+    for path in sorted(Path("lib/iterlin").rglob("*.py")):
         hashed.update(path.read_bytes())
     return hashed.hexdigest()[:12]
 

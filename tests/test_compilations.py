@@ -6,12 +6,13 @@ from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 import roads
 from iterlin import losses
 from iterlin.networks.mlp import mlp
-from iterlin.runtime import chunks
+from iterlin.runtime import checkpoints, chunks
 from iterlin.schedules import every
 from iterlin.study import groups, runs
 from iterlin.study.runs import Run
@@ -108,3 +109,29 @@ def test_the_loop_takes_its_buffers_over():
         state = jax.tree.map(jnp.copy, state)
         advance(state, values, examples, problem.train, jnp.asarray(5, jnp.int32))
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state.params, state.anchor)))
+
+
+@pytest.mark.parametrize("road", ["train", "train_sweep", "integrate"])
+def test_data_are_arguments_of_the_programs(road, tmp_path, monkeypatch):
+    """As constants they would be folded, copied into each program and kept on one device."""
+    programs = []
+
+    def keep(found, *trees):
+        programs.extend(found)
+        return "0" * 64
+
+    monkeypatch.setattr(checkpoints, "fingerprint", keep)
+    settings = {"loss": ENTROPY, "num_steps": 4, "evaluate": {"test": (X, Y)}, "eval_steps": [0, 4]}
+    settings |= {"checkpoint": tmp_path / "run.npz", "step_size": 0.1}
+    start = MODEL.init(jax.random.key(0))
+    if road == "train":
+        roads.train(MODEL.apply, start, (X, Y), schedule=every(2), **settings)
+    elif road == "integrate":
+        settings |= {"schedule": every(2), "engine": "function_space"}
+        roads.integrate(MODEL.apply, start, (X, Y), **settings)
+    else:
+        keys = jax.random.split(jax.random.key(0), 2)
+        roads.train_sweep(MODEL.apply, MODEL.init, (X, Y), periods=[2], keys=keys, **settings)
+    constants = [np.size(c) for program in programs for c in getattr(program, "consts", ())]
+    assert programs
+    assert max(constants, default=0) < Y.size
