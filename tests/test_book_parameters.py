@@ -3,7 +3,7 @@
 import jupytext
 import pytest
 import toy_book
-from iterlin.study import records
+from iterlin.study import origins, records
 from iterlin_book import pages, parameters
 from iterlin_book.pages import BookError
 from toy_book import HEADER, ROOT
@@ -61,6 +61,24 @@ def test_fitting_values_pass_and_the_tier_is_added(book, text, values):
     assert load(book, text) == {**values, "tier": "laptop"}
 
 
+def test_a_file_may_be_like_that_of_another_page(book):
+    folder = book / "book" / "experiments"
+    (folder / "first.laptop.yml").write_text("step_size: 2.0\nnum_steps: 20\n")
+    (folder / "second.laptop.yml").write_text("like: first\nnum_steps: 30\n")
+    expected = {"step_size": 2.0, "num_steps": 30, "verbose": True, "tier": "laptop"}
+    assert load(book, "like: second\nverbose: true") == expected
+    with pytest.raises(
+        BookError, match=r"xor\.laptop\.yml: there is no .*third\.laptop\.yml for it"
+    ):
+        load(book, "like: third")
+    (folder / "first.laptop.yml").write_text("like: xor\n")
+    with pytest.raises(BookError, match=r"first\.laptop\.yml: it is like itself, by way of 'xor'"):
+        load(book, "like: second")
+    (folder / "first.laptop.yml").write_text("width: 3\n")
+    with pytest.raises(BookError, match=r"xor\.laptop\.yml: unknown parameter 'width'"):
+        load(book, "like: second")
+
+
 def test_every_shipped_parameter_file_fits_its_page():
     shipped = [
         (page, tier)
@@ -69,8 +87,12 @@ def test_every_shipped_parameter_file_fits_its_page():
         if tier != pages.QUICK
     ]
     assert len(shipped) >= 3
+    sources = origins.sources(ROOT)
     for page, tier in shipped:
-        assert parameters.load(ROOT, page, tier, pages.read(ROOT, page))["tier"] == tier
+        values = parameters.load(ROOT, page, tier, pages.read(ROOT, page))
+        assert values["tier"] == tier
+        recorded = origins.parameters(page.rpartition("/")[2], tier, sources)
+        assert recorded.items() >= origins.plain(values).items()
 
 
 def test_a_tier_that_cannot_be_recorded_is_refused(book):
