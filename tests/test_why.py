@@ -2,7 +2,8 @@
 
 import pytest
 import toy_sources
-from iterlin.study import origins, records
+import yaml
+from iterlin.study import origins, provenance, records
 from iterlin_book import why
 from toy_sources import SOURCES, edited
 
@@ -74,3 +75,11 @@ def test_a_damaged_record_is_one_clear_line(root, capsys):
     status, out, err = said(capsys, "trial")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "laptop.nc is damaged or not a record" in err
+
+
+def test_records_of_an_earlier_library_are_those_listed_for_renewal():
+    """A change of the numerics says which records it leaves behind; their renewal strikes them."""
+    root = provenance.project_root()
+    listed = yaml.safe_load((root / "data" / "results" / "renewal.yml").read_text("utf8"))
+    stale = {path.parent.name for path, lines in why.reasons(root, []) if lines}
+    assert stale == set(listed or [])
