@@ -104,6 +104,7 @@ def test_period_of_a_hundred_million_takes_thousands_of_products():
     assert int(state.updates) == 2
     assert history["updates"].tolist() == [0, 0, 2]
     assert history["evaluations"][-1] < 1e5
+    assert set(history["engine"]) <= {"flow", "function_space_flow"}
     assert history["test_loss_proxy"][1] < 1e-2
     assert np.all(history["stability"] < 0.1)
 
@@ -236,6 +237,7 @@ def moved_far(step, state):
         ({"tolerance": 2.0}, "tolerance"),
         ({"num_steps": 2**31}, "num_steps"),
         ({"schedule": moved_far}, "looks at the parameters"),
+        ({"dtype": jnp.bfloat16}, "needs float32 or float64, and there is bfloat16"),
     ],
 )
 def test_refuses_bad_input_by_name(changes, message):
@@ -243,8 +245,20 @@ def test_refuses_bad_input_by_name(changes, message):
     if "num_steps" in changes:
         settings["eval_steps"] = [0]
     arguments = {"step_size": STEP_SIZE, "engine": "flow"} | settings | changes
+    if dtype := arguments.pop("dtype", None):
+        problem = jax.tree.map(lambda leaf: leaf.astype(dtype), problem[1])
+        problem = (setting()[0][0], problem, setting()[0][2])
     with pytest.raises(ValueError, match=message):
         integrate(*problem, **arguments)
+
+
+def test_auto_follows_a_schedule_that_looks_at_parameters_step_by_step():
+    problem, settings = setting(schedule=moved_far)
+    found = integrate(*problem, step_size=STEP_SIZE, **settings)
+    assert set(found[1]["engine"]) == {"steps"}
+    np.testing.assert_array_equal(
+        problems.flat(found[0].params), problems.flat(by_steps(problem, settings)[0].params)
+    )
 
 
 def test_auto_takes_what_it_estimates_to_be_cheapest(capsys):
@@ -257,10 +271,12 @@ def test_auto_takes_what_it_estimates_to_be_cheapest(capsys):
     assert "integrate: " in said
     assert "estimated operations: steps" in said
     assert history["evaluations"][-1] < 1e5
+    assert set(history["engine"]) <= {"flow", "function_space_flow"}
     problem, settings = setting(SQUARED, num_steps=long, eval_steps=[long])
     settings["schedule"] = schedules.every(long // 2)
     _, history = integrate(*problem, step_size=0.01, **settings)
     assert history["evaluations"][-1] == 2  # two decompositions
+    assert set(history["engine"]) == {"closed_form"}
 
 
 def test_an_estimate_leaves_out_a_kernel_that_cannot_be_built():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterlin import empirical_ntk, kernel_alignment, kernel_drift, ntk, ntk_product
+from iterlin import empirical_ntk, kernel_alignment, kernel_drift, linearization, ntk, ntk_product
 from iterlin.kernels import blocks, factors
 from iterlin.kernels.blocks import assemble
 from iterlin.krylov import power_iteration
@@ -118,7 +118,7 @@ def convolutional(size, features, method):
 def test_convolution_takes_the_cheaper_way_and_both_are_right(size, features, kind, method):
     """4 positions with 18 x 16 weights multiply less by positions; 36 with 18 x 2 by rows."""
     f, params, x = convolutional(size, features, method)
-    found = factors.factors(f, params, x, jnp.eye(3), form="full", count=4)
+    found = factors.factors(f, params, x, jnp.eye(3), form="full", count=4, total=3)
     assert {name for name in found._fields if getattr(found, name)} == {"dense", kind}
     assert_forms(f, params, x)
 
@@ -315,3 +315,34 @@ def test_rows_are_not_copied_to_be_summed(form):
     written = blocks._write.lower(kernel, group, group, origin, **settings).compile()
     taken = written.memory_analysis().temp_size_in_bytes
     assert taken < 0.5 * rows.size * rows.dtype.itemsize
+
+
+@pytest.mark.parametrize("limit", [512_000, 640_000, 768_000, 896_000])
+def test_uneven_parts_of_the_outputs_agree_on_rows_and_positions(limit):
+    """A layer of several positions takes rows or positions for all parts alike: of 3 outputs, two
+    parts of 2 and 1 would choose differently by themselves."""
+    rng = np.random.default_rng(0)
+    shapes = {"e": (2000, 16), "w": (16, 32), "b": (32,), "v": (32, 3)}
+    params = {name: jnp.asarray(rng.normal(size=shape)) / 4 for name, shape in shapes.items()}
+    tokens = jnp.asarray(rng.integers(0, 2000, (4, 8)))
+
+    def f(p, t):
+        return jnp.tanh(p["e"][t] @ p["w"] + p["b"][None, None]).mean(1) @ p["v"]
+
+    kernel = empirical_ntk(f, params, tokens, memory_limit=2 * limit)
+    np.testing.assert_allclose(kernel, empirical_ntk(f, params, tokens), rtol=1e-10)
+
+
+def test_coupled_examples_are_seen_from_two_of_them():
+    """The check does not need the activations of all examples at once."""
+    sizes = []
+
+    def f(params, x):
+        sizes.append(len(x))
+        return x @ params
+
+    x, params = jnp.ones((50, 3)), jnp.ones((3, 2))
+    linearization.require_independent(f, params, x)
+    concrete = [size for size in sizes if size != 50]
+    assert sizes.count(50) == 1  # its shape alone
+    assert max(concrete) == 2

@@ -9,7 +9,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, PyTree, Shaped
 
 from iterlin.kernels.blocks import assemble
 from iterlin.kernels.factors import PAIRWISE, factors
@@ -21,8 +21,8 @@ from iterlin.runtime.precision import full_precision
 def empirical_ntk(
     f: Network,
     params: PyTree,
-    x1: Float[Array, "N1 ..."],
-    x2: Float[Array, "N2 ..."] | None = None,
+    x1: Shaped[Array, "N1 ..."],
+    x2: Shaped[Array, "N2 ..."] | None = None,
     *,
     trace: bool = False,
     diagonal: bool = False,
@@ -52,8 +52,8 @@ def empirical_ntk(
 def ntk_matrix(
     f: Network,
     params: PyTree,
-    x1: Float[Array, "N1 ..."],
-    x2: Float[Array, "N2 ..."] | None = None,
+    x1: Shaped[Array, "N1 ..."],
+    x2: Shaped[Array, "N2 ..."] | None = None,
     *,
     memory_limit: int = 2**28,
 ) -> Float[Array, "N1O N2O"]:
@@ -70,7 +70,7 @@ def _kernel(f, params, x1, x2, form: str, memory_limit: int) -> Array:
     outputs = compiled.eval_shape(params, x1)
     basis = jnp.eye(outputs.shape[1], dtype=outputs.dtype)
     count = len(x1 if x2 is None else x2)
-    factors_of = partial(factors, f, params, form=form, count=count)
+    factors_of = partial(factors, f, params, form=form, count=count, total=len(basis))
     part, size = _largest_part(factors_of, x1, basis, memory_limit)
     whole = len(x1) + (0 if x2 is None else count)
     group = whole if size * whole <= memory_limit else memory_limit // (2 * size)

@@ -27,9 +27,11 @@ def digest(root, page, tier, notebook, values):
     """Twelve hexadecimal digits that change when the outputs of the page may change."""
     root = Path(root)
     cells = pages.code_cells(notebook)
-    library, judges = reached(root, [cell.source for cell in cells])
+    sources = [cell.source for cell in cells]
+    beside = imported_files(root, sources)
+    library, judges = reached(root, sources + [path.read_text("utf8") for path in beside])
     records = shown_records(root, page, tier, cells, judges)
-    files = [root / "requirements.lock", *records]
+    files = [root / "requirements.lock", *beside, *records]
     if judges:
         files.append(root / "book" / "claims.yml")
     content = {
@@ -60,6 +62,20 @@ def reached(root, sources):
         return sorted(found.library.values()), True
     judges = any(key.module.rpartition(".")[2] == "claims" for key in keys)
     return sorted(library.digest(key) for key in keys), judges
+
+
+def imported_files(root, sources):
+    """Modules of the project beside the library that cells import, such as bench/report.py."""
+    found = set()
+    for source in sources:
+        try:
+            tree = definitions.parse(source)
+        except SyntaxError:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(root.joinpath(*node.module.split(".")).with_suffix(".py"))
+    return sorted(path for path in found if path.is_file())
 
 
 def shown_records(root, page, tier, cells, judges):

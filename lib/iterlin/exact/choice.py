@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from iterlin.exact import linear_model
@@ -94,6 +95,12 @@ def _kernel_bytes(outputs) -> int:
 def check_engine(engine: str, task: Task, params: PyTree) -> None:
     """Raises ValueError for an engine that does not apply to the task, saying which does."""
     outputs = jax.eval_shape(task.f, params, task.data[0])
+    for leaf in [outputs, *jax.tree.leaves(params)]:
+        if engine != "steps" and jnp.finfo(leaf.dtype).bits < 32:
+            raise ValueError(
+                f"engine '{engine}' needs float32 or float64, and there is {leaf.dtype}: a flow's "
+                "error estimate drowns in its rounding; compute in it inside f, or take 'steps'"
+            )
     if engine == "closed_form":
         if quadratic(task.loss, task.data[1]) is None:
             raise ValueError(

@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 
 from iterlin import training
 from iterlin.algorithm import Algorithm, TrainState
-from iterlin.exact.calendar import Answers, ends_when_solved, refuse_if_it_looks_at_parameters
+from iterlin.exact.calendar import Answers, ends_when_solved, looks_at_parameters
 from iterlin.exact.choice import ENGINES, check_engine, default_memory, estimate
 from iterlin.exact.run import ExactRun
 from iterlin.exact.task import Task
@@ -61,14 +61,16 @@ def integrate(
     (2 GiB on a CPU, 60 % of a GPU's), else products go through the examples a few at a time.
 
     The history is that of `train`, and "evaluations", products with J J^T so far, "stability",
-    step_size lambda_max of the loss at the proxy's outputs (NaN where it is not followed), and
-    "seconds", by the clock (engine "steps": at the end alone, and of this call). With a checkpoint,
-    a file, or a folder in which the run finds its own, a run that was ended goes on from there.
+    step_size lambda_max of the loss at the proxy's outputs (NaN where it is not followed),
+    "seconds", by the clock (engine "steps": at the end alone, and of this call), and the "engine".
+    With a checkpoint, a file, or a folder in which the run finds its own, a run that was ended goes
+    on from there.
 
     Raises ValueError before any compute: as `train`; for an algorithm with another optimizer,
     minibatches, augmentation, normalisation or a target loss; an unknown engine; closed_form and a
     loss that is not half a squared error; minimum without penalty, which for cross-entropy has no
-    minimum to find; a kernel beyond memory_limit; a schedule that looks at the parameters.
+    minimum to find; a kernel beyond memory_limit; a schedule that looks at the parameters and an
+    engine other than "steps" or "auto"; parameters of less than single precision with any of them.
     """
     run = integrator(
         algorithm,
@@ -113,24 +115,32 @@ def integrator(
         if num_steps >= NEVER:
             raise ValueError(f"num_steps must be below {NEVER}, got {num_steps}")
         state = algorithm.start(params, data, jax.random.key(0))
-        refuse_if_it_looks_at_parameters(schedule, state)
         wanted = task if ends_when_solved(schedule, state) else task._replace(solved=None)
         asked = Answers(schedule)
         name = engine
-        if name == "auto":
+        if looks_at_parameters(schedule, state):
+            if engine not in ("auto", "steps"):
+                raise ValueError(
+                    "the schedule looks at the parameters, which only engine 'steps' follows step "
+                    f"by step: take it, or 'auto', in the place of '{engine}'"
+                )
+            name = "steps"
+        elif name == "auto":
             period = asked.first_after(state, num_steps)
             name = _cheapest(wanted, params, period, num_steps, progress)
         check_engine(name, wanted, params)
+        named = {"engine": np.full(len(looks), name)}
         if name == "steps":
             looking = watch._replace(sets=sets, at=looks)
             settings = {"schedule": schedule, "num_steps": num_steps, "watch": looking}
-            return _by_steps(algorithm, params, data, settings, checkpoint, progress)
+            state, history = _by_steps(algorithm, params, data, settings, checkpoint, progress)
+            return state, history | named
         kind = name, wanted.solved
         if kind not in engines:
             engines[kind] = ENGINES[name](wanted)
-        return ExactRun(engines[kind], asked, state, observe, sets, looks, checkpoint).to_the_end(
-            progress
-        )
+        exact = ExactRun(engines[kind], asked, state, observe, sets, looks, checkpoint)
+        state, history = exact.to_the_end(progress)
+        return state, history | named
 
     return run
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, PyTree, Shaped
 
 from iterlin.linearization import Network, jacobian_products
 from iterlin.ntk import ntk_matrix
@@ -38,7 +38,7 @@ class LinearModel(NamedTuple):
 
 
 def from_products(
-    f: Network, params: PyTree, x: Float[Array, "N ..."], *, slice_size: int | None = None
+    f: Network, params: PyTree, x: Shaped[Array, "N ..."], *, slice_size: int | None = None
 ) -> LinearModel:
     """In parameter space: coordinates are the displacement itself; J is never formed.
 
@@ -77,7 +77,7 @@ def from_products(
 def from_kernel(
     f: Network,
     params: PyTree,
-    x: Float[Array, "N ..."],
+    x: Shaped[Array, "N ..."],
     kernel: Float[Array, "NO NO"],
 ) -> LinearModel:
     """In function space: coordinates a (N, O) stand for J^T a; kernel is J J^T at params."""
@@ -94,7 +94,7 @@ def from_kernel(
 
 
 def kernel_of(
-    f: Network, params: PyTree, x: Float[Array, "N ..."], *, memory_limit: int = 2**28
+    f: Network, params: PyTree, x: Shaped[Array, "N ..."], *, memory_limit: int = 2**28
 ) -> Float[Array, "NO NO"]:
     """J J^T as a matrix, for `from_kernel`, within `ntk_matrix`'s memory limit."""
     return ntk_matrix(f, params, x, memory_limit=memory_limit)

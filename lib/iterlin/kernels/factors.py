@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, PyTree, Shaped
 
 from iterlin.kernels.flat_program import Program, flatten, run
 from iterlin.kernels.layers import find_layers
@@ -37,19 +37,21 @@ class Factors(NamedTuple):
     rows: list[Array]
 
 
-@partial(jax.jit, static_argnums=0, static_argnames=("form", "count"))
+@partial(jax.jit, static_argnums=0, static_argnames=("form", "count", "total"))
 def factors(
     f: Network,
     params: PyTree,
-    x: Float[Array, "N ..."],
+    x: Shaped[Array, "N ..."],
     outputs: Float[Array, "o O"],
     *,
     form: str,
     count: int,
+    total: int,
 ) -> Factors:
     """Factors of the examples x for some outputs, given as rows of the identity.
 
-    count: with how many examples each will be paired, for the choice between rows and positions.
+    count: with how many examples each will be paired, and total: how many outputs there are in all,
+    for the choice between rows and positions, which must be the same for every part of them.
     """
     leaves, tree = jax.tree.flatten(params)
 
@@ -58,7 +60,9 @@ def factors(
 
     program = flatten(single, leaves, jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
     layers = find_layers(program, len(leaves))
-    one = partial(_example_factors, program, layers, leaves, outputs, form=form, count=count)
+    one = partial(
+        _example_factors, program, layers, leaves, outputs, form=form, count=count, total=total
+    )
     return jax.lax.map(one, x, batch_size=min(len(x), _slice_size(program, len(outputs))))
 
 
@@ -72,7 +76,7 @@ def _slice_size(program: Program, outputs: int) -> int:
     return max(1, WORKSPACE // (4 * size * (1 + outputs)))
 
 
-def _example_factors(program, layers, leaves, outputs, example, *, form, count) -> Factors:
+def _example_factors(program, layers, leaves, outputs, example, *, form, count, total) -> Factors:
     """Factors of one example, from one backward pass for each output."""
     taken = {i for layer in layers for i in (layer.weight, layer.bias)}
     others = {
@@ -97,7 +101,7 @@ def _example_factors(program, layers, leaves, outputs, example, *, form, count) 
         g = layer.cotangents(cotangents[layer.output]).astype(dtype)
         if len(a) == 1:
             found.dense.append((a[0], g[:, 0]))
-        elif _positions_are_cheaper(*a.shape, *g.shape[::2], form=form, count=count):
+        elif _positions_are_cheaper(*a.shape, total, g.shape[2], form=form, count=count):
             found.positions.append((a, g))
         else:
             found.rows.append(jnp.einsum("ose,sd->oed", g, a).reshape(len(g), -1))

@@ -105,4 +105,5 @@ def _integrate(integrated, problem: Problem, run: Run, folder: Path | None):
         )
     except OutOfTime:
         return None
+    del history["engine"]  # it is the caller's choice
     return Result(run, history, int(state.diverged_at))
