@@ -9,7 +9,7 @@ import signal
 import jax
 import matplotlib
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from jaxtyping import install_import_hook
 
 matplotlib.use("agg")
@@ -27,6 +27,8 @@ FEW, MANY = "repeatable", "nightly"
 quiet = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile(FEW, derandomize=True, max_examples=12, **quiet)
 settings.register_profile(MANY, derandomize=False, max_examples=200, print_blob=True, **quiet)
+found = (Phase.explicit, Phase.generate)
+settings.register_profile("unshrunk", settings.get_profile(FEW), phases=found)
 settings.load_profile(FEW)
 
 # Files whose programs are compiled without most of XLA's optimisations: compiling is most of their

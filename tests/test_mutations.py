@@ -1,39 +1,39 @@
-"""Breaking the library is noticed: by its tests, and by nbval on the reference notebooks.
+"""Breaking the library is noticed: by its tests, and by nbval where it executes pages.
 
-Each mutant is a copy of the library with one line changed. A copy without a change passes a test
-and a notebook; that the library passes all of them is what the rest of the suite shows.
+Each mutant is a copy of the library with one line changed. What it is put to passes on a copy
+without a change, or with one that changes nothing.
 """
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import nbformat
 import pytest
 from iterlin.study.provenance import PACKAGE
 
 TESTS = Path(__file__).parent
-NOTEBOOKS = TESTS / "notebooks"
-WORKERS = 2
+ROOT = TESTS.parent
+OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """What is broken where; the tests (file, expression of -k) and the notebook that notice."""
+    """What is broken where, and the tests (file, expression of -k) that notice."""
 
     name: str
     module: str
     old: str
     new: str
-    tests: tuple[str, str]
-    notebook: str = ""
+    tests: tuple[str, str] = ()
 
 
 CLOSED_FORM = "convergence/closed_form"
-DAMPING = "convergence/damping"
 
 MUTANTS = (
     Mutant(
@@ -42,7 +42,6 @@ MUTANTS = (
         "(tree_sub(theta, params),)",
         "(tree_sub(params, theta),)",
         ("test_linearization.py", "exact_on_a_model_affine"),
-        CLOSED_FORM,
     ),
     Mutant(
         "kernel block not transposed",
@@ -50,7 +49,6 @@ MUTANTS = (
         "return kernel.transpose(0, 2, 1, 3).reshape",
         "return kernel.reshape",
         ("test_ntk.py", "product_and_matrix"),
-        CLOSED_FORM,
     ),
     Mutant(
         "sign of the residual",
@@ -65,7 +63,6 @@ MUTANTS = (
         "return float(num_steps), num_steps % 2 == 1",
         "return float(num_steps + 1), num_steps % 2 == 0",
         ("test_gradient_flow.py", "filters_at_their_limits"),
-        CLOSED_FORM,
     ),
     Mutant(
         "step size left out",
@@ -97,10 +94,10 @@ MUTANTS = (
     ),
     Mutant(
         "tolerance of the inner iteration not squared",
-        "least_squares",
-        "target = beta**2 * _dot(gradient, gradient)",
-        "target = beta * _dot(gradient, gradient)",
-        ("test_least_squares.py", "certificate_is_kept"),
+        "gauss_newton",
+        "tolerance=beta,",
+        "tolerance=beta**0.5,",
+        ("test_gauss_newton.py", "certificate_is_kept"),
     ),
     Mutant(
         "damping squared",
@@ -108,7 +105,6 @@ MUTANTS = (
         "total = eigenvalues + damping",
         "total = eigenvalues + damping**2",
         ("test_gradient_flow.py", "filters_at_their_limits"),
-        DAMPING,
     ),
     Mutant(
         "period off by one",
@@ -120,8 +116,8 @@ MUTANTS = (
     Mutant(
         "expanded at the wrong anchor",
         "algorithm",
-        "displacement = None if self.plain else tree_sub(state.params, anchor)",
-        "displacement = None if self.plain else tree_sub(state.params, state.anchor)",
+        "displacement = None if plain else tree_sub(state.params, anchor)",
+        "displacement = None if plain else tree_sub(state.params, state.anchor)",
         ("test_training.py", "plain_loop and regression"),
     ),
     Mutant(
@@ -133,86 +129,207 @@ MUTANTS = (
     ),
     Mutant(
         "read where validation is worst",
-        "early_stopping",
+        "study/early_stopping",
         'chosen.argmax("evaluation")',
         'chosen.argmin("evaluation")',
         ("test_early_stopping.py", "validation_chooses"),
     ),
 )
 
-# What a copy without a change is put to.
-CONTROL = next(mutant for mutant in MUTANTS if mutant.notebook == DAMPING)
+BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 
 
-def run(library, *arguments):
-    """pytest in a process of its own, with that copy of the library first on the path."""
-    environment = os.environ | {"PYTHONPATH": str(library), "PYTHONHASHSEED": "0"}
+@dataclass(frozen=True)
+class OnPage:
+    """A mutant that the execution of a page notices, and an edit there that changes nothing."""
+
+    page: str
+    mutant: Mutant
+    neutral: str = ""
+
+
+ON_PAGES = (
+    OnPage(
+        CLOSED_FORM,
+        BY_NAME["kernel block not transposed"],
+        "return jnp.transpose(kernel, (0, 2, 1, 3)).reshape",
+    ),
+    OnPage(
+        "convergence/damping",
+        BY_NAME["damping squared"],
+        "total = damping + eigenvalues",
+    ),
+)
+# One page of each family of experiments: in closed form, by Gauss-Newton steps, of images, by
+# integration over any period.
+OF_EXPERIMENTS = (
+    OnPage(
+        "algorithm/regimes",
+        BY_NAME["sign of the residual"],
+        "left.T @ -(y - outputs).reshape(-1)",
+    ),
+    OnPage(
+        "experiments/damping_quintic",
+        Mutant(
+            "damping left out",
+            "gauss_newton",
+            "cho_factor(gram + damping * jnp.eye(",
+            "cho_factor(gram + 0.01 * jnp.eye(",
+        ),
+        "cho_factor(gram + 1.0 * damping * jnp.eye(",
+    ),
+    OnPage(
+        "experiments/few_updates",
+        Mutant(
+            "a linearisation at almost every step",
+            "schedules",
+            "return step % period == 0",
+            "return step % period != 0",
+        ),
+        "return 0 == step % period",
+    ),
+    OnPage(
+        "beyond/exact_integration",
+        Mutant(
+            "another point than the displacement's",
+            "exact/flow",
+            "jax.grad(self.loss)(self.model.outputs + image, self.targets)",
+            "jax.grad(self.loss)(self.model.outputs + 1.01 * image, self.targets)",
+        ),
+        "jax.grad(self.loss)(image + self.model.outputs, self.targets)",
+    ),
+)
+
+
+def environment(**variables):
+    """That of a process of its own, which knows nothing of the test run that starts it."""
+    variables = {**os.environ, "PYTHONHASHSEED": "0", **variables}
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS"):
-        environment.pop(name, None)
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    return subprocess.run(
-        [*command, "-p", "no:xdist", *map(str, arguments)],
-        cwd=TESTS.parent,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+        variables.pop(name, None)
+    return variables
 
 
-def by_tests(library, mutant):
-    name, expression = mutant.tests
-    return run(library, TESTS / name, "-k", expression)
-
-
-def by_nbval(library, mutant):
-    return run(library, "--noconftest", "--nbval", NOTEBOOKS / f"{mutant.notebook}.ipynb")
-
-
-def copy_of_library(folder, mutant=None):
-    """A copy of the library, changed as the mutant says."""
+def copy_of_library(folder, module=None, old="", new=""):
+    """A copy of the library in the folder, with that text of a module replaced."""
     shutil.copytree(PACKAGE, folder / "iterlin", ignore=shutil.ignore_patterns("__pycache__"))
-    if mutant:
-        path = folder / "iterlin" / f"{mutant.module}.py"
+    if module:
+        path = folder / "iterlin" / f"{module}.py"
         source = path.read_text()
-        assert source.count(mutant.old) == 1, f"{mutant.name}: not found once in {path.name}"
-        path.write_text(source.replace(mutant.old, mutant.new))
+        assert source.count(old) == 1, f"not found once in {path.name}: {old}"
+        path.write_text(source.replace(old, new))
     return folder
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """What each copy's tests and notebook came to, by (mutant's name or None, route)."""
-    jobs = {}
-    with ThreadPoolExecutor(WORKERS) as pool:
-        whole = copy_of_library(tmp_path_factory.mktemp("whole"))
-        jobs[None, "nbval"] = pool.submit(by_nbval, whole, CONTROL)
-        jobs[None, "tests"] = pool.submit(by_tests, whole, CONTROL)
-        for mutant in MUTANTS:
-            library = copy_of_library(tmp_path_factory.mktemp("mutant"), mutant)
-            jobs[mutant.name, "tests"] = pool.submit(by_tests, library, mutant)
-            if mutant.notebook:
-                jobs[mutant.name, "nbval"] = pool.submit(by_nbval, library, mutant)
-        return {key: job.result() for key, job in jobs.items()}
-
-
-@pytest.mark.parametrize("route", ["tests", "nbval"])
-def test_the_whole_library_passes(outcomes, route):
-    finished = outcomes[None, route]
-    assert finished.returncode == 0, finished.stdout[-5000:] + finished.stderr[-1000:]
-    assert " passed" in finished.stdout
+@dataclass
+class Finished:
+    status: int
+    output: str
 
 
 def is_noticed(finished):
     # 1 means that tests ran and failed; others that none was found or that pytest broke down.
-    assert finished.returncode == 1, finished.stdout[-5000:] + finished.stderr[-1000:]
-    assert "1 failed" in finished.stdout
+    assert finished.status == 1, finished.output[-5000:]
+    assert "1 failed" in finished.output
 
 
-@pytest.mark.parametrize("name", [mutant.name for mutant in MUTANTS])
-def test_a_broken_library_fails_its_tests(outcomes, name):
-    is_noticed(outcomes[name, "tests"])
+def passes(finished):
+    assert finished.status == 0, finished.output[-5000:]
+    assert " passed" in finished.output
 
 
-@pytest.mark.parametrize("name", [mutant.name for mutant in MUTANTS if mutant.notebook])
-def test_a_broken_library_fails_nbval(outcomes, name):
-    is_noticed(outcomes[name, "nbval"])
+# By tests: all mutants in forks of one process.
+
+
+@pytest.fixture(scope="module")
+def run_tests(tmp_path_factory):
+    """(copy of the library, mutant) -> how the mutant's tests end on that copy."""
+    log = tmp_path_factory.mktemp("forks") / "log"
+    server = subprocess.Popen(
+        [sys.executable, str(TESTS / "forks.py")],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def run(library, mutant):
+        name, expression = mutant.tests
+        arguments = [*OPTIONS, str(TESTS / name), "-k", expression]
+        request = {"library": str(library), "arguments": arguments, "log": str(log)}
+        print(json.dumps(request), file=server.stdin, flush=True)
+        return Finished(int(server.stdout.readline()), log.read_text())
+
+    with server:
+        yield run
+        server.stdin.close()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=BY_NAME)
+def test_a_broken_library_fails_its_tests(run_tests, tmp_path, mutant):
+    library = copy_of_library(tmp_path, mutant.module, mutant.old, mutant.new)
+    is_noticed(run_tests(library, mutant))
+
+
+def test_the_whole_library_passes_them(run_tests, tmp_path):
+    """Without it the tests above could fail for any reason. The last is of another module."""
+    library = copy_of_library(tmp_path)
+    for mutant in (MUTANTS[0], MUTANTS[-1]):
+        passes(run_tests(library, mutant))
+
+
+def test_edits_that_change_nothing_pass(run_tests, tmp_path):
+    edited = [on_page for on_page in (*ON_PAGES, *OF_EXPERIMENTS) if on_page.mutant.tests]
+    for number, on_page in enumerate(edited):
+        mutant = on_page.mutant
+        folder = tmp_path / str(number)
+        passes(
+            run_tests(copy_of_library(folder, mutant.module, mutant.old, on_page.neutral), mutant)
+        )
+
+
+later = [pytest.param(on_page, marks=pytest.mark.nightly) for on_page in OF_EXPERIMENTS]
+
+# By pages: nbval executes the reference in a checkout of its own, so that no record is touched.
+
+
+def execute(folder, on_page, new, cells=None):
+    """How nbval's run of the page's first cells ends, where the library has the new text."""
+    mutant = on_page.mutant
+    library = copy_of_library(folder / "lib", mutant.module, mutant.old, new)
+    for name in ("_toc.yml", "book", "data"):
+        (folder / name).symlink_to(ROOT / name)
+    path = folder / "tests" / "notebooks" / f"{on_page.page}.ipynb"
+    path.parent.mkdir(parents=True)
+    reference = nbformat.read(TESTS / "notebooks" / f"{on_page.page}.ipynb", as_version=4)
+    reference.cells = reference.cells[:cells]
+    nbformat.write(reference, path)
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", *OPTIONS, "--nbval", "--rootdir", folder, path],
+        cwd=folder,
+        env=environment(PYTHONPATH=str(library)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return Finished(finished.returncode, finished.stdout)
+
+
+def failed_cell(finished):
+    is_noticed(finished)
+    return int(re.search(r"::Cell (\d+)", finished.output)[1])
+
+
+@pytest.mark.parametrize("on_page", [*ON_PAGES, *later], ids=lambda on_page: on_page.page)
+def test_a_broken_library_fails_the_page_and_an_edit_that_changes_nothing_does_not(
+    tmp_path, on_page
+):
+    """The page passes to beyond the cell at which it failed."""
+    failed = failed_cell(execute(tmp_path / "broken", on_page, on_page.mutant.new))
+    passes(execute(tmp_path / "neutral", on_page, on_page.neutral, failed + 1))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["sign of the displacement", "one step too many"])
+def test_a_broken_library_fails_the_page_on_the_closed_form(tmp_path, name):
+    failed_cell(execute(tmp_path, OnPage(CLOSED_FORM, BY_NAME[name]), BY_NAME[name].new))
