@@ -14,8 +14,11 @@ ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 
   JAX_PLATFORMS=cpu XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false \
   JAX_COMPILATION_CACHE_DIR=$(CURDIR)/_build/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
+# A file of tests stays with one worker, which has its programs; the files come longest first.
+TWO_WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
+
 .DEFAULT_GOAL := help
-.PHONY: help book results serve test versions library lint format references restamp picture bench lock dist clean
+.PHONY: help book results serve test nightly versions library lint format references restamp picture bench lock dist clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -59,7 +62,12 @@ format: $(INSTALLED) ## bring the code into that style
 
 test: lint book ## everything: style, book, its links, tests, pages against their references
 	@$(BIN)/python -m iterlin_book.offline _build/html
-	@$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 --dist loadscope
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(TWO_WORKERS)
+
+nightly: lint book ## the same at length: pages executed again, other tiers, random examples (over an hour)
+	@$(BIN)/python -m iterlin_book.offline _build/html
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(TWO_WORKERS) --nightly --nbval
+	@$(BIN)/python -m pytest -q -rs tests/test_gpu.py
 
 versions: ## the library's tests on each Python of VERSIONS that is there, each in its own .venv-...
 	@for python in $(VERSIONS); do \
@@ -68,7 +76,7 @@ versions: ## the library's tests on each Python of VERSIONS that is there, each 
 	  else echo "== $$python: not on this machine"; fi; done
 
 library: $(INSTALLED) ## the library's tests alone: no book, no notebooks
-	@$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 --dist loadscope tests \
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(TWO_WORKERS) tests \
 	  --ignore-glob 'tests/test_book_*.py' --ignore tests/test_mutations.py --ignore tests/test_pages.py
 
 references: $(INSTALLED) ## make tests/notebooks anew from the pages that run now

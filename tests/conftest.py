@@ -43,6 +43,7 @@ SWITCH = "jax_disable_most_optimizations"
 
 # Started first, so that neither of two workers is left with a long file at the end.
 LONGEST = (
+    "test_tiers.py",
     "test_mutations.py",
     "test_book_build.py",
     "test_convnets.py",
@@ -83,7 +84,11 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=late)
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
     rank = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+    def place(item):
+        return -1 if item.path.suffix == ".ipynb" else rank.get(item.path.name, len(rank))
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(tryfirst=True)

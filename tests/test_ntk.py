@@ -3,11 +3,12 @@
 import dataclasses
 import weakref
 
+import drawn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import empirical_ntk, kernel_alignment, kernel_drift, linearization, ntk, ntk_product
 from iterlin.kernels import blocks, factors
@@ -142,17 +143,21 @@ def test_resnet_with_frozen_statistics():
     assert_forms(f, model.init(jax.random.key(0)), normal(2, 8, 8, 1), forms=["full"])
 
 
-@settings(max_examples=5)
+@drawn.at_most(5)
 @given(
-    st.integers(1, 6),
-    st.integers(1, 6),
-    st.integers(1, 4),
-    st.integers(1, 9),
+    drawn.shapes(
+        [(1, 1, 1, 1), (6, 4, 3, 4), (5, 6, 2, 2), (4, 3, 1, 9)],
+        st.integers(1, 6),
+        st.integers(1, 6),
+        st.integers(1, 4),
+        st.integers(1, 9),
+    ),
     st.booleans(),
     st.sampled_from(sorted(FORMS)),
 )
-def test_groups_of_any_size_change_nothing(n1, n2, outputs, group, two_sided, form):
+def test_groups_of_any_size_change_nothing(sizes, two_sided, form):
     """The assembly alone, from rows that are given: no network to compile."""
+    n1, n2, outputs, group = sizes
     first, second = normal(n1, outputs, 7), normal(n2, outputs, 7)
     basis = jnp.eye(outputs)
 
@@ -270,9 +275,17 @@ def test_coupled_examples_are_refused():
         empirical_ntk(lambda p, x: x @ p / jnp.sum(x), jnp.ones((3, 1)), jnp.ones((4, 3)))
 
 
-@settings(max_examples=6)
-@given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 9), st.integers(0, 99))
-def test_kernel_product_and_matrix_agree(examples, outputs, parameters, seed):
+@given(
+    drawn.shapes(
+        [(3, 2, 9), (3, 2, 6), (5, 3, 4)],
+        st.integers(1, 5),
+        st.integers(1, 3),
+        st.integers(1, 9),
+    ),
+    st.integers(0, 99),
+)
+def test_kernel_product_and_matrix_agree(shape, seed):
+    examples, outputs, parameters = shape
     rank = min(examples * outputs, parameters)
     params, x, v = affine_problem((examples, outputs, parameters, rank), seed)
     jacobian = np.asarray(x).reshape(-1, parameters)
@@ -304,6 +317,7 @@ def test_alignment_and_drift():
     assert float(kernel_drift(kernel, -kernel)) == pytest.approx(2, rel=1e-12)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("form", ["trace", "diagonal"])
 def test_rows_are_not_copied_to_be_summed(form):
     """The product of two groups of rows, all there are, takes less than another copy of one."""
