@@ -81,4 +81,6 @@ def test_a_reference_is_of_the_page_as_it_is(page):
     assert [cell.source for cell in reference.cells] == sources, "make references"
     assert [pages.tags(cell) for cell in reference.cells] == [pages.tags(cell) for cell in current]
     assert all(cell.execution_count for cell in reference.cells)
-    assert any(references.is_compared(cell) for cell in reference.cells)
+    # nbval has something to hold the page's next run against.
+    compared = (cell for cell in reference.cells if "nbval-ignore-output" not in pages.tags(cell))
+    assert any(cell.execution_count and cell.outputs for cell in compared)

@@ -261,6 +261,22 @@ def test_auto_follows_a_schedule_that_looks_at_parameters_step_by_step():
     )
 
 
+def test_auto_takes_steps_where_half_precision_leaves_no_other():
+    (f, params, (x, y)), settings = setting(num_steps=10, eval_steps=[10])
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    _, history = integrate(f, params, (x, y), step_size=STEP_SIZE, **settings)
+    assert set(history["engine"]) == {"steps"}
+
+
+def test_an_integrator_looks_where_its_watch_says_unless_told():
+    (f, params, data), settings = setting()
+    shared = {"loss": settings["loss"], "engine": "function_space", "eval_steps": [5, 10]}
+    run = integrator(f, data, step_size=STEP_SIZE, **shared)
+    for at, expected in ((None, [5, 10, 20]), ([7], [7, 20])):
+        _, history = run(params, schedule=schedules.every(10), num_steps=20, at=at)
+        assert history["step"].tolist() == expected
+
+
 def test_auto_takes_what_it_estimates_to_be_cheapest(capsys):
     long = 10**7
     problem, settings = setting(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from iterlin.study.intervals import bootstrap_interval, mean_interval, quantile_interval
+from iterlin.study.intervals import bootstrap_interval, mean_interval
 from scipy import stats
 
 
@@ -32,21 +32,13 @@ def test_fewer_than_two_samples_tell_nothing_of_the_spread():
     assert np.isnan(none.estimate[0])
 
 
-def test_median_interval_lies_at_order_statistics():
-    """Of ten samples the 2nd and 9th bound the median with 97.9 %, the 3rd and 8th only 89 %."""
-    samples = np.random.default_rng(1).permutation(np.arange(1.0, 11))
-    interval = quantile_interval(np.append(samples, np.nan), 0.5)
-    assert interval == (5.5, 2, 9)
-
-
 @pytest.mark.parametrize(
     ("find", "truth"),
     [
         (lambda s: mean_interval(s), 0.0),
-        (lambda s: quantile_interval(s, 0.5), 0.0),
         (lambda s: bootstrap_interval(np.mean, s, resamples=300), 0.0),
     ],
-    ids=["mean", "median", "bootstrap"],
+    ids=["mean", "bootstrap"],
 )
 def test_intervals_cover_the_truth_as_often_as_they_promise(find, truth):
     rng = np.random.default_rng(2)

@@ -97,3 +97,28 @@ def test_parameters_are_what_their_cell_computes():
     assert page_code.defaults("# Prose\n") == {}
     with pytest.raises(ValueError, match="the parameters cell fails: name 'unknown' is not"):
         page_code.defaults(edited("num_seeds = 2", "num_seeds = unknown"))
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [
+        "if (START := {0}) < 1:\n    raise ValueError",
+        "assert (START := {0}) > 0",
+        "print(START := {0})",
+        "START = len([{0}])\nprint(COLORS.append({0}))",
+        "START = plotting.use_style(size={0})",
+    ],
+)
+def test_what_shows_or_checks_counts_where_it_gives_what_is_used(idle):
+    """A value that a check binds, or that a display changes on its way, is a value like others."""
+    page = edited(
+        "from iterlin.steps import step",
+        "from iterlin import plotting\nfrom iterlin.steps import step",
+    )
+    one, other = (code(page.replace("START = 2.0", idle.format(k))) for k in ("2.0", "3.0"))
+    assert one != other
+
+
+def test_a_save_that_does_not_begin_with_the_data_set_is_refused():
+    with pytest.raises(ValueError, match="must begin with the data set"):
+        code(edited("page.save(live,", "page.save(live=live,"))

@@ -22,14 +22,18 @@ def test_a_problem_holds_what_was_asked_for():
         "digits", NETWORK, train=60, validation=20, test=30, seen=50, batch_size=10, diagnose=7
     )
     assert problem.train[0].shape == (60, 8, 8, 1)
-    sizes = {name: len(y) for name, (_, y) in problem.evaluate.items()}
+    sizes = {name: len(y) for name, (_, y) in problem.watch.sets.items()}
     assert sizes == {"train": 50, "validation": 20, "test": 30}
-    assert (problem.batch_size, problem.diagnose, problem.augment) == (10, 7, None)
+    assert (problem.algorithm.batch_size, problem.diagnose, problem.algorithm.augment) == (
+        10,
+        7,
+        None,
+    )
     params = problem.init(jax.random.key(0))
-    outputs = problem.f(params, problem.train[0][:4])
+    outputs = problem.algorithm.f(params, problem.train[0][:4])
     assert outputs.shape == (4, 10)
     y = problem.train[1][:4]
-    assert float(problem.loss(outputs, y)) == pytest.approx(
+    assert float(problem.algorithm.loss(outputs, y)) == pytest.approx(
         float(losses.cross_entropy(outputs, y)) / 4
     )
     chosen = problem.subset(20, 3)
@@ -39,16 +43,16 @@ def test_a_problem_holds_what_was_asked_for():
 
 def test_nothing_is_held_out_unless_asked_for():
     problem = problems.image_problem("digits", NETWORK, train=60, test=30)
-    assert set(problem.evaluate) == {"train", "test"}
+    assert set(problem.watch.sets) == {"train", "test"}
 
 
 def test_the_sum_is_the_mean_times_the_examples():
     summed = problems.image_problem("digits", NETWORK, train=60, reduction="sum")
     outputs, y = jnp.ones((5, 10)), summed.train[1][:5]
     mean = losses.mean(losses.cross_entropy)(outputs, y)
-    assert float(summed.loss(outputs, y)) == pytest.approx(5 * float(mean))
+    assert float(summed.algorithm.loss(outputs, y)) == pytest.approx(5 * float(mean))
     # What is recorded is the mean in any case.
-    assert float(summed.metrics["loss"](outputs, y)) == pytest.approx(float(mean))
+    assert float(summed.watch.metrics["loss"](outputs, y)) == pytest.approx(float(mean))
 
 
 def test_a_snapshot_gives_the_parameters_back():
@@ -69,10 +73,10 @@ def test_a_snapshot_gives_the_parameters_back():
 def test_normalized_networks_bring_their_statistics():
     network = {"name": "resnet18", "width": 2, "normalization": "batch"}
     problem = problems.image_problem("digits", network, train=20, test=10, augment=True)
-    assert problem.normalization is not None
-    assert problem.augment is images.augment
+    assert problem.algorithm.normalization is not None
+    assert problem.algorithm.augment is images.augment
     plain = problems.image_problem("digits", {"name": "resnet18", "width": 2}, train=20, test=10)
-    assert plain.normalization is None
+    assert plain.algorithm.normalization is None
 
 
 @pytest.mark.parametrize(

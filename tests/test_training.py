@@ -2,6 +2,7 @@
 
 import math
 
+import iterlin
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +10,9 @@ import optax
 import pytest
 import roads
 from iterlin import every, linearize, losses, never
+from iterlin.algorithm import Algorithm
 from iterlin.networks.mlp import mlp
-from iterlin.training import TrainState, log_steps
+from iterlin.training import TrainState, Watch, log_steps
 from problems import bare, dense, flat, network
 from roads import train, train_sweep
 
@@ -523,3 +525,73 @@ def test_the_jacobian_of_the_anchor_is_what_moves_the_parameters():
     z = np.ravel(np.asarray(f(params, data[0]) - data[1]))
     expected = flat(params) - 0.01 * dense(f, params, data[0]).T @ z
     np.testing.assert_allclose(flat(state.params), expected, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("watch", "message"),
+    [
+        ({"test": 1}, "watch must be a Watch"),
+        (Watch({"test": 3}), "the set 'test' of watch must be inputs and targets"),
+        (Watch(metrics={"accuracy": 3}), "the metric 'accuracy' of watch must be a function"),
+    ],
+)
+def test_what_is_watched_is_checked(watch, message):
+    f, params, data = regression()
+    algorithm = Algorithm(f, losses.squared_error, 0.1)
+    with pytest.raises(ValueError, match=message):
+        bare(iterlin.train)(algorithm, params, data, schedule=every(1), num_steps=2, watch=watch)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"f": 3}, "f must be a function, got 3"),
+        ({"loss": None}, "loss must be a function"),
+        ({"augment": 1}, "augment must be a function"),
+        ({"optimizer": -0.1}, "optimizer, as a step size, must be finite and positive"),
+        ({"optimizer": np.array([0.1, 0.2])}, "must be one number"),
+        ({"penalty": -1.0}, "penalty must be finite and non-negative"),
+        ({"solved": 3}, "solved must be a rule"),
+        ({"normalization": 3}, "normalization must be a"),
+    ],
+)
+def test_an_algorithm_is_checked_when_it_is_made(settings, message):
+    with pytest.raises(ValueError, match=message):
+        roads.unchecked(**{"f": jnp.sin, "loss": losses.squared_error} | settings)
+
+
+def test_an_algorithm_without_an_optimizer_cannot_train():
+    f, params, data = regression()
+    with pytest.raises(ValueError, match="has no optimizer: give one, or a step size"):
+        train(f, params, data, loss=losses.squared_error, schedule=every(1), num_steps=2)
+
+
+def test_a_step_size_is_gradient_descent_of_that_size():
+    f, params, data = regression()
+    settings = {"loss": losses.squared_error, "schedule": every(3), "num_steps": 7}
+    number, _ = train(f, params, data, optimizer=0.02, **settings)
+    sgd, _ = train(f, params, data, optimizer=optax.sgd(0.02), **settings)
+    np.testing.assert_array_equal(flat(number.params), flat(sgd.params))
+
+
+def test_a_penalty_alone_acts():
+    """No second switch is needed for it."""
+    f, params, data = regression()
+    settings = {"loss": losses.squared_error, "optimizer": 0.02, "schedule": never()}
+    free, held = (
+        train(f, params, data, penalty=penalty, num_steps=20, **settings)[0].params
+        for penalty in (0.0, 5.0)
+    )
+    start = flat(params)
+    assert np.linalg.norm(flat(held) - start) < 0.9 * np.linalg.norm(flat(free) - start)
+
+
+def test_a_resumed_run_has_its_own_key_and_data():
+    f, params, (x, y) = regression()
+    settings = {"loss": losses.squared_error, "optimizer": 0.02, "schedule": every(2)}
+    key = jax.random.key(0)
+    state, _ = train(f, params, (x, y), num_steps=3, batch_size=4, key=key, **settings)
+    with pytest.raises(ValueError, match="leave key out"):
+        train(f, state, (x, y), num_steps=6, batch_size=4, key=key, **settings)
+    with pytest.raises(ValueError, match="a run on 10 examples, not 6"):
+        train(f, state, (x[:6], y[:6]), num_steps=6, batch_size=4, **settings)

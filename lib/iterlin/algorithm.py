@@ -61,8 +61,8 @@ class Algorithm:
 
     f(params, x) -> (N, O). loss(outputs, y) is minimised; whether it is divided by N is its own
     affair (`losses.mean`). optimizer: of `optax`, or the step size of plain gradient descent; None
-    where each run brings its own (`study.runs`). batch_size: None is full batch; otherwise examples
-    are drawn without replacement, and an incomplete last batch of an epoch is left out.
+    where each run brings its own (`study.groups`). batch_size: None is full batch; otherwise
+    examples are drawn without replacement, and an incomplete last batch of an epoch is left out.
     augment(key, x) -> x changes the inputs of a step. target_loss ends a run once the network's own
     loss, seen at a linearisation, is at or below it ('while not converged').
 
@@ -70,8 +70,8 @@ class Algorithm:
     loss (eq. (10); damping 2 lambda), reset_optimizer starts the optimiser anew, and `solved`, with
     a schedule such as `when_solved`, ends it when the linear problem is solved.
 
-    normalization: `normalization.Normalization` of a network with running statistics; f is then its
-    training mode.
+    normalization: `networks.normalization.Normalization` of a network with running statistics; f is
+    then its training mode.
 
     Raises ValueError when it is made: for an f, loss or augment that cannot be called, an optimizer
     that is neither, a batch_size that is not a positive integer, a target_loss that is not
@@ -96,6 +96,8 @@ class Algorithm:
                 raise ValueError(f"{name} must be a function, got {value!r}")
         if not isinstance(self.optimizer, optax.GradientTransformation | None):
             positive("optimizer, as a step size,", self.optimizer)
+            if jnp.ndim(self.optimizer) > 0:
+                raise ValueError("optimizer, as a step size, must be one number")
         if self.batch_size is not None:
             positive_integer("batch_size", self.batch_size)
         if self.target_loss is not None:
@@ -103,6 +105,11 @@ class Algorithm:
         non_negative("penalty", self.penalty)
         if not isinstance(self.solved, Solved | None):
             raise ValueError(f"solved must be a rule `schedules.Solved`, got {self.solved!r}")
+        if self.normalization is not None and not hasattr(self.normalization, "evaluate"):
+            raise ValueError(
+                "normalization must be a `networks.normalization.Normalization`, "
+                f"got {self.normalization!r}"
+            )
 
     @property
     def transformation(self) -> optax.GradientTransformation:

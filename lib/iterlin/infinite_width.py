@@ -6,7 +6,10 @@ Cho & Saul (2009) for the expectations, Jacot et al. (2018) for the recursion.
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from iterlin.runtime.precision import full_precision
 
+
+@full_precision()
 def relu_mlp_ntk(
     x1: Float[Array, "N1 D"],
     x2: Float[Array, "N2 D"] | None = None,

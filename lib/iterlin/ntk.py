@@ -33,7 +33,7 @@ def empirical_ntk(
     Returns (N1, N2, O, O); with `diagonal` each output with itself alone, (N1, N2, O); with `trace`
     the sum of these over outputs, (N1, N2). x2=None means x1, and then each pair of blocks is
     computed once. f may be any function, but its dense and convolutional layers never have their
-    rows of J formed where their inputs and cotangents do with less (see `layers`). As under
+    rows of J formed where their inputs and cotangents do with less (see `kernels.layers`). As under
     ``jax.jit``, f is compiled once: what it closes over must not change.
 
     `memory_limit` bounds, in bytes, the inputs, cotangents and rows of J kept at a time; the result

@@ -77,14 +77,20 @@ def train(
 
     Raises ValueError before any compute for an algorithm without optimizer, a num_steps that is not
     a positive integer, a batch larger than the data, a minibatch without key, inputs and targets of
-    different lengths, a resumed state that has no order of examples for minibatches, or steps to
-    look at that are not whole, increasing and in [0, num_steps].
+    different lengths, a resumed state whose order of examples is not of this data, a `watch` that
+    is none, or steps to look at that are not whole, increasing and in [0, num_steps].
     """
     begun = params if isinstance(params, TrainState) else None
+    if begun and key is not None:
+        raise ValueError("the state has the key that its run began with: leave key out")
     first, key = (int(begun.step), begun.key) if begun else (0, key)
+    check_watch(watch)
     looks = check_run(algorithm, data, num_steps, key, watch.at, first)
-    if begun and algorithm.batch_size is not None and begun.order.size == 0:
-        raise ValueError("the state is of a full-batch run: it cannot go on with a batch_size")
+    if begun and algorithm.batch_size is not None and begun.order.size != len(data[1]):
+        if begun.order.size == 0:
+            raise ValueError("the state is of a full-batch run: it cannot go on with a batch_size")
+        count = begun.order.size
+        raise ValueError(f"the state is of a run on {count} examples, not {len(data[1])}")
     key = jax.random.key(0) if key is None else key
     state = begun or algorithm.start(params, data, key)
 
@@ -119,6 +125,7 @@ def train_sweep(
     """
     datasets, data_axis = (jax.vmap(data)(keys), 0) if callable(data) else (data, None)
     example = jax.tree.map(lambda a: a[0], datasets) if callable(data) else data
+    check_watch(watch)
     looks = check_run(algorithm, example, num_steps, keys, watch.at)
     periods = periods_array(periods)
 
@@ -189,6 +196,18 @@ def observer(algorithm: Algorithm, metrics: Metrics | None, *, slice_size: int |
         return seen
 
     return observe
+
+
+def check_watch(watch) -> None:
+    """Raises ValueError for what is no `Watch` of sets (x, y) and metrics that can be called."""
+    if not isinstance(watch, Watch):
+        raise ValueError(f"watch must be a Watch(sets, metrics, at), got {watch!r}")
+    for name, chosen in watch.sets.items():
+        if not isinstance(chosen, tuple | list) or len(chosen) != 2:
+            raise ValueError(f"the set '{name}' of watch must be inputs and targets (x, y)")
+    for name, metric in (watch.metrics or {}).items():
+        if not callable(metric):
+            raise ValueError(f"the metric '{name}' of watch must be a function, got {metric!r}")
 
 
 def check_run(algorithm: Algorithm, data, num_steps, key, at, first=0) -> np.ndarray:

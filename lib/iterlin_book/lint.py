@@ -6,19 +6,15 @@ name that only a later cell uses, IPython's magics. What it finds is told by lin
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from iterlin.study.page_code import CELL
+
 from iterlin_book.pages import BookError, write_atomically
 
-# A code cell: its options are ":name: value" lines, or YAML between two lines "---".
-CELL = re.compile(
-    r"^```\{code-cell\}.*\n(?:---\n(?:.*\n)*?---\n)?(?::.*\n)*\n*(?P<code>(?:.*\n)*?)```$",
-    re.MULTILINE,
-)
 # A name that nothing binds is an error on a page; the library's annotations are full of such. What
 # a page may do: set JAX up between its imports, write a formula as a lambda, and hand a function
 # that is made in a loop to what calls it at once.

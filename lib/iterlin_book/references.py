@@ -13,7 +13,6 @@ from iterlin_book import build, execute, merge, pages
 from iterlin_book.pages import BookError
 
 FOLDER = Path("tests") / "notebooks"
-SKIP_OUTPUT = "nbval-ignore-output"
 
 
 def listed(root):
@@ -57,11 +56,6 @@ def silent(source):
     IPython looks that up in its history, which nbval's cells do not enter.
     """
     return f"{source}\nNone" if source.rstrip().endswith(";") else source
-
-
-def is_compared(cell):
-    """Whether nbval has something to hold the cell's next run against."""
-    return bool(cell.execution_count and cell.outputs) and SKIP_OUTPUT not in pages.tags(cell)
 
 
 def main(arguments=None):

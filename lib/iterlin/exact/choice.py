@@ -92,15 +92,22 @@ def _kernel_bytes(outputs) -> int:
     return outputs.size**2 * outputs.dtype.itemsize
 
 
+def half_precision(task: Task, params: PyTree) -> str | None:
+    """The name of a type of less than 32 bits among the parameters and outputs, if there is one."""
+    for leaf in [jax.eval_shape(task.f, params, task.data[0]), *jax.tree.leaves(params)]:
+        if jnp.finfo(leaf.dtype).bits < 32:
+            return str(leaf.dtype)
+    return None
+
+
 def check_engine(engine: str, task: Task, params: PyTree) -> None:
     """Raises ValueError for an engine that does not apply to the task, saying which does."""
     outputs = jax.eval_shape(task.f, params, task.data[0])
-    for leaf in [outputs, *jax.tree.leaves(params)]:
-        if engine != "steps" and jnp.finfo(leaf.dtype).bits < 32:
-            raise ValueError(
-                f"engine '{engine}' needs float32 or float64, and there is {leaf.dtype}: a flow's "
-                "error estimate drowns in its rounding; compute in it inside f, or take 'steps'"
-            )
+    if engine != "steps" and (dtype := half_precision(task, params)):
+        raise ValueError(
+            f"engine '{engine}' needs float32 or float64, and there is {dtype}: an error estimate "
+            "drowns in its rounding; compute in it inside f, or take 'steps'"
+        )
     if engine == "closed_form":
         if quadratic(task.loss, task.data[1]) is None:
             raise ValueError(

@@ -18,7 +18,13 @@ from jaxtyping import PyTree
 from iterlin import training
 from iterlin.algorithm import Algorithm, TrainState
 from iterlin.exact.calendar import Answers, ends_when_solved, looks_at_parameters
-from iterlin.exact.choice import ENGINES, check_engine, default_memory, estimate
+from iterlin.exact.choice import (
+    ENGINES,
+    check_engine,
+    default_memory,
+    estimate,
+    half_precision,
+)
 from iterlin.exact.run import ExactRun
 from iterlin.exact.task import Task
 from iterlin.runtime.chunks import History
@@ -70,7 +76,7 @@ def integrate(
     minibatches, augmentation, normalisation or a target loss; an unknown engine; closed_form and a
     loss that is not half a squared error; minimum without penalty, which for cross-entropy has no
     minimum to find; a kernel beyond memory_limit; a schedule that looks at the parameters and an
-    engine other than "steps" or "auto"; parameters of less than single precision with any of them.
+    engine other than "steps" or "auto", and likewise for less than single precision.
     """
     run = integrator(
         algorithm,
@@ -84,7 +90,6 @@ def integrate(
         params,
         schedule=schedule,
         num_steps=num_steps,
-        at=watch.at,
         checkpoint=checkpoint,
         progress=progress,
     )
@@ -100,10 +105,12 @@ def integrator(
     memory_limit: int | None = None,
 ) -> Callable[..., tuple[TrainState, History]]:
     """run(params, *, schedule, num_steps, at=None, checkpoint=None, progress=None), as `integrate`
-    does it: compiled once for runs that differ in these alone. `at`: the steps to look at.
+    does it: compiled once for runs that differ in these alone. `at`: the steps to look at, those of
+    `watch` if None.
     """
     one_of("engine", engine, ENGINES)
     open_unit("tolerance", tolerance)
+    training.check_watch(watch)
     task = _task(algorithm, data, tolerance, memory_limit)
     sets = jax.tree.map(jnp.asarray, dict(watch.sets))
     observe = jax.jit(training.observer(algorithm, watch.metrics))
@@ -111,20 +118,21 @@ def integrator(
 
     @full_precision()
     def run(params, *, schedule, num_steps, at=None, checkpoint=None, progress=None):
-        looks = training.check_run(algorithm, data, num_steps, None, at)
+        looks = training.check_run(algorithm, data, num_steps, None, watch.at if at is None else at)
         if num_steps >= NEVER:
             raise ValueError(f"num_steps must be below {NEVER}, got {num_steps}")
         state = algorithm.start(params, data, jax.random.key(0))
         wanted = task if ends_when_solved(schedule, state) else task._replace(solved=None)
         asked = Answers(schedule)
         name = engine
-        if looks_at_parameters(schedule, state):
-            if engine not in ("auto", "steps"):
-                raise ValueError(
-                    "the schedule looks at the parameters, which only engine 'steps' follows step "
-                    f"by step: take it, or 'auto', in the place of '{engine}'"
-                )
-            name = "steps"
+        looks_at = looks_at_parameters(schedule, state)
+        if looks_at and engine not in ("auto", "steps"):
+            raise ValueError(
+                "the schedule looks at the parameters, which only engine 'steps' follows step by "
+                f"step: take it, or 'auto', in the place of '{engine}'"
+            )
+        if name == "auto" and (looks_at or half_precision(wanted, params)):
+            name = "steps"  # no other serves
         elif name == "auto":
             period = asked.first_after(state, num_steps)
             name = _cheapest(wanted, params, period, num_steps, progress)

@@ -17,7 +17,6 @@ from iterlin.kernels.flat_program import Program, flatten, run
 from iterlin.kernels.layers import find_layers
 from iterlin.linearization import Network
 
-FORMS = ("full", "matrix", "diagonal", "trace")
 PAIRWISE = ("full", "matrix")  # all pairs of outputs; the others pair each output with itself
 
 # Bytes of activations and cotangents alive in the backward passes, for as many examples at a time

@@ -24,16 +24,16 @@ def replaced(target: Path) -> Iterator[Path]:
     partial = Path(name)
     try:
         yield partial
-        _flush(partial, os.O_RDONLY)
+        _flush(partial)
         partial.chmod(0o644)
         os.replace(partial, target)
-        _flush(target.parent, os.O_RDONLY)
+        _flush(target.parent)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def _flush(path: Path, how: int) -> None:
-    handle = os.open(path, how)
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -27,14 +27,6 @@ def mean_interval(samples, axis: int = 0, confidence: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def quantile_interval(samples, quantile: float, confidence: float = 0.95) -> Interval:
-    """A quantile of 1-d samples with the distribution-free interval from order statistics."""
-    samples = np.asarray(samples, dtype=float)
-    result = stats.quantile_test(samples[~np.isnan(samples)], q=0, p=quantile)
-    interval = result.confidence_interval(confidence)
-    return Interval(np.nanquantile(samples, quantile), interval.low, interval.high)
-
-
 def bootstrap_interval(
     statistic, *samples, confidence: float = 0.95, resamples: int = 2000
 ) -> Interval:

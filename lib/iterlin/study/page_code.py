@@ -13,8 +13,8 @@ import yaml
 from iterlin.study.definitions import Key, Library, Writer, bound_by, imports_of, is_text, parse
 
 # A code cell of a page in MyST Markdown: options as ":name: value" lines or between two "---".
-_CELL = re.compile(
-    r"^```\{code-cell\}.*\n(?P<options>(?:---\n(?:.*\n)*?---\n)?(?::.*\n)*)(?P<code>(?:.*\n)*?)```$",
+CELL = re.compile(
+    r"^```\{code-cell\}.*\n(?P<options>(?:---\n(?:.*\n)*?---\n)?(?::.*\n)*)\n*(?P<code>(?:.*\n)*?)```$",
     re.MULTILINE,
 )
 # Modules whose functions show or keep things; their results are no part of what is computed.
@@ -28,7 +28,7 @@ def cells(text: str) -> Iterator[tuple[list[str], ast.Module]]:
 
     Raises SyntaxError for a cell that is no Python.
     """
-    for cell in _CELL.finditer(text):
+    for cell in CELL.finditer(text):
         lines = (line.removeprefix(":") for line in cell["options"].splitlines() if line != "---")
         options = yaml.safe_load("\n".join(lines)) or {}
         yield options.get("tags", []), parse(cell["code"])
@@ -88,8 +88,11 @@ def made_by(text: str, library: Library) -> list[tuple[str, list]]:
         writer.write(node)
         return writer.parts
 
-    kept = [s for s in statements if not _is_idle(s) and not _shows(s, form)]
-    return [(_label(statement), form(statement)) for statement in _mentioned(kept)]
+    def idle(statement):
+        return _is_idle(statement) or _shows(statement, form, bound)
+
+    kept = _mentioned(_without_idle(statements, idle))
+    return [(_label(statement), form(statement)) for statement in kept]
 
 
 def _saved(statement: ast.stmt) -> ast.expr | None:
@@ -98,8 +101,13 @@ def _saved(statement: ast.stmt) -> ast.expr | None:
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return None
     owner = call.func.value
-    ours = isinstance(owner, ast.Name) and owner.id in ("records", "page")
-    return call.args[0] if ours and call.func.attr == "save" else None
+    if not isinstance(owner, ast.Name) or owner.id not in ("records", "page"):
+        return None
+    if call.func.attr != "save":
+        return None
+    if not call.args:
+        raise ValueError("the page's call of save must begin with the data set")
+    return call.args[0]
 
 
 def _is_idle(statement: ast.stmt) -> bool:
@@ -110,11 +118,19 @@ def _is_idle(statement: ast.stmt) -> bool:
     return isinstance(statement, idle) or is_text(statement)
 
 
-def _shows(statement: ast.stmt, form) -> bool:
-    """Whether it is one call of something that shows or keeps, not computes."""
+def _shows(statement: ast.stmt, form, bound) -> bool:
+    """Whether it is one call of something that shows or keeps, not computes, of arguments that
+    call nothing of the page's own."""
     call = getattr(statement, "value", None)
     if not isinstance(statement, ast.Expr | ast.Assign) or not isinstance(call, ast.Call):
         return False
+    inner = (n.func for value in call.args for n in ast.walk(value) if isinstance(n, ast.Call))
+    for function in inner:
+        first = form(function)[0]
+        if isinstance(first, Key) and first.module.rpartition(".")[2] not in SHOWING:
+            return False
+        if not isinstance(first, Key) and first.removeprefix("name ").split(".")[0] in bound:
+            return False
     called = form(call.func)[0]
     if isinstance(called, Key):
         return called.module.rpartition(".")[2] in SHOWING
@@ -123,13 +139,26 @@ def _shows(statement: ast.stmt, form) -> bool:
     return isinstance(statement, ast.Expr) and re.split(r"[. ]", called)[-1] in SHOWN_BY
 
 
+def _without_idle(statements: list[ast.stmt], idle) -> list[ast.stmt]:
+    """Without idle statements, but for those that bind a name which one that is kept loads."""
+    kept = [statement for statement in statements if not idle(statement)]
+    while True:
+        loaded = set().union(*map(_loaded, kept))
+        needed = [s for s in statements if s in kept or bound_by([s]) & loaded]
+        if len(needed) == len(kept):
+            return kept
+        kept = needed
+
+
+def _loaded(statement: ast.stmt) -> set[str]:
+    names = (n for n in ast.walk(statement) if isinstance(n, ast.Name))
+    return {name.id for name in names if isinstance(name.ctx, ast.Load)}
+
+
 def _mentioned(statements: list[ast.stmt]) -> list[ast.stmt]:
     """Without definitions, and assignments that call nothing, of names that nothing mentions."""
     while True:
-        used = [
-            {n.id for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-            for s in statements
-        ]
+        used = [_loaded(statement) for statement in statements]
         kept = [
             statement
             for place, statement in enumerate(statements)
