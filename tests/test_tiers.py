@@ -1,0 +1,258 @@
+"""Every experiment's page runs off the quick tier: on toy data, with few and short runs.
+
+A page meets much there that it does not in a build of the book: stored runs, a deadline, images of
+three channels, branches of its figures. An hour's run should not be the first to meet it.
+"""
+
+import gzip
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+import stored_files
+import xarray as xr
+import yaml
+from iterlin.study.image_files import CIFAR_CLASSES
+from iterlin.study.provenance import PACKAGE
+from iterlin_book import execute, pages, parameters
+
+pytestmark = pytest.mark.nightly
+ROOT = Path(__file__).resolve().parents[1]
+TIER = "laptop"
+PER_CLASS = 10  # photographs of each of the ten classes, to train on and to test on
+FIGURES = 60  # handwritten digits
+
+IMAGES = {
+    "network": {"name": "lenet", "channels": 3, "hidden": [4]},
+    "train_size": 40,
+    "validation_size": 20,
+    "test_size": 40,
+    "batch_size": 5,
+    "num_seeds": 2,
+}
+WORKSHOP = {
+    f"{which}_{name}": IMAGES[name]
+    for which in ("easy", "hard")
+    for name in ("train_size", "validation_size", "test_size")
+}
+# In place of what the page's own file of the tier says; what is not named here is left as it is.
+TINY = {
+    "algorithm/regimes": {
+        "num_seeds": 2,
+        "periods": [1, 10, 1000, 100000000],
+        "max_gradient_steps": 2000,
+    },
+    "experiments/xor": {
+        "num_seeds": 2,
+        "periods": [1, 10, 100000],
+        "dampings": [2.0, 0.0002],
+        "max_gradient_steps": 1000,
+        "max_linearizations": 20,
+        "max_damped_steps": 200,
+    },
+    "experiments/damping_quintic": {
+        "num_seeds": 8,
+        "dampings": [0.001, 0.01, 0.1, 1.0, 10.0],
+        "function_dampings": [0.001, 0.01, 0.1, 1.0],
+        "max_steps": 100,
+    },
+    "experiments/few_updates": IMAGES | {"periods": [1, 10], "num_steps": 40},
+    "experiments/filters": IMAGES | {"periods": [1, 10], "num_steps": 40, "num_columns": 3},
+    "experiments/probes": IMAGES
+    | {"periods": [1, 10], "num_steps": 40, "probe_size": 40, "num_snapshots": 3},
+    "experiments/batching": IMAGES | {"periods": [1, 5, 20], "num_steps": 40, "num_readings": 4},
+    "experiments/data_scaling": IMAGES
+    | {"sizes": [20, 40], "num_steps": [200, 300], "periods": [1, 5, 10]},
+    "experiments/damping_cnn": IMAGES
+    | {"max_period": 20, "check_every": 5, "num_steps": 40, "num_readings": 4},
+    "experiments/full_solve": IMAGES
+    | {
+        "num_steps": 40,
+        "num_adam_steps": 20,
+        "period": 10,
+        "num_linearizations": 3,
+        "check_every": 5,
+    },
+    "experiments/period_sweep": IMAGES
+    | {
+        "periods": [1, 10, 100, float("inf")],
+        "num_steps": 2400,
+        "adam_batch_size": 5,
+        "check_every": 5,
+        "solve_cap": 20,
+        "adam_steps": 20,
+    },
+    "experiments/rescaling": IMAGES
+    | {
+        "total_time": 0.4,
+        "time_periods": [0.0, 0.1, 0.2],
+        "num_readings": 4,
+        "diagnose": 8,
+        "boundary_size": 10,
+        "boundary_multiples": [0.5, 1.1, 2.0],
+        "boundary_periods": [1, 2, 5],
+        "boundary_steps": 20,
+        "boundary_readings": 4,
+    },
+    "experiments/resnet": IMAGES
+    | {
+        "width": 2,
+        "seen": 20,
+        "plain": {"step_size": 0.05, "period": 20, "num_steps": 60},
+        "batch": {"step_size": 0.02, "period": 20, "num_steps": 100},
+        "frozen": {"step_size": 0.02, "period": 20, "num_steps": 100},
+        "num_evaluations": 3,
+    },
+    "experiments/workshop": IMAGES
+    | WORKSHOP
+    | {
+        "easy_periods": [1, 5, float("inf")],
+        "easy_steps": 60,
+        "large_periods": [1, 5, 10, 100, float("inf")],
+        "large_steps": 60,
+        "small_periods": [1, 5, float("inf")],
+        "small_steps": 60,
+    },
+    "beyond/exact_integration": IMAGES
+    | {
+        "sizes": [20, 40],
+        "periods": [1, 10, 1000],
+        "num_steps": 20,
+        "num_linearizations": 2,
+        "num_readings": 5,
+        "first_alone": [],
+        "compared_periods": [10, 1000],
+    },
+}
+# These look into the runs of few_updates: where it has run, theirs are kept already.
+LIKE_FEW_UPDATES = ("experiments/filters", "experiments/probes")
+# Not before a page has done what it computes beside its grids.
+FIRST_STRIKE = {"experiments/workshop": 20}
+# Asked this often, the time is over.
+STRIKES = """
+
+from itertools import count
+
+_asked = count()
+
+
+def out_of_time() -> bool:
+    return next(_asked) >= int(os.environ.get("ITERLIN_TEST_STRIKES", 10**9))
+"""
+
+
+def photographs(rng):
+    """Noise around a colour that the class has, so that there is something to learn."""
+    members = {}
+    for label in CIFAR_CLASSES:
+        colour = rng.integers(60, 196, 3)
+        for part in ("test", "train"):
+            for number in range(PER_CLASS):
+                pixels = colour + rng.integers(-60, 60, (32, 32, 3))
+                picture = stored_files.jpeg(pixels.astype(np.uint8))
+                members[f"any/{part}/{label}/{number:04}.jpg"] = picture
+    return members
+
+
+def toy_data(folder, library):
+    """Small stand-ins for the files of MNIST and CIFAR-10, and a registry that lists them."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    digits = [
+        gzip.compress(stored_files.idx(values), mtime=0)
+        for values in (rng.integers(0, 256, (FIGURES, 28, 28)), np.arange(FIGURES) % 10)
+    ]
+    contents = {"mnist": digits * 2, "cifar10-jpeg": [stored_files.tar_gz(photographs(rng))]}
+    path = library / "study" / "registry.yml"
+    registry = yaml.safe_load(path.read_text("utf8"))
+    for name, parts in contents.items():
+        size = FIGURES if name == "mnist" else 10 * PER_CLASS
+        registry[name]["examples"] = {"train": size, "test": size}
+        for file, content in zip(registry[name]["files"], parts, strict=True):
+            file |= {"sha256": stored_files.digest(content), "bytes": len(content)}
+            # Two of MNIST's parts have one content here, under names of their own.
+            (folder / file["name"]).write_bytes(content)
+    path.write_text(yaml.safe_dump(registry), "utf8")
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of the book and the library, without records, whose pages have a tiny tier."""
+    root = tmp_path_factory.mktemp("checkout")
+    for name in ("_toc.yml", "requirements.lock"):
+        shutil.copy(ROOT / name, root)
+    shutil.copytree(ROOT / "book", root / "book")
+    library = root / "lib" / "iterlin"
+    shutil.copytree(PACKAGE, library, ignore=shutil.ignore_patterns("__pycache__"))
+    toy_data(root / "images", library)
+    with (library / "runtime" / "chunks.py").open("a") as chunks:
+        chunks.write(STRIKES)
+    for page, values in TINY.items():
+        path = pages.parameter_file(root, page, TIER)
+        own = parameters.read(ROOT / path.relative_to(root))
+        known = parameters.defaults(pages.read(root, page))
+        tiny = {name: value for name, value in values.items() if name in known}
+        path.write_text(yaml.safe_dump(own | tiny), "utf8")
+    return root
+
+
+def run(root, page, **variables):
+    path = os.pathsep.join([str(root / "lib"), str(ROOT / "lib")])
+    told = {"ITERLIN_DATA": str(root / "images"), "XDG_CACHE_HOME": str(root / "cache")}
+    return subprocess.run(
+        [sys.executable, "-m", "iterlin_book.execute", page, "--tier", TIER],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": path, **told, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def record_of(root, page):
+    path = root / "data" / "results" / page.rpartition("/")[2] / f"{TIER}.nc"
+    if not path.is_file():
+        return None
+    with xr.open_dataset(path) as record:
+        return record.load()
+
+
+def test_every_page_with_the_tier_is_here():
+    with_tier = {page for page in pages.toc(ROOT) if TIER in pages.tiers(ROOT, page)}
+    assert with_tier == set(TINY)
+
+
+def interrupt(root, page):
+    """The time is over in the midst of the page's runs, which are kept, until some are recorded."""
+    first = FIRST_STRIKE.get(page, 5)
+    for strikes in (first, 2 * first, 4 * first, 8 * first):
+        stopped = run(root, page, ITERLIN_TEST_STRIKES=str(strikes))
+        record = record_of(root, page)
+        if stopped.returncode == execute.DONE and strikes > first:
+            break  # so few were left
+        assert stopped.returncode == execute.PARTIAL, stopped.stdout[-5000:]
+        assert list((root / "_build" / "runs").rglob("*.npz"))
+        if record is not None:
+            assert record.attrs["missing"] > 0
+            break
+
+
+@pytest.mark.parametrize("page", TINY)
+def test_a_page_runs_at_another_tier(checkout, page):
+    if TINY[page].items() >= IMAGES.items() and page not in LIKE_FEW_UPDATES:
+        interrupt(checkout, page)
+    done = run(checkout, page)
+    assert done.returncode == execute.DONE, done.stdout[-5000:]
+    record = record_of(checkout, page)
+    assert record.attrs["tier"] == TIER
+    assert record.attrs["missing"] == 0
+    executed = list((checkout / "_build" / f"executed-{TIER}").glob(f"{page}.*.ipynb"))
+    assert len(executed) == 1
+    cells = pages.code_cells(nbformat.read(executed[0], as_version=4))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
