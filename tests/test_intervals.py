@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from iterlin.study.intervals import bootstrap_interval, mean_interval
+import xarray as xr
+from iterlin.study.intervals import bootstrap_interval, mean_interval, over_seeds
 from scipy import stats
 
 
@@ -30,6 +31,15 @@ def test_fewer_than_two_samples_tell_nothing_of_the_spread():
     assert (one.estimate, one.lower, one.upper) == (5, -np.inf, np.inf)
     none = mean_interval([[np.nan], [np.nan]])
     assert np.isnan(none.estimate[0])
+
+
+def test_an_interval_as_a_variable_of_a_data_set():
+    samples = xr.DataArray([1.0, 2.0, np.nan, 4.0], dims="seed")
+    ds = xr.Dataset({"mean": over_seeds(samples)})
+    assert ds["mean"].dims == ("bound",)
+    assert tuple(ds["mean"].values) == mean_interval(samples)
+    with pytest.raises(TypeError):  # of one statistic, not of several
+        over_seeds(np.ones((3, 2)))
 
 
 @pytest.mark.parametrize(

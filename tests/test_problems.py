@@ -65,7 +65,7 @@ def test_a_snapshot_gives_the_parameters_back():
     state = State()
     state.params = params
     vector = problems.snapshot(state)["snapshot"]
-    back = problems.parameters(problem, np.asarray(vector))
+    back = problems.restored(problem, np.asarray(vector))
     assert jax.tree.structure(back) == jax.tree.structure(params)
     np.testing.assert_array_equal(flat(back), flat(params))
 

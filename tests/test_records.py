@@ -26,7 +26,7 @@ def results(value=1.0):
             "loss": (("period", "seed"), np.array([[value, np.nan, 3.0], [np.inf, -2.0, 0.0]])),
             "status": (("period", "seed"), np.arange(6, dtype=np.int32).reshape(2, 3)),
             "label": (("period",), np.array(["short", "long"])),
-            "gap": records.interval_variable(intervals.Interval(1.0, 0.5, 1.5)),
+            "gap": intervals.Interval(1.0, 0.5, 1.5).variable(),
         },
         coords={"period": [10.0, np.inf], "seed": [0, 1, 2]},
     )

@@ -59,7 +59,7 @@ def digits(train: int = 200, *, seed: int = 0) -> Split:
     """scikit-learn's 1,797 8x8 digits: a class-balanced training subset and all the others as test.
 
     Inputs are flat (N, 64), standardised by the mean and standard deviation of all training
-    pixels; labels are integers. The split depends on `seed` alone.
+    pixels; labels are integers. The subset is the `nested_subset` of the seed.
     """
     from sklearn.datasets import load_digits
 
@@ -67,10 +67,8 @@ def digits(train: int = 200, *, seed: int = 0) -> Split:
     x, y = load_digits(return_X_y=True)
     if train >= len(y):
         raise ValueError(f"train must be below the {len(y)} digits there are, got {train}")
-    # The draw that the book's pages were written with; `nested_subset` has one of its own.
-    rank = _rank_within_class(np.random.default_rng(seed).permutation(len(y)), y)
-    order = np.lexsort((y, rank))
-    chosen, others = order[:train], order[train:]
+    chosen = nested_subset(y, train, seed)
+    others = np.delete(np.arange(len(y)), chosen)
     mean, std = x[chosen].mean(), x[chosen].std()
     x = jnp.asarray((x - mean) / std)
     y = jnp.asarray(y, dtype=jnp.int32)
@@ -90,17 +88,11 @@ def nested_subset(labels, size: int, seed) -> np.ndarray:
         raise ValueError(f"a subset of size {size} cannot be drawn from {len(labels)} examples")
     # NumPy may change what its distributions draw, but not the raw stream of a bit generator.
     shuffled = np.argsort(np.random.PCG64(seed).random_raw(len(labels)), kind="stable")
-    rank = _rank_within_class(shuffled, labels)
-    return shuffled[np.argsort(rank[shuffled], kind="stable")][:size]
-
-
-def _rank_within_class(permutation, labels):
-    """For each example, its place among its class when taken in the order of the permutation."""
-    rank = np.empty(len(labels), dtype=int)
-    for label in np.unique(labels):
-        members = permutation[labels[permutation] == label]
-        rank[members] = np.arange(len(members))
-    return rank
+    classes = labels[shuffled]
+    place = np.empty(len(labels), dtype=int)  # of each example among those of its class
+    for label in np.unique(classes):
+        place[classes == label] = np.arange(np.sum(classes == label))
+    return shuffled[np.argsort(place, kind="stable")][:size]
 
 
 def one_hot(labels: Shaped[Array, " N"], classes: int) -> Float[Array, "N C"]:

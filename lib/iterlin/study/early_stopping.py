@@ -40,6 +40,10 @@ def validated(dataset: xr.Dataset, *, first_step: xr.DataArray | int = 0) -> xr.
     return test.isel(evaluation=chosen.argmax("evaluation")).where(chosen.max("evaluation") >= 0)
 
 
+# What a run is judged by, under the names that its statistics carry.
+READINGS = {"oracle": oracle, "validated": validated}
+
+
 def optimism(dataset: xr.Dataset, *, first_step: xr.DataArray | int = 0) -> xr.DataArray:
     """What choosing by the test set adds: oracle minus validated, never negative."""
     return oracle(dataset, first_step=first_step) - validated(dataset, first_step=first_step)

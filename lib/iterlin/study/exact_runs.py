@@ -13,7 +13,7 @@ from iterlin.exact.choice import ENGINES
 from iterlin.exact.integrate import STEPWISE, integrator
 from iterlin.runtime.chunks import OutOfTime, out_of_time
 from iterlin.study.groups import Problem, Run, algorithm_of, key_of, schedule_of
-from iterlin.study.runs import Result, check, run_all, say, tabulate
+from iterlin.study.runs import Result, check_settings, run_all, say, tabulate
 from iterlin.validation import one_of
 
 
@@ -44,7 +44,7 @@ def exact_grid(
     runs = [make(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
     engines = [engine(run) for run in runs]
     for run, name in zip(runs, engines, strict=True):
-        check(problem, run)
+        check_settings(problem, run)
         one_of("engine", name, ENGINES)
         if run.optimizer != "sgd":
             raise ValueError(f"exact engines are for gradient descent, got {run.optimizer}: {run}")

@@ -7,9 +7,20 @@ from scipy import stats
 
 
 class Interval(NamedTuple):
+    """An estimate and the limits of its interval, all of one shape."""
+
     estimate: np.ndarray
     lower: np.ndarray
     upper: np.ndarray
+
+    def variable(self) -> tuple[str, np.ndarray]:
+        """The interval of a scalar as a variable of a data set: these three, over "bound"."""
+        return "bound", np.asarray([float(value) for value in self])
+
+
+def over_seeds(samples) -> tuple[str, np.ndarray]:
+    """`mean_interval` of one sample a seed, as a variable of a data set."""
+    return mean_interval(samples).variable()
 
 
 def mean_interval(samples, axis: int = 0, confidence: float = 0.95) -> Interval:

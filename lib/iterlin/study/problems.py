@@ -12,8 +12,8 @@ from iterlin.algorithm import Algorithm
 from iterlin.networks import convnets
 from iterlin.study import images
 from iterlin.study.groups import Problem
-from iterlin.training import Watch
 from iterlin.validation import one_of
+from iterlin.watching import Watch
 
 NETWORKS = {"lenet": convnets.lenet, "resnet18": convnets.resnet18}
 REDUCTIONS = ("mean", "sum")
@@ -82,12 +82,12 @@ def image_problem(
 
 
 def snapshot(state) -> dict[str, jnp.ndarray]:
-    """The parameters of a run as one vector, for `Problem.observe`; `parameters` undoes it."""
+    """The parameters of a run as one vector, for `Problem.observe`; `restored` undoes it."""
     return {"snapshot": ravel_pytree(state.params)[0]}
 
 
-def parameters(problem: Problem, vector) -> PyTree:
-    """The parameters that a `snapshot` was taken of."""
+def restored(problem: Problem, vector) -> PyTree:
+    """The params that a `snapshot` was taken of."""
     shapes = jax.eval_shape(problem.init, jax.random.key(0))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     flat, unravel = ravel_pytree(zeros)

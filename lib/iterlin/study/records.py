@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 import xarray as xr
 
 from iterlin.runtime.files import replaced
@@ -159,8 +158,3 @@ def caption(dataset: xr.Dataset) -> str:
     partial = f"; {note}" if (note := partial_note(dataset)) else ""
     stale = "; STALE: what it came from has changed since" if is_stale(dataset) else ""
     return f"{a['tier']} tier: {seeds}{cost} on {a['device']}, {a['date']}{partial}{stale}"
-
-
-def interval_variable(interval) -> tuple[str, np.ndarray]:
-    """An `intervals.Interval` of a scalar statistic as a variable over ("bound",)."""
-    return "bound", np.asarray([float(value) for value in interval])

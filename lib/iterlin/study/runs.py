@@ -64,7 +64,7 @@ def run_all(
     CheckpointError if `folder` cannot be written.
     """
     for run in runs:
-        check(problem, run)
+        check_settings(problem, run)
     memory = group_memory() if memory is None else memory
     results: dict[int, Result] = {}
     seconds, digest = 0.0, None
@@ -205,7 +205,8 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def check(problem: Problem, run: Run) -> None:
+def check_settings(problem: Problem, run: Run) -> None:
+    """Raise ValueError, naming the run, for settings with which the problem cannot be run."""
     try:
         positive_integer("period", run.period, infinity=True)
         positive("step_size", run.step_size)
