@@ -10,7 +10,7 @@ import iterlin
 from iterlin.algorithm import Algorithm
 from iterlin.exact import integrate as exact
 from iterlin.study.groups import Problem
-from iterlin.training import Watch
+from iterlin.watching import Watch
 from problems import bare
 
 OF_ALGORITHM = {field.name for field in dataclasses.fields(Algorithm)}

@@ -311,7 +311,7 @@ from iterlin.networks.mlp import mlp
 from iterlin.runtime import chunks
 from iterlin.study import records, runs
 from iterlin.study.groups import Problem
-from iterlin.training import Watch
+from iterlin.watching import Watch
 
 chunks.FIRST_CHUNK, chunks.CHUNK = 4, 0.0
 chunks.run_in_chunks.__kwdefaults__["checkpoint_seconds"] = 0.0

@@ -158,5 +158,5 @@ def test_a_slice_of_nothing_is_refused():
 
 
 def test_arrays_of_different_lengths_are_refused():
-    with pytest.raises(ValueError, match=r"the arrays differ in length: \[4, 5\]"):
+    with pytest.raises(ValueError, match=r"differ in their numbers .*: 4, .*: 5"):
         slices.sum_over_slices(jnp.dot, 2, jnp.ones(4), jnp.ones(5))

@@ -12,7 +12,8 @@ import roads
 from iterlin import every, linearize, losses, never
 from iterlin.algorithm import Algorithm
 from iterlin.networks.mlp import mlp
-from iterlin.training import TrainState, Watch, log_steps
+from iterlin.state import TrainState
+from iterlin.watching import Watch, log_steps
 from problems import bare, dense, flat, network
 from roads import train, train_sweep
 

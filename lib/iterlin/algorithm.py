@@ -5,66 +5,41 @@ schedule says when theta_s, the anchor, becomes the current theta.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Bool, PyTree
 
-from iterlin.linearization import Network, linearize, tree_sub
+from iterlin import examples
+from iterlin.linear_problem import LinearProblem
+from iterlin.linearization import Network, linearize, tree_add, tree_sub
 from iterlin.losses import Loss, loss_over_slices
+from iterlin.parameters import Trainable, bound, split
 from iterlin.runtime.slices import Sliced
 from iterlin.schedules import Schedule, Solved, is_every_step
+from iterlin.state import NOT_YET, TrainState, all_of, chosen_examples
 from iterlin.validation import is_traced, non_negative, positive, positive_integer
-
-NOT_YET = -1
-
-
-class TrainState(NamedTuple):
-    """All that a run is: training resumes from it exactly.
-
-    step: steps taken. params: theta. anchor: theta_s. order: this epoch's order of the examples
-    (empty for full batch). updates: re-linearisations after the first. anchored_at: the step of
-    the latest. solved: whether the stopping rule has found the present linear problem solved.
-    statistics: running statistics of normalised layers, () without. diverged_at, converged_at:
-    the step that gave a non-finite loss or parameter (it is not applied) or found the target loss
-    reached; -1 before. A run that has diverged or converged stands still.
-    """
-
-    step: Int[Array, ""]
-    params: PyTree
-    anchor: PyTree
-    optimizer_state: PyTree
-    key: Array
-    order: Int[Array, " N"]
-    updates: Int[Array, ""]
-    anchored_at: Int[Array, ""]
-    solved: Bool[Array, ""]
-    statistics: PyTree
-    diverged_at: Int[Array, ""]
-    converged_at: Int[Array, ""]
-
-    @property
-    def ended(self) -> Bool[Array, "..."]:
-        return (self.diverged_at != NOT_YET) | (self.converged_at != NOT_YET)
-
-
-# The leaves of the state of several runs lead with the run, all but the step, which they share.
-RUN_AXES = TrainState(None, *[0] * (len(TrainState._fields) - 1))
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """What is minimised, and how: all that the steps of a run have in common but the schedule.
 
-    f(params, x) -> (N, O). loss(outputs, y) is minimised; whether it is divided by N is its own
+    f(params, x) -> (N, ...). loss(outputs, y) is minimised; whether it is divided by N is its own
     affair (`losses.mean`). optimizer: of `optax`, or the step size of plain gradient descent; None
-    where each run brings its own (`study.groups`). batch_size: None is full batch; otherwise
-    examples are drawn without replacement, and an incomplete last batch of an epoch is left out.
-    augment(key, x) -> x changes the inputs of a step. target_loss ends a run once the network's own
-    loss, seen at a linearisation, is at or below it ('while not converged').
+    where each run brings its own (`study.groups`). It is told the value, the gradient and, as the
+    value_fn that optax's line searches ask for, the step's `LinearProblem`. batch_size:
+    None is full batch; otherwise examples are drawn without replacement, and an incomplete last
+    batch of an epoch is left out. augment(key, x) -> x changes the inputs of a step. target_loss
+    ends a run once the network's own loss, seen at a linearisation, is at or below it ('while not
+    converged').
+
+    trainable: which of the parameters are trained (`parameters.split`), all if None. regularizer:
+    R(params) is added to the loss as it is, not linearised. keyed: f(params, x, key) draws from a
+    key, as for dropout, a new one at each step; where the network is looked at, key is None.
 
     For each linearisation solved by itself: penalty lambda adds lambda ||theta - theta_s||^2 to the
     loss (eq. (10); damping 2 lambda), reset_optimizer starts the optimiser anew, and `solved`, with
@@ -73,9 +48,15 @@ class Algorithm:
     normalization: `networks.normalization.Normalization` of a network with running statistics; f is
     then its training mode.
 
-    Raises ValueError when it is made: for an f, loss or augment that cannot be called, an optimizer
-    that is neither, a batch_size that is not a positive integer, a target_loss that is not
-    positive, a negative penalty.
+    Raises ValueError when it is made: for an f, loss, augment or regularizer that cannot be called,
+    an optimizer that is neither, a batch_size that is not a positive integer, a target_loss that is
+    not positive, a negative penalty.
+
+    >>> import optax
+    >>> net, loss = il.mlp((2, 16, 3)), il.losses.mean(il.losses.cross_entropy)
+    >>> descent = il.Algorithm(net.apply, loss, optimizer=0.1)
+    >>> stochastic = il.Algorithm(net.apply, loss, optax.adam(1e-3), batch_size=32, penalty=1e-2)
+    >>> last_layer = il.Algorithm(net.apply, loss, 0.1, trainable=lambda path: path[0] == "1")
     """
 
     f: Network
@@ -88,11 +69,14 @@ class Algorithm:
     reset_optimizer: bool = False
     solved: Solved | None = None
     normalization: Any = None
+    trainable: Trainable = None
+    regularizer: Callable[[PyTree], Array] | None = None
+    keyed: bool = False
 
     def __post_init__(self):
-        for name in ("f", "loss", "augment"):
+        for name in ("f", "loss", "augment", "regularizer"):
             value = getattr(self, name)
-            if not callable(value) and not (name == "augment" and value is None):
+            if not callable(value) and not (name in ("augment", "regularizer") and value is None):
                 raise ValueError(f"{name} must be a function, got {value!r}")
         if not isinstance(self.optimizer, optax.GradientTransformation | None):
             positive("optimizer, as a step size,", self.optimizer)
@@ -124,10 +108,21 @@ class Algorithm:
     def penalized(self) -> bool:
         return is_traced(self.penalty) or self.penalty > 0
 
+    def bound(self, fixed: PyTree) -> "Algorithm":
+        """The same of the moving parameters, with the others as they are (`parameters.bound`)."""
+        if not jax.tree.leaves(fixed):
+            return self
+        changed = {"f": bound(self.f, fixed), "trainable": None}
+        if self.regularizer is not None:
+            changed["regularizer"] = bound(self.regularizer, fixed)
+        if self.normalization is not None:
+            changed["normalization"] = self.normalization.bound(fixed)
+        return replace(self, **changed)
+
     def start(self, params: PyTree, data, key: Array) -> TrainState:
         """The state before the first step; data is (x, y) or (x, y, examples)."""
         zero, not_yet = jnp.asarray(0, jnp.int32), jnp.asarray(NOT_YET, jnp.int32)
-        order = jnp.asarray([] if self.batch_size is None else _examples(data), jnp.int32)
+        order = jnp.asarray([] if self.batch_size is None else chosen_examples(data), jnp.int32)
         opt = self.transformation.init(params)
         statistics = () if self.normalization is None else self.normalization.initial
         return TrainState(
@@ -148,10 +143,11 @@ class Algorithm:
     def draw(self, init: Callable[[Array], PyTree], data, key: Array) -> TrainState:
         """The first state of a run that draws all it needs from one key, its parameters included.
 
-        Two runs of one key share their initial parameters, init(key), and the order and
-        augmentation of their examples, whatever their schedules.
+        Of these it has those that move. Two runs of one key share their initial parameters,
+        init(key), and the order and augmentation of their examples, whatever their schedules.
         """
-        return self.start(init(key), data, jax.random.fold_in(key, 1))
+        moving, _ = split(init(key), self.trainable)
+        return self.start(moving, data, jax.random.fold_in(key, 1))
 
     def advance(self, state: TrainState, data, count, schedule: Schedule) -> TrainState:
         """`count` steps; it may be traced."""
@@ -166,15 +162,27 @@ class Algorithm:
         else:
             linearizing = (state.step == 0) | schedule(state.step, state)
         anchor = _where(linearizing, state.params, state.anchor)
-        optimizer, opt = self.transformation, state.optimizer_state
+        optimizer = optax.with_extra_args_support(self.transformation)
+        opt = state.optimizer_state
         if self.reset_optimizer:
             opt = _where(linearizing, optimizer.init(state.params), opt)
         order, x, y = self._batch(state, data)
+        drawn = self._drawn(state)
 
         displacement = None if plain else tree_sub(state.params, anchor)
-        value, gradient, batch_statistics = self._loss_and_gradient(anchor, displacement, x, y)
+        value, gradient, batch_statistics = self._loss_and_gradient(
+            anchor, displacement, x, y, drawn
+        )
         gradient = self._with_penalty(gradient, displacement)
-        updates, opt = optimizer.update(gradient, opt, state.params)
+        value, gradient = self._regularized(value, gradient, state.params)
+        updates, opt = optimizer.update(
+            gradient,
+            opt,
+            state.params,
+            value=value + self._penalty_at(displacement),
+            grad=gradient,
+            value_fn=LinearProblem(self, anchor, x, y, drawn, linearizing),
+        )
         params = optax.apply_updates(state.params, updates)
 
         # At a linearisation proxy and network agree, so `value` is the network's loss there.
@@ -199,12 +207,13 @@ class Algorithm:
         )
 
     def network(self, state: TrainState) -> Network:
-        """The network as it is evaluated: with the running statistics where it has any."""
+        """The network as it is evaluated: with the running statistics where it has any, without a
+        key where it draws."""
         if self.normalization is None:
-            return self.f
+            return (lambda params, x: self.f(params, x, None)) if self.keyed else self.f
         return lambda params, x: self.normalization.evaluate(params, state.statistics, x)
 
-    def _loss_and_gradient(self, anchor, displacement, x, y):
+    def _loss_and_gradient(self, anchor, displacement, x, y, drawn):
         """The proxy's loss, its gradient J^T u, and the batch's statistics.
 
         A sliced network with a loss known to be a sum goes slice by slice from the inputs to the
@@ -213,20 +222,24 @@ class Algorithm:
 
         def of_part(loss, x, y):
             plain = displacement is None
-            outputs, jvp, vjp, statistics = self._products(anchor, x, transposed_only=plain)
+            outputs, jvp, vjp, statistics = self._products(anchor, x, drawn, transposed_only=plain)
             proxy = outputs if plain else outputs + jvp(displacement)
             value, cotangent = jax.value_and_grad(loss)(proxy, y)
             return value, vjp(cotangent), statistics
 
-        sliced = isinstance(self.f, Sliced) and self.normalization is None
+        # A network that draws takes a key for each slice from the one of the batch.
+        sliced = isinstance(self.f, Sliced) and self.normalization is None and not self.keyed
         return loss_over_slices(of_part, self.loss, self.f.size if sliced else None, x, y)
 
-    def _products(self, anchor, x, *, transposed_only):
-        """f(anchor, x), J v and J^T u from one primal pass, and the batch's statistics in it."""
+    def trained(self, params, x, drawn):
+        """Outputs of the network in training, and the batch's statistics."""
         if self.normalization is None:
-            network = lambda p: (self.f(p, x), ())  # noqa: E731
-        else:
-            network = lambda p: self.normalization.apply(p, x)  # noqa: E731
+            return self.f(params, x, *drawn), ()
+        return self.normalization.apply(params, x, *drawn)
+
+    def _products(self, anchor, x, drawn, *, transposed_only):
+        """f(anchor, x), J v and J^T u from one primal pass, and the batch's statistics in it."""
+        network = lambda p: self.trained(p, x, drawn)  # noqa: E731
         if transposed_only:
             outputs, transpose, statistics = jax.vjp(network, anchor, has_aux=True)
             jvp = None
@@ -240,6 +253,23 @@ class Algorithm:
             return gradient
         return jax.tree.map(lambda g, d: g + 2 * self.penalty * d, gradient, displacement)
 
+    def _penalty_at(self, displacement) -> Array | float:
+        if not self.penalized or displacement is None:
+            return 0.0
+        return self.penalty * optax.tree.norm(displacement, squared=True)
+
+    def _regularized(self, value, gradient, params):
+        if self.regularizer is None:
+            return value, gradient
+        added, slope = jax.value_and_grad(self.regularizer)(params)
+        return value + added, tree_add(gradient, slope)
+
+    def _drawn(self, state) -> tuple[Array, ...]:
+        """The key of this step for a network that draws, as further arguments of it."""
+        if not self.keyed:
+            return ()
+        return (jax.random.fold_in(jax.random.fold_in(state.key, 2**31 - 2), state.step),)
+
     def _running(self, state, batch_statistics):
         if self.normalization is None:
             return ()
@@ -249,7 +279,7 @@ class Algorithm:
         x, y = data[:2]
         order = state.order
         if self.batch_size is None:
-            x, y = _all_of(data)
+            x, y = all_of(data)
         else:
             size = order.shape[0]
             per_epoch = size // self.batch_size
@@ -258,12 +288,12 @@ class Algorithm:
             order = jax.lax.cond(
                 index == 0,
                 lambda: jax.random.permutation(
-                    jax.random.fold_in(state.key, epoch), _examples(data)
+                    jax.random.fold_in(state.key, epoch), chosen_examples(data)
                 ).astype(jnp.int32),
                 lambda: state.order,
             )
             chosen = jax.lax.dynamic_slice_in_dim(order, index * self.batch_size, self.batch_size)
-            x, y = jnp.take(x, chosen, 0), jnp.take(y, chosen, 0)
+            x, y = examples.take((x, y), chosen)
         if self.augment is not None:
             key = jax.random.fold_in(jax.random.fold_in(state.key, 2**31 - 1), state.step)
             x = self.augment(key, x)
@@ -280,20 +310,12 @@ class Algorithm:
 
     def _meets(self, anchor, params, data) -> Bool[Array, ""]:
         def add_penalty(gradient, theta):
-            return self._with_penalty(gradient, tree_sub(theta, anchor))
+            gradient = self._with_penalty(gradient, tree_sub(theta, anchor))
+            return self._regularized(0.0, gradient, theta)[1]
 
-        proxy = linearize(self.f, anchor)
-        return self.solved.met(proxy, self.loss, add_penalty, params, anchor, _all_of(data))
-
-
-def _examples(data) -> Int[Array, " N"]:
-    """Which of the examples of x and y a run trains on."""
-    return data[2] if len(data) == 3 else jnp.arange(data[1].shape[0])
-
-
-def _all_of(data) -> tuple[Array, Array]:
-    x, y = data[:2]
-    return (jnp.take(x, data[2], 0), jnp.take(y, data[2], 0)) if len(data) == 3 else (x, y)
+        f = self.f if not self.keyed else lambda params, x: self.f(params, x, None)
+        proxy = linearize(f, anchor)
+        return self.solved.met(proxy, self.loss, add_penalty, params, anchor, all_of(data))
 
 
 def _where(condition, a: PyTree, b: PyTree) -> PyTree:

@@ -15,5 +15,8 @@ def alignment(weights: Float[Array, "... 2"]) -> Float[Array, "..."]:
 
     Lies in [1/sqrt(2), 1]; 1 on the diagonals, where the four clusters are. Undefined (NaN) at 0.
     The maximum over the four corners is ``(|w_1| + |w_2|) / (sqrt(2) ||w||)``.
+
+    >>> print(il.alignment(jnp.array([[1.0, 1.0], [1.0, 0.0]])).round(3))
+    [1.    0.707]
     """
     return jnp.sum(jnp.abs(weights), -1) / (math.sqrt(2) * jnp.linalg.norm(weights, axis=-1))

@@ -13,15 +13,15 @@ z by N: scale eta (or t) by 1/N instead.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from iterlin.linearization import Network, jacobian, jacobian_products, tree_sub
+from iterlin.linearization import Network, jacobian, jacobian_products, output_shape, tree_sub
 from iterlin.ntk import ntk_matrix
+from iterlin.parameters import Trainable, bound, join, split
 from iterlin.runtime.precision import full_precision
 from iterlin.validation import non_negative, open_unit, positive, positive_integer, same_shape
 
@@ -31,7 +31,11 @@ ASPECT = 16
 
 
 def flow_filter(eigenvalues: Float[Array, " R"], time) -> Float[Array, " R"]:
-    """(1 - exp(-l t)) / l, with its limits t at l = 0 and 1/l at t = infinity (0 if l = 0 too)."""
+    """(1 - exp(-l t)) / l, with its limits t at l = 0 and 1/l at t = infinity (0 if l = 0 too).
+
+    >>> print(il.flow_filter(jnp.array([0.0, 1.0, 100.0]), 2.0).round(3))
+    [2.    0.865 0.01 ]
+    """
     safe = jnp.where(eigenvalues > 0, eigenvalues, 1)
     # At l = 0 the filter is t; at t = infinity no motion is meant there (pseudo-inverse).
     at_zero = jnp.where(jnp.isinf(time), 0.0, time)
@@ -44,6 +48,9 @@ def descent_filter(eigenvalues: Float[Array, " R"], step_size, num_steps) -> Flo
     The power is taken through log1p, so that it is right for eta l near 0 (K up to 1e12 and
     beyond), at eta l = 1 (0) and between 1 and 2 (sign by the parity of K). Beyond 2 it overflows,
     as the iteration does.
+
+    >>> print(il.descent_filter(jnp.array([0.0, 1.0, 100.0]), 0.01, 200).round(3))
+    [2.    0.866 0.01 ]
     """
     safe = jnp.where(eigenvalues > 0, eigenvalues, 1)
     x = step_size * safe
@@ -57,7 +64,11 @@ def descent_filter(eigenvalues: Float[Array, " R"], step_size, num_steps) -> Flo
 
 
 def damping_filter(eigenvalues: Float[Array, " R"], damping) -> Float[Array, " R"]:
-    """1 / (l + lambda), and 0 where both vanish (pseudo-inverse: the minimum-norm step)."""
+    """1 / (l + lambda), and 0 where both vanish (pseudo-inverse: the minimum-norm step).
+
+    >>> print(il.damping_filter(jnp.array([0.0, 1.0, 3.0]), 1.0))
+    [1.   0.5  0.25]
+    """
     total = eigenvalues + damping
     return jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
 
@@ -77,14 +88,16 @@ def _steps_and_parity(num_steps):
 class Eigenmodes(NamedTuple):
     """The linearised least-squares problem in its singular directions.
 
-    singular_values (R,) with zeros where J is rank deficient; coefficients U^T z (R,); combine
-    maps weights (R,) to the pytree sum_i weights_i v_i.
+    params: those that are trained, fixed the others (`parameters.split`). singular_values (R,) with
+    zeros where J is rank deficient; coefficients U^T z (R,); combine maps weights (R,) to the
+    pytree sum_i weights_i v_i.
     """
 
     params: PyTree
     singular_values: Float[Array, " R"]
     coefficients: Float[Array, " R"]
     combine: Callable[[Array], PyTree]
+    fixed: PyTree = ()
 
     @property
     def eigenvalues(self) -> Float[Array, " R"]:
@@ -93,10 +106,9 @@ class Eigenmodes(NamedTuple):
 
     @full_precision()
     def displaced(self, filtered: Float[Array, " R"]) -> PyTree:
-        """theta_s - V S g U^T z for the filter values g (R,)."""
-        return tree_sub(
-            self.params, self.combine(self.singular_values * filtered * self.coefficients)
-        )
+        """All parameters, at theta_s - V S g U^T z for the filter values g (R,)."""
+        moved = self.combine(self.singular_values * filtered * self.coefficients)
+        return join(tree_sub(self.params, moved), self.fixed)
 
     def flow(self, time) -> PyTree:
         """Parameters after gradient flow for `time` >= 0; infinity gives theta_s - J^+ z."""
@@ -130,13 +142,14 @@ class Eigenmodes(NamedTuple):
 def eigenmodes(
     f: Network,
     params: PyTree,
-    x: Array,
+    x: Any,
     y: Array,
     *,
     memory_limit: int = 2**30,
     independent: bool = True,
+    trainable: Trainable = None,
 ) -> Eigenmodes:
-    """Decompose the linearised problem at params on inputs x and targets y (N, O).
+    """Decompose the linearised problem at params on inputs x and targets y, shaped as the outputs.
 
     If J (N O, P) fits `memory_limit` bytes: its singular value decomposition, accurate down to
     singular values eps max(N O, P) s_max, below which they count as zero. Otherwise the
@@ -144,9 +157,17 @@ def eigenmodes(
     but only singular values above sqrt(eps N O) s_max are told from zero. `independent=False` is
     for an f that couples its examples (see `jacobian`); then J must fit.
 
-    Raises ValueError if y has not the shape of the outputs.
+    Raises ValueError if y has not the shape of the outputs, and as `jacobian` and
+    `parameters.split`.
+
+    >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    >>> modes = il.eigenmodes(lambda p, x: x @ p, jnp.zeros(2), x, jnp.ones(2))
+    >>> print(modes.eigenvalues.round(2), modes.flow(jnp.inf).round(3))
+    [29.87  0.13] [-1.  1.]
     """
-    same_shape(jax.eval_shape(f, params, x), y)
+    same_shape(output_shape(f, params, x), y)
+    params, fixed = split(params, trainable)
+    f = bound(f, fixed)
     flat, unravel = ravel_pytree(params)
     size = y.size * flat.size * flat.dtype.itemsize
     if size > memory_limit and not independent:
@@ -174,35 +195,53 @@ def eigenmodes(
             scaled = jnp.where(values > 0, weights / jnp.where(values > 0, values, 1), 0)
             return vjp((left @ scaled).reshape(y.shape))
 
-    return Eigenmodes(params, values, left.T @ (outputs - y).reshape(-1), combine)
+    return Eigenmodes(params, values, left.T @ (outputs - y).reshape(-1), combine, fixed)
 
 
 @full_precision()
-def linearized_gradient_flow(f: Network, params: PyTree, x: Array, y: Array, *, time) -> PyTree:
+def linearized_gradient_flow(
+    f: Network, params: PyTree, x: Any, y: Array, *, time, trainable: Trainable = None
+) -> PyTree:
     """Gradient flow of 1/2 ||f_lin - y||^2 from params for `time` (Lemma 3.2.1, any rank).
 
     time = infinity gives params - J^+ (f - y). Outputs at new inputs are
-    `linearize(f, params)(result, x_new)`. Raises ValueError for a negative or NaN time, or if y
-    has not the shape of the outputs.
+    `linearize(f, params)(result, x_new)`. Raises ValueError for a negative or NaN time, and as
+    `eigenmodes`.
+
+    >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
+    >>> print(il.linearized_gradient_flow(f, jnp.zeros(2), x, y, time=1.0).round(3))
+    [0.    1.264]
     """
     non_negative("time", time, infinity=True)
-    return eigenmodes(f, params, x, y).flow(time)
+    return eigenmodes(f, params, x, y, trainable=trainable).flow(time)
 
 
 @full_precision()
 def linearized_gradient_descent(
-    f: Network, params: PyTree, x: Array, y: Array, *, step_size, num_steps: int
+    f: Network,
+    params: PyTree,
+    x: Any,
+    y: Array,
+    *,
+    step_size,
+    num_steps: int,
+    trainable: Trainable = None,
 ) -> PyTree:
     """`num_steps` gradient steps on 1/2 ||f_lin - y||^2 (summed, not divided by N), in one go.
 
     Equal to the explicit steps of Algorithm 3 between two re-linearisations up to rounding, at a
     cost that does not depend on their number. Converges to params - J^+ (f - y) for every y iff
     0 < step_size < 2 / lambda_max(J J^T). Raises ValueError for a step size that is not positive
-    and finite, a number of steps that is not a positive integer, or mismatched shapes.
+    and finite, a number of steps that is not a positive integer, and as `eigenmodes`.
+
+    >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
+    >>> settings = {"step_size": 0.001, "num_steps": 1000}
+    >>> print(il.linearized_gradient_descent(f, jnp.zeros(2), x, y, **settings).round(3))
+    [0.    1.265]
     """
     positive("step_size", step_size)
     positive_integer("num_steps", num_steps)
-    return eigenmodes(f, params, x, y).descent(step_size, num_steps)
+    return eigenmodes(f, params, x, y, trainable=trainable).descent(step_size, num_steps)
 
 
 def steps_for_tolerance(modes: Eigenmodes, *, step_size: float, beta: float) -> int:
@@ -211,6 +250,11 @@ def steps_for_tolerance(modes: Eigenmodes, *, step_size: float, beta: float) -> 
     Solves sum_i (1 - eta l_i)^(2K) l_i c_i^2 <= beta^2 sum_i l_i c_i^2 by bisection. Raises
     ValueError if beta is not in (0, 1), or step_size is not below 2 / lambda_max, where no K
     would do.
+
+    >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    >>> modes = il.eigenmodes(lambda p, x: x @ p, jnp.zeros(2), x, jnp.ones(2))
+    >>> il.steps_for_tolerance(modes, step_size=0.06, beta=0.01)
+    118
     """
     open_unit("beta", beta)
     _stable(modes, step_size)

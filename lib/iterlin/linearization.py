@@ -1,7 +1,9 @@
 """First-order expansion of a network in its parameters, and products with its Jacobian.
 
-f(params, x) is any pure function from inputs (N, ...) to outputs (N, O); params is any pytree.
-The Jacobian J = d f / d params, of shape (N O, P), is never formed unless `jacobian` is called.
+f(params, x) is any pure function from inputs of N examples, an array or a pytree of arrays, to
+outputs (N, ...) of any rank; params is any pytree. The Jacobian J = d f / d params, of shape
+(N O, P) with O outputs for each example, is never formed unless `jacobian` is called. Leaves of
+params that are not floating point, or not `trainable` (`parameters.split`), have no part in it.
 """
 
 from collections.abc import Callable
@@ -10,8 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PyTree, Shaped
+from jaxtyping import Array, Float, PyTree
 
+from iterlin import examples
+from iterlin.parameters import Trainable, bound, split, trainable_mask
 from iterlin.validation import is_traced
 
 Network = Callable[[PyTree, Any], Array]
@@ -25,24 +29,36 @@ def tree_add(a: PyTree, b: PyTree) -> PyTree:
     return jax.tree.map(jnp.add, a, b)
 
 
-def linearize(f: Network, params: PyTree) -> Network:
+def linearize(f: Network, params: PyTree, *, trainable: Trainable = None) -> Network:
     """The proxy model f_lin(theta, x) = f(params, x) + J(x) (theta - params), eq. (1) of the paper.
 
     Returns a pure function of the same signature as f; one Jacobian-vector product a call, and
-    nothing is stored. It is exact where f is affine in its parameters.
+    nothing is stored. It is exact where f is affine in its parameters. Of theta, those that are not
+    trained are not looked at: they stay those of params.
+
+    Raises ValueError as `parameters.split`.
+
+    >>> f_lin = il.linearize(lambda p, x: p**2 * x, jnp.array(3.0))
+    >>> print(f_lin(jnp.array(4.0), jnp.array([1.0, 10.0])))  # (9 + 6) x
+    [ 15. 150.]
     """
+    mask = trainable_mask(params, trainable)
+    anchor, fixed = split(params, mask)
+    of_moving = bound(f, fixed)
 
     def f_lin(theta: PyTree, x: Any) -> Array:
-        outputs, tangents = jax.jvp(lambda p: f(p, x), (params,), (tree_sub(theta, params),))
+        displacement = tree_sub(split(theta, mask)[0], anchor)
+        outputs, tangents = jax.jvp(lambda p: of_moving(p, x), (anchor,), (displacement,))
         return outputs + tangents
 
     return f_lin
 
 
 class JacobianProducts(NamedTuple):
-    """Outputs f(params, x) of shape (N, O) and the two products with J at that point.
+    """Outputs f(params, x) of shape (N, ...) and the two products with J at that point.
 
-    jvp maps a pytree like params to J v, of shape (N, O); vjp maps (N, O) to J^T u, a pytree.
+    jvp maps a pytree like the trained part of params (`parameters.split`) to J v, of the shape of
+    the outputs; vjp maps such an array to J^T u, a pytree like that part.
     """
 
     outputs: Array
@@ -50,58 +66,97 @@ class JacobianProducts(NamedTuple):
     vjp: Callable[[Array], PyTree]
 
 
-def jacobian_products(f: Network, params: PyTree, x: Any) -> JacobianProducts:
-    """J v and J^T u at (params, x), both from one primal pass, whose activations they share."""
-    outputs, jvp = jax.linearize(lambda p: f(p, x), params)
-    transpose = jax.linear_transpose(jvp, params)
+def jacobian_products(
+    f: Network, params: PyTree, x: Any, *, trainable: Trainable = None
+) -> JacobianProducts:
+    """J v and J^T u at (params, x), both from one primal pass, whose activations they share.
+
+    >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    >>> outputs, jvp, vjp = il.jacobian_products(lambda p, x: x @ p, jnp.zeros(2), x)
+    >>> print(jvp(jnp.ones(2)), vjp(jnp.ones(2)))
+    [3. 7.] [4. 6.]
+    """
+    moving, fixed = split(params, trainable)
+    of_moving = bound(f, fixed)
+    outputs, jvp = jax.linearize(lambda p: of_moving(p, x), moving)
+    transpose = jax.linear_transpose(jvp, moving)
     return JacobianProducts(outputs, jvp, lambda u: transpose(u)[0])
 
 
 def jacobian(
-    f: Network, params: PyTree, x: Any, *, independent: bool = True
+    f: Network,
+    params: PyTree,
+    x: Any,
+    *,
+    independent: bool = True,
+    trainable: Trainable = None,
 ) -> Float[Array, "NO P"]:
-    """The dense Jacobian, rows ordered example by example, columns as `ravel_pytree` orders params.
+    """The dense Jacobian, rows ordered example by example and then as the outputs lie in memory,
+    columns as `ravel_pytree` orders the trained part of params.
 
     Takes N O P numbers of memory. With `independent` examples each row is taken from its own
     example, which costs N O backward passes of one example rather than of N; pass False for an f
     that couples its examples (batch normalisation in training mode, or an f that ignores x).
 
-    Raises ValueError if `independent` is claimed of an f that couples its examples.
+    Raises ValueError if `independent` is claimed of an f that couples its examples, for an f that
+    does not return one array (N, ...), and as `parameters.split`.
+
+    >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    >>> params = {"bias": jnp.zeros(()), "weight": jnp.zeros(2)}
+    >>> print(il.jacobian(lambda p, x: x @ p["weight"] + p["bias"], params, x))
+    [[1. 1. 2.]
+     [1. 3. 4.]]
     """
     if independent:
         require_independent(f, params, x)
-        rows = jacobian_rows(f, params, x)
+    moving, fixed = split(params, trainable)
+    of_moving = bound(f, fixed)
+    if independent:
+        rows = jacobian_rows(of_moving, moving, x)
         return rows.reshape(-1, rows.shape[-1])
-    flat, unravel = ravel_pytree(params)
-    outputs = jax.eval_shape(f, params, x)
+    flat, unravel = ravel_pytree(moving)
+    outputs = output_shape(of_moving, moving, x)
     differentiate = jax.jacrev if outputs.size <= flat.size else jax.jacfwd
-    return differentiate(lambda p: f(unravel(p), x).reshape(-1))(flat)
+    return differentiate(lambda p: of_moving(unravel(p), x).reshape(-1))(flat)
 
 
 def jacobian_rows(
-    f: Network, params: PyTree, x: Shaped[Array, "N ..."], outputs: slice = slice(None)
+    f: Network, params: PyTree, x: Any, outputs: slice = slice(None)
 ) -> Float[Array, "N o P"]:
     """Rows of J for the examples x and a slice of the outputs, each from its own example."""
     flat, unravel = ravel_pytree(params)
 
     def rows_of(example):
-        value, vjp = jax.vjp(lambda p: f(unravel(p), example[None])[0], flat)
+        value, vjp = jax.vjp(lambda p: f(unravel(p), examples.single(example)).reshape(-1), flat)
         basis = jnp.eye(value.size, dtype=value.dtype)[outputs]
         return jax.vmap(lambda u: vjp(u)[0])(basis)
 
     return jax.vmap(rows_of)(x)
 
 
-def require_independent(f: Network, params: PyTree, x: Shaped[Array, "N ..."]) -> None:
+def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
+    """Shape and type of f(params, x); ValueError unless it is one array that leads with N."""
+    count = examples.count(x)
+    found = jax.eval_shape(f, params, x)
+    if not isinstance(found, jax.ShapeDtypeStruct):
+        raise ValueError(f"f must return one array (N, ...), got {jax.tree.structure(found)}")
+    if found.ndim == 0 or found.shape[0] != count:
+        raise ValueError(
+            f"f must return an array that leads with the {count} examples, got shape {found.shape}"
+        )
+    return found
+
+
+def require_independent(f: Network, params: PyTree, x: Any) -> None:
     """Refuses an f whose output for one example depends on the others; ValueError says so.
 
     Shapes are always checked, values only where they are concrete (not while JAX traces).
     """
-    batch, single = jax.eval_shape(f, params, x), jax.eval_shape(f, params, x[:1])
+    batch, single = output_shape(f, params, x), jax.eval_shape(f, params, examples.part(x, 0, 1))
     coupled = single.shape != (1, *batch.shape[1:])
-    if not coupled and not any(is_traced(leaf) for leaf in [x, *jax.tree.leaves(params)]):
+    if not coupled and not any(is_traced(leaf) for leaf in jax.tree.leaves((x, params))):
         # Two of them show a coupling as well as all, whose activations may not fit.
-        alone, together = f(params, x[:1])[0], f(params, x[:2])[0]
+        alone, together = (f(params, examples.part(x, 0, size))[0] for size in (1, 2))
         scale = jnp.max(jnp.abs(together)) + jnp.max(jnp.abs(alone))
         tolerance = 1e3 * jnp.finfo(batch.dtype).eps * jnp.maximum(scale, 1e-30)
         agree = jnp.all(jnp.abs(alone - together) <= tolerance)
@@ -110,5 +165,6 @@ def require_independent(f: Network, params: PyTree, x: Shaped[Array, "N ..."]) -
     if coupled:
         raise ValueError(
             "f couples its examples: its outputs for one of them depend on the others, so rows of "
-            "the Jacobian cannot be taken example by example; pass independent=False to `jacobian`"
+            "the Jacobian cannot be taken example by example. Give f in its evaluation mode; or "
+            "independent=False, where the function that was called has that choice"
         )

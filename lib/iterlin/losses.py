@@ -1,4 +1,4 @@
-"""Losses of outputs (N, O), summed over the examples; `mean` divides by N.
+"""Losses of outputs (N, ..., O), summed over the examples; `mean` divides by N.
 
 `mean` of a loss is what an image experiment trains on (a minibatch is then an unbiased estimate);
 the theory of Gauss-Newton and of the closed forms uses the sums.
@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree, Shaped
 
+from iterlin import examples
 from iterlin.runtime.slices import sum_over_slices
 from iterlin.validation import same_shape
 
 Loss = Callable[[Array, Array], Array]
 
 
-def squared_error(outputs: Float[Array, "N O"], targets: Float[Array, "N O"]) -> Float[Array, ""]:
+def squared_error(outputs: Float[Array, "N ..."], targets: Float[Array, "N ..."]) -> Array:
     """1/2 ||outputs - targets||^2, summed over examples and outputs; not divided by N.
 
     Raises ValueError if the shapes differ: broadcasting (N, 1) with (N,) would hide an error.
@@ -27,15 +28,18 @@ def squared_error(outputs: Float[Array, "N O"], targets: Float[Array, "N O"]) ->
     return 0.5 * jnp.sum((outputs - targets) ** 2)
 
 
-def cross_entropy(outputs: Float[Array, "N O"], targets: Shaped[Array, " N"]) -> Float[Array, ""]:
-    """-sum_n log softmax(outputs_n)[targets_n] for integer labels (N,); not divided by N.
+def cross_entropy(outputs: Float[Array, "N ... O"], targets: Shaped[Array, "N ..."]) -> Array:
+    """-sum log softmax(outputs)[targets] over all integer labels; not divided by their number.
 
-    The softmax belongs to the loss, so that linearising the network leaves probabilities intact
-    (paper, section 3 and appendix A). Raises ValueError if targets are not N integers.
+    Labels are (N,) for outputs (N, O) and (N, T) for one of O classes at each of T places. The
+    softmax belongs to the loss, so that linearising the network leaves probabilities intact (paper,
+    section 3 and appendix A). Raises ValueError if targets are not that many integers.
     """
-    if targets.shape != outputs.shape[:1] or not jnp.issubdtype(targets.dtype, jnp.integer):
+    if outputs.ndim < 2:
+        raise ValueError(f"outputs must be (N, classes) or more, got shape {outputs.shape}")
+    if targets.shape != outputs.shape[:-1] or not jnp.issubdtype(targets.dtype, jnp.integer):
         raise ValueError(
-            f"targets must be {outputs.shape[0]} integer labels, "
+            f"targets must be {' x '.join(map(str, outputs.shape[:-1]))} integer labels, "
             f"got shape {targets.shape} of {targets.dtype}"
         )
     return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(outputs, targets))
@@ -52,7 +56,7 @@ class Mean:
 
 
 def mean(loss: Loss) -> Loss:
-    """The same loss divided by the number of examples N."""
+    """The same loss divided by the number of examples N, whatever an example's outputs are."""
     return Mean(loss)
 
 
@@ -65,8 +69,21 @@ def as_sum(loss: Loss) -> Loss | None:
     return total if total in (squared_error, cross_entropy) else None
 
 
+def smoothness(loss: Loss, count: int) -> float:
+    """The largest eigenvalue that the loss's Hessian in the outputs of `count` examples can have.
+
+    1 for half a squared error and 1/2 for cross-entropy (of diag(p) - p p^T: Boehning 1992), over
+    N for their means. Raises ValueError for any other loss.
+    """
+    bounds = {squared_error: 1.0, cross_entropy: 0.5}
+    total = as_sum(loss)
+    if total is None:
+        raise ValueError(f"no bound on the curvature of {loss!r} is known: take a fixed step size")
+    return bounds[total] / (count if isinstance(loss, Mean) else 1)
+
+
 def loss_over_slices(
-    term: Callable[[Loss, Array, Array], PyTree], loss: Loss, size: int | None, x: Array, y: Array
+    term: Callable[[Loss, Array, Array], PyTree], loss: Loss, size: int | None, x: PyTree, y: PyTree
 ) -> PyTree:
     """term(loss, x, y), a pytree linear in the loss such as its gradient, slice by slice.
 
@@ -78,10 +95,10 @@ def loss_over_slices(
         return term(loss, x, y)
     summed = sum_over_slices(lambda *part: term(total, *part), size, x, y)
     if isinstance(loss, Mean):
-        summed = jax.tree.map(lambda leaf: leaf / len(y), summed)
+        summed = jax.tree.map(lambda leaf: leaf / examples.count(y), summed)
     return summed
 
 
-def accuracy(outputs: Float[Array, "N O"], targets: Shaped[Array, " N"]) -> Float[Array, ""]:
-    """Fraction of examples whose largest output is the labelled one."""
+def accuracy(outputs: Float[Array, "N ... O"], targets: Shaped[Array, "N ..."]) -> Array:
+    """Fraction of labels (all of them: N, or N x T) whose output is the largest."""
     return jnp.mean(jnp.argmax(outputs, axis=-1) == targets)

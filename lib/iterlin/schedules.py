@@ -3,7 +3,7 @@
 A schedule is a plain function (step, state) -> bool of traced values. It is asked before every
 step; true means 'take the current parameters as the new point of expansion'. Training expands at
 its first parameters whatever the schedule says. `state` is the `TrainState`, so a user's schedule
-may look at the parameters, the anchor or the step.
+may look at the parameters, the anchor or the step; `when` asks a predicate now and then.
 """
 
 import math
@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, PyTree
 
 from iterlin.linearization import Network
 from iterlin.losses import Loss, loss_over_slices
+from iterlin.parameters import join
 from iterlin.runtime.slices import in_slices
 from iterlin.validation import positive_integer
 
@@ -27,15 +28,17 @@ Schedule = Callable[[Array, Any], Array]
 NEVER = 2**31 - 1
 
 
-def every(period: int | float | Array) -> Schedule:
+def every(period: Any) -> Schedule:
     """Fixed period K (Algorithm 3): re-linearise when the step is a multiple of `period`.
 
     period 1 is gradient descent, infinity is linearised training. It may be a traced integer.
     Raises ValueError unless it is a positive integer or infinity.
+
+    >>> schedule = il.every(10)
+    >>> [step for step in range(30) if schedule(step, None)]
+    [0, 10, 20]
     """
-    positive_integer("period", period, infinity=True)
-    if not isinstance(period, Array):
-        period = int(min(period, NEVER))
+    period = _whole("period", period)
 
     def schedule(step, state):
         return step % period == 0
@@ -45,7 +48,12 @@ def every(period: int | float | Array) -> Schedule:
 
 
 def never() -> Schedule:
-    """Linearised training: the expansion at the initial parameters is kept (K = infinity)."""
+    """Linearised training: the expansion at the initial parameters is kept (K = infinity).
+
+    >>> schedule = il.never()
+    >>> [step for step in range(30) if schedule(step, None)]
+    [0]
+    """
     return every(math.inf)
 
 
@@ -54,15 +62,93 @@ def when_solved(max_period: int | float | Array) -> Schedule:
 
     What counts as solved is the rule `Solved` that training is given; without one this
     is `every(max_period)`.
+
+    >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
+    >>> rule = il.schedules.Solved(check_every=5, accuracy=None, gradient=0.1)
+    >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5, solved=rule)
+    >>> settings = {"schedule": il.when_solved(50), "num_steps": 100}
+    >>> state, _ = il.train(algorithm, jnp.zeros(2), (x, y), **settings)
+    >>> print(state.updates, state.step)
+    6 100
     """
-    positive_integer("max_period", max_period, infinity=True)
-    if not isinstance(max_period, Array):
-        max_period = int(min(max_period, NEVER))
+    max_period = _whole("max_period", max_period)
 
     def schedule(step, state):
         return state.solved | (step - state.anchored_at >= max_period)
 
     return schedule
+
+
+def when(
+    predicate: Callable[[Any], Array],
+    *,
+    check_every: int,
+    max_period: int | float | Array = math.inf,
+) -> Schedule:
+    """Re-linearise where predicate(state) -> bool holds, which is asked every `check_every` steps
+    after a linearisation, and after `max_period` steps at the latest.
+
+    The predicate may look at ``state.params`` and ``state.anchor``: at how far the kernel has
+    drifted since, say (`ntk.kernel_drift`), or how far proxy and network have come apart. It costs
+    nothing between two checks.
+
+    Raises ValueError for a predicate that cannot be called, a check_every that is not a positive
+    integer, a max_period that is not one or infinity.
+
+    >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
+    >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.1)
+    >>> far = lambda state: jnp.linalg.norm(state.params - state.anchor) > 0.3
+    >>> settings = {"schedule": il.when(far, check_every=5), "num_steps": 100}
+    >>> state, _ = il.train(algorithm, jnp.zeros(2), (x, y), **settings)
+    >>> print(state.updates, state.anchored_at)
+    1 10
+    """
+    if not callable(predicate):
+        raise ValueError(f"predicate must be a function of the state, got {predicate!r}")
+    positive_integer("check_every", check_every)
+    max_period = _whole("max_period", max_period)
+
+    def schedule(step, state):
+        since = step - state.anchored_at
+        asked = (since > 0) & (since % check_every == 0)
+        found = jax.lax.cond(asked, lambda: jnp.asarray(predicate(state), bool), lambda: False)
+        return found | (since >= max_period)
+
+    schedule.check_every, schedule.max_period = check_every, max_period
+    return schedule
+
+
+def as_schedule(schedule: Any) -> Schedule:
+    """A period K as `every(K)`; ValueError for what is neither that nor a function."""
+    if callable(schedule):
+        return schedule
+    try:
+        return every(schedule)
+    except ValueError:
+        raise ValueError(
+            f"schedule must be a period or a function (step, state) -> bool, got {schedule!r}"
+        ) from None
+
+
+def of_whole(schedule: Schedule, fixed: PyTree) -> Schedule:
+    """The schedule of states that lack the fixed parameters, of which it is told."""
+    if not jax.tree.leaves(fixed):
+        return schedule
+
+    def asked(step, state):
+        params, anchor = join(state.params, fixed), join(state.anchor, fixed)
+        return schedule(step, state._replace(params=params, anchor=anchor))
+
+    asked.__dict__.update(schedule.__dict__)
+    return asked
+
+
+def _whole(name, period):
+    """A period as an int, `NEVER` for infinity, or traced; 1e3 is 1000."""
+    if isinstance(period, float) and period.is_integer():
+        period = int(period)
+    positive_integer(name, period, infinity=True)
+    return period if isinstance(period, Array) else int(min(period, NEVER))
 
 
 def is_every_step(schedule: Schedule) -> bool:
@@ -72,9 +158,7 @@ def is_every_step(schedule: Schedule) -> bool:
 
 def periods_array(periods) -> Array:
     """Periods as an int32 array that `every` accepts under vmap, infinity as `NEVER`."""
-    for period in periods:
-        positive_integer("period", period, infinity=True)
-    return jnp.asarray([int(min(period, NEVER)) for period in periods], dtype=jnp.int32)
+    return jnp.asarray([_whole("period", period) for period in periods], dtype=jnp.int32)
 
 
 class Solved(NamedTuple):

@@ -5,46 +5,27 @@ periods, seeds and data are arguments, so that nothing is compiled twice and a w
 vmapped program. The step itself is `algorithm`'s.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from iterlin.algorithm import RUN_AXES, Algorithm, TrainState
-from iterlin.linearization import linearize
+from iterlin import examples
+from iterlin.algorithm import Algorithm
+from iterlin.parameters import split, warn_of_statistics
 from iterlin.runtime import checkpoints
 from iterlin.runtime.chunks import History, run_in_chunks
+from iterlin.runtime.devices import on_device
 from iterlin.runtime.precision import full_precision
-from iterlin.runtime.slices import in_slices
-from iterlin.schedules import Schedule, every, periods_array
+from iterlin.schedules import Schedule, as_schedule, every, of_whole, periods_array
+from iterlin.state import RUN_AXES, TrainState, parted, whole
 from iterlin.validation import positive_integer
-
-Metrics = Mapping[str, Callable[[Array, Array], Array]]
-Sets = Mapping[str, tuple[Array, Array]]
-
-
-class Watch(NamedTuple):
-    """What is recorded of a run on its way, and when.
-
-    sets: {"test": (x, y), ...}; metrics: {"accuracy": accuracy, ...} of (outputs, y), the loss that
-    is minimised if None. Each metric is recorded on each set, of the network as "<set>_<metric>"
-    and of its proxy as "<set>_<metric>_proxy". at: increasing steps, the last of the run added; 0
-    and a log grid if None.
-    """
-
-    sets: Sets = MappingProxyType({})
-    metrics: Metrics | None = None
-    at: Any = None
-
-
-# Of each run, the number of feature updates alone.
-UPDATES = Watch()
+from iterlin.watching import UPDATES, Watch, check_watch, log_steps, observer
 
 
 @full_precision()
@@ -53,7 +34,7 @@ def train(
     params: PyTree | TrainState,
     data,
     *,
-    schedule: Schedule,
+    schedule: Any,
     num_steps: int,
     key: Array | None = None,
     watch: Watch = UPDATES,
@@ -63,43 +44,91 @@ def train(
     """Train a network by iterative linearisation (Algorithm 3); the final state and the history.
 
     params may be the state of an earlier run, which then goes on, exactly, up to num_steps in all.
-    data is (x, y) with N examples. `schedule(step, state)` says when to re-linearise: `every(K)`,
-    `never()` or any function. key orders the examples of minibatches.
+    data is (x, y), arrays or pytrees that lead with N; or an iterable of batches (x, y) of one
+    shape, each the whole of a step. `schedule(step, state)` says when to re-linearise: `every(K)`
+    or K, `never()`, `when(...)` or any function. key orders the examples of minibatches, and draws
+    what a keyed f draws.
 
     history maps "step" to the steps looked at (T,), "updates" to the feature updates by then, and
     what `watch` names to (T,). A look at a multiple of K sees the proxy at the end of its period,
     before re-linearisation. A non-finite step ends the run as diverged, without raising. Products
-    are computed in full precision (`runtime.precision`).
+    are computed in full precision (`runtime.precision`). After training, the network predicts by
+    ``f(state.params, x)``, its proxy by ``linearize(f, state.anchor)(state.params, x)``.
 
     With a checkpoint, a file, a run that is killed goes on from there when it is called again, to
     the same bits; the file is refused with CheckpointError if it is of another run. `progress`
     shows a bar (default: on a terminal).
 
     Raises ValueError before any compute for an algorithm without optimizer, a num_steps that is not
-    a positive integer, a batch larger than the data, a minibatch without key, inputs and targets of
-    different lengths, a resumed state whose order of examples is not of this data, a `watch` that
-    is none, or steps to look at that are not whole, increasing and in [0, num_steps].
+    a positive integer, a batch larger than the data, a minibatch or a keyed f without key, inputs
+    and targets of different lengths, a resumed state whose optimiser or order of examples is
+    another, a `watch` that is none, or steps to look at that are not whole, increasing and in
+    [0, num_steps]; of an iterable, for all that needs the data as a whole; and as
+    `parameters.split`.
+
+    >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
+    >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)
+    >>> watch = il.Watch({"train": (x, y)}, at=[0, 10])
+    >>> settings = {"schedule": 10, "num_steps": 100, "watch": watch}
+    >>> state, history = il.train(algorithm, jnp.zeros(2), (x, y), **settings)
+    >>> print(history["step"], history["updates"], history["train_loss"].round(3))
+    [  0  10 100] [0 0 9] [0.25  0.001 0.   ]
     """
     begun = params if isinstance(params, TrainState) else None
     if begun and key is not None:
         raise ValueError("the state has the key that its run began with: leave key out")
     first, key = (int(begun.step), begun.key) if begun else (0, key)
+    schedule = as_schedule(schedule)
+    batches = None if isinstance(data, tuple | list) else batches_of(data, algorithm, checkpoint)
+    if batches is not None:
+        data = next(batches, None)
+        if data is None:
+            raise ValueError("data has no batch")
     check_watch(watch)
     looks = check_run(algorithm, data, num_steps, key, watch.at, first)
-    if begun and algorithm.batch_size is not None and begun.order.size != len(data[1]):
-        if begun.order.size == 0:
-            raise ValueError("the state is of a full-batch run: it cannot go on with a batch_size")
-        count = begun.order.size
-        raise ValueError(f"the state is of a run on {count} examples, not {len(data[1])}")
-    key = jax.random.key(0) if key is None else key
-    state = begun or algorithm.start(params, data, key)
+    if begun:
+        check_resumed(begun, algorithm, examples.count(data[1]))
+        state, fixed = parted(begun, algorithm.trainable)
+    else:
+        moving, fixed = split(params, algorithm.trainable)
+        warn_of_statistics(moving)
+        state = algorithm.start(moving, data, jax.random.key(0) if key is None else key)
 
     @partial(jax.jit, donate_argnums=0)
-    def advance(state, data, count):
-        return algorithm.advance(state, data, count, schedule)
+    def advance(state, fixed, data, count):
+        return algorithm.bound(fixed).advance(state, data, count, of_whole(schedule, fixed))
 
-    observe = jax.jit(observer(algorithm, watch.metrics))
-    return _run(state, advance, observe, (data,), watch.sets, looks, first, checkpoint, progress)
+    @jax.jit
+    def observe(state, sets, fixed):
+        return observer(algorithm, watch)(whole(state, fixed), sets)
+
+    state, history = _run(
+        state,
+        advance if batches is None else _each_with_its_batch(advance, data, batches),
+        observe,
+        (fixed,) if batches is not None else (fixed, data),
+        (watch.sets, fixed),
+        looks,
+        first,
+        checkpoint,
+        progress,
+    )
+    return whole(state, fixed), history
+
+
+def _each_with_its_batch(advance, first, batches):
+    """`advance` of steps that take one batch each, the first of which is there already."""
+    waiting = [first]
+
+    def steps(state, fixed, count):
+        for _ in range(int(count)):
+            batch = waiting.pop() if waiting else next(batches, None)
+            if batch is None:
+                raise ValueError(f"data ended at step {int(state.step)}: give more batches")
+            state = advance(state, fixed, tuple(batch), jnp.asarray(1, jnp.int32))
+        return state
+
+    return steps
 
 
 @full_precision()
@@ -122,10 +151,20 @@ def train_sweep(
     every period; where `data` is a function, also its own examples, data(key). The state's
     leaves but `step` lead with (K, S); the history's arrays but "step" are (K, S, T). Everything
     else, errors included, is as for `train`.
+
+    >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
+    >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)
+    >>> keys = jax.random.split(jax.random.key(0), 5)
+    >>> init = lambda key: 0.1 * jax.random.normal(key, (2,))
+    >>> settings = {"periods": [1, 10, jnp.inf], "keys": keys, "num_steps": 100}
+    >>> states, history = il.train_sweep(algorithm, init, (x, y), **settings)
+    >>> print(states.params.shape, history["updates"][:, 0, -1])
+    (3, 5, 2) [99  9  0]
     """
     datasets, data_axis = (jax.vmap(data)(keys), 0) if callable(data) else (data, None)
     example = jax.tree.map(lambda a: a[0], datasets) if callable(data) else data
     check_watch(watch)
+    fixed = jax.vmap(lambda key: split(init(key), algorithm.trainable)[1])(keys)
     looks = check_run(algorithm, example, num_steps, keys, watch.at)
     periods = periods_array(periods)
 
@@ -135,36 +174,44 @@ def train_sweep(
         return jax.vmap(seeds, (RUN_AXES, *(axis[1] for axis in axes)), out)
 
     @partial(jax.jit, donate_argnums=0)
-    def advance(states, datasets, periods, count):
-        def run(state, run_data, period):
-            return algorithm.advance(state, run_data, count, schedule(period))
+    def advance(states, fixed, datasets, periods, count):
+        def run(state, fixed, run_data, period):
+            timed = of_whole(schedule(period), fixed)
+            return algorithm.bound(fixed).advance(state, run_data, count, timed)
 
-        return over_both(run, (data_axis, None), (None, 0))(states, datasets, periods)
+        axes = (0, None), (data_axis, None), (None, 0)
+        return over_both(run, *axes)(states, fixed, datasets, periods)
 
-    observe = jax.jit(over_both(observer(algorithm, watch.metrics), (None, None), out=0))
+    def observe(state, sets, fixed):
+        return observer(algorithm, watch)(whole(state, fixed), sets)
+
+    observe = jax.jit(over_both(observe, (None, None), (0, None), out=0))
     draw = partial(algorithm.draw, init)
     seeds = jax.vmap(draw, (data_axis, 0), RUN_AXES)(datasets, keys)
     states = jax.vmap(lambda _: seeds, out_axes=RUN_AXES)(periods)
-    inputs = (datasets, periods)
-    return _run(states, advance, observe, inputs, watch.sets, looks, 0, checkpoint, progress)
+    run = (fixed, datasets, periods), (watch.sets, fixed)
+    states, history = _run(states, advance, observe, *run, looks, 0, checkpoint, progress)
+    over_periods = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(periods), *a.shape)), fixed)
+    return whole(states, over_periods), history
 
 
-def _run(state, advance, observe, inputs, sets, looks, first, checkpoint, progress):
-    """Chunks of advance(state, *inputs, count) between looks observe(state, sets)."""
+def _run(state, advance, observe, inputs, seen, looks, first, checkpoint, progress):
+    """Chunks of advance(state, *inputs, count) between looks observe(state, *seen)."""
     # Arguments, and on the device once: as constants they would be copied into the programs.
-    inputs, sets = jax.tree.map(jnp.asarray, (inputs, dict(sets)))
+    sets, fixed = seen
+    state, inputs, seen = on_device((state, inputs, (dict(sets), fixed)))
     fingerprint = ""
     if checkpoint is not None:
         # A run is its two programs and all the numbers that go into them.
         programs = [
             advance.trace(state, *inputs, jnp.asarray(1, jnp.int32)).jaxpr,
-            observe.trace(state, sets).jaxpr,
+            observe.trace(state, *seen).jaxpr,
         ]
-        fingerprint = checkpoints.fingerprint(programs, state, inputs, sets, looks)
+        fingerprint = checkpoints.fingerprint(programs, state, inputs, seen, looks)
     outcome = run_in_chunks(
         state,
         lambda state, count: advance(state, *inputs, count),
-        lambda state: observe(state, sets),
+        lambda state: observe(state, *seen),
         looks,
         first=first,
         progress=progress,
@@ -174,55 +221,49 @@ def _run(state, advance, observe, inputs, sets, looks, first, checkpoint, progre
     return outcome.state, outcome.history
 
 
-def log_steps(num_steps: int, per_decade: int = 6) -> np.ndarray:
-    """0, 1, ... num_steps on a log grid: whole numbers, each once."""
-    count = max(2, int(per_decade * np.log10(max(num_steps, 2))) + 1)
-    return np.unique(np.concatenate([[0], np.geomspace(1, num_steps, count).round()])).astype(int)
+def batches_of(data, algorithm: Algorithm, checkpoint) -> Iterator:
+    """An iterator over data; ValueError where that is none, or the run needs all data at once."""
+    if not isinstance(data, Iterable) or hasattr(data, "shape") or isinstance(data, Mapping | str):
+        raise ValueError(f"data must be (inputs, targets), or batches of these: got {type(data)}")
+    for name in ("batch_size", "solved"):
+        if getattr(algorithm, name) is not None:
+            raise ValueError(f"{name} needs all data at once: give (inputs, targets), no iterable")
+    if checkpoint is not None:
+        raise ValueError("a run on an iterable cannot go on from a checkpoint: resume its state")
+    return iter(data)
 
 
-def observer(algorithm: Algorithm, metrics: Metrics | None, *, slice_size: int | None = None):
-    """observe(state, sets) -> {"updates", "<set>_<metric>", "<set>_<metric>_proxy"} (`Watch`)."""
-    metrics = {"loss": algorithm.loss} if metrics is None else metrics
-
-    def observe(state: TrainState, sets: Sets):
-        seen = {"updates": state.updates}
-        network = algorithm.network(state)
-        proxy = linearize(network, state.anchor)
-        for name, (x, y) in sets.items():
-            for suffix, model in {"": network, "_proxy": proxy}.items():
-                outputs = in_slices(model, slice_size or len(x))(state.params, x)
-                for metric, function in metrics.items():
-                    seen[f"{name}_{metric}{suffix}"] = function(outputs, y)
-        return seen
-
-    return observe
-
-
-def check_watch(watch) -> None:
-    """Raises ValueError for what is no `Watch` of sets (x, y) and metrics that can be called."""
-    if not isinstance(watch, Watch):
-        raise ValueError(f"watch must be a Watch(sets, metrics, at), got {watch!r}")
-    for name, chosen in watch.sets.items():
-        if not isinstance(chosen, tuple | list) or len(chosen) != 2:
-            raise ValueError(f"the set '{name}' of watch must be inputs and targets (x, y)")
-    for name, metric in (watch.metrics or {}).items():
-        if not callable(metric):
-            raise ValueError(f"the metric '{name}' of watch must be a function, got {metric!r}")
+def check_resumed(state: TrainState, algorithm: Algorithm, count: int) -> None:
+    """Raises ValueError for the state of a run with another optimiser or order of examples."""
+    if algorithm.batch_size is not None and state.order.size != count:
+        if state.order.size == 0:
+            raise ValueError("the state is of a full-batch run: it cannot go on with a batch_size")
+        raise ValueError(f"the state is of a run on {state.order.size} examples, not {count}")
+    moving = split(state.params, algorithm.trainable)[0]
+    wanted = jax.eval_shape(algorithm.transformation.init, moving)
+    if jax.tree.structure(wanted) != jax.tree.structure(state.optimizer_state):
+        raise ValueError(
+            "the state is of a run with another optimizer, or with other parameters trained"
+        )
 
 
 def check_run(algorithm: Algorithm, data, num_steps, key, at, first=0) -> np.ndarray:
     """The steps to look at, num_steps the last; ValueError as `train` says."""
-    x, y = data
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise ValueError("data must be two: inputs and targets, each an array or a pytree")
     algorithm.transformation  # noqa: B018 (raises where there is none)
     positive_integer("num_steps", num_steps)
-    if len(x) != len(y):
-        raise ValueError(f"inputs and targets differ in length: {len(x)} and {len(y)}")
+    count, targets = examples.count(data[0]), examples.count(data[1], "targets")
+    if count != targets:
+        raise ValueError(f"inputs and targets differ in length: {count} and {targets}")
     batch_size = algorithm.batch_size
     if batch_size is not None:
-        if batch_size > len(x):
-            raise ValueError(f"batch_size {batch_size} exceeds the {len(x)} examples there are")
+        if batch_size > count:
+            raise ValueError(f"batch_size {batch_size} exceeds the {count} examples there are")
         if key is None:
             raise ValueError("a minibatch run needs a key to order its examples")
+    if algorithm.keyed and key is None:
+        raise ValueError("a keyed f needs a key to draw from")
     if num_steps < first:
         raise ValueError(f"num_steps {num_steps} is below the {first} steps already taken")
     steps = np.unique(np.maximum(log_steps(num_steps), first)) if at is None else np.asarray(at)

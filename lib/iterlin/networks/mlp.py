@@ -38,6 +38,11 @@ def mlp(
 
     Raises ValueError for an unknown activation or parameterisation, or widths that are not at least
     two positive integers.
+
+    >>> net = il.mlp((2, 16, 1), activation="tanh", parameterization="ntk")
+    >>> params = net.init(jax.random.key(0))
+    >>> params[0]["weight"].shape, net.apply(params, jnp.ones((5, 2))).shape
+    ((2, 16), (5, 1))
     """
     one_of("activation", activation, ACTIVATIONS)
     one_of("parameterization", parameterization, ("standard", "ntk"))

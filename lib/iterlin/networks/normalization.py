@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from iterlin.parameters import bound
 from iterlin.validation import open_unit
 
 NORMALIZATIONS = (None, "batch", "frozen")
@@ -23,15 +24,20 @@ EPSILON = 1e-5
 class Normalization(NamedTuple):
     """What batch normalisation adds to a network.
 
-    initial: running statistics to begin with, {"<layer>": {"mean", "variance"}}, each (channels,).
+    initial: running statistics to begin with, a pytree of means and variances of channels.
     apply(params, x) -> (outputs, batch statistics): the network in training mode and, without a
-    derivative, what `update_statistics` takes; for ``jax.linearize(..., has_aux=True)``.
+    derivative, what `update_statistics` takes; for ``jax.linearize(..., has_aux=True)``. Of a
+    network with noise it is apply(params, x, key).
     evaluate(params, statistics, x) -> outputs: with running statistics, each example by itself.
     """
 
     initial: PyTree
     apply: Callable[[PyTree, Array], tuple[Array, PyTree]]
     evaluate: Callable[[PyTree, PyTree, Array], Array]
+
+    def bound(self, fixed: PyTree) -> "Normalization":
+        """The same of the moving parameters, with the fixed ones as they are."""
+        return self._replace(apply=bound(self.apply, fixed), evaluate=bound(self.evaluate, fixed))
 
     def update(self, running: PyTree, batch: PyTree) -> PyTree:
         """Running statistics after one more batch, as training keeps them."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 import jax
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from iterlin.linearization import Network
 
@@ -27,7 +27,7 @@ def operations(function: Callable, *arguments) -> int:
     return _operations(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
-def kept_bytes(f: Network, params: PyTree, x: Array) -> int:
+def kept_bytes(f: Network, params: PyTree, x: PyTree) -> int:
     """Bytes of what one pass of f over x leaves behind for products with its Jacobian."""
     kept = jax.eval_shape(lambda p: jax.vjp(lambda q: f(q, x), p)[1], params)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))

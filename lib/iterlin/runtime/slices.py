@@ -5,13 +5,15 @@ need for. The functions must treat their examples independently.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from iterlin import examples
 from iterlin.linearization import Network, tree_add
+from iterlin.parameters import bound
 from iterlin.validation import positive_integer
 
 
@@ -22,50 +24,73 @@ class Sliced:
     f: Network
     size: int
 
-    def __call__(self, params: PyTree, x: Array) -> PyTree:
-        whole = len(x) - len(x) % self.size
-        if len(x) <= self.size:
-            return self.f(params, x)
-        parts = x[:whole].reshape(-1, self.size, *x.shape[1:])
-        outputs = jax.lax.map(lambda part: self.f(params, part), parts)
+    def __call__(self, params: PyTree, x: PyTree, *key: Array | None) -> PyTree:
+        count, size = examples.count(x), self.size
+        if count <= size:
+            return self.f(params, x, *key)
+        whole = count - count % size
+        # Where f draws, each slice has a key of its own.
+        keys = [None if k is None else jax.random.split(k, whole // size + 1) for k in key]
+        parts = _parts(x, whole, size)
+        outputs = jax.lax.map(
+            lambda part: self.f(params, *part), (parts, *(_rows(k, 0, -1) for k in keys))
+        )
         outputs = jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), outputs)
-        if whole == len(x):
+        if whole == count:
             return outputs
-        return jax.tree.map(lambda *a: jnp.concatenate(a), outputs, self.f(params, x[whole:]))
+        rest = self.f(params, examples.part(x, whole), *(_rows(k, -1) for k in keys))
+        return jax.tree.map(lambda *a: jnp.concatenate(a), outputs, rest)
+
+    def bound(self, fixed: PyTree) -> "Sliced":
+        """The same of the moving parameters (`parameters.bound`)."""
+        return replace(self, f=bound(self.f, fixed))
 
 
 def in_slices(f: Network, size: int) -> Sliced:
     """The same function of (params, x), evaluated on `size` examples at a time, one after another.
 
-    f must treat its examples independently: its outputs, an array or a pytree of arrays, lead with
+    f must treat its examples independently: inputs and outputs are arrays or pytrees that lead with
     N. Linearisation and transposition go through, and keep the slices. The remainder of N / size
     is a smaller slice of its own; N <= size is f itself.
 
     Raises ValueError if size is not a positive integer.
+
+    >>> net = il.mlp((2, 16, 3))
+    >>> f = il.in_slices(net.apply, 100)
+    >>> f(net.init(jax.random.key(0)), jnp.ones((250, 2))).shape
+    (250, 3)
     """
     positive_integer("size", size)
     return Sliced(f, size)
 
 
-def sum_over_slices(term: Callable[..., PyTree], size: int, *arrays: Array) -> PyTree:
-    """``term(*arrays)``, a pytree that sums over examples, as the sum of the terms of all slices.
+def sum_over_slices(term: Callable[..., PyTree], size: int, *trees: PyTree) -> PyTree:
+    """``term(*trees)``, a pytree that sums over examples, as the sum of the terms of all slices.
 
-    The arrays lead with N. Nothing outlives its slice but the sum.
+    The leaves of the trees lead with N. Nothing outlives its slice but the sum.
 
-    Raises ValueError if size is not a positive integer or the arrays differ in length.
+    Raises ValueError if size is not a positive integer or the trees differ in length.
     """
     positive_integer("size", size)
-    lengths = [len(array) for array in arrays]
-    if len(set(lengths)) > 1:
-        raise ValueError(f"the arrays differ in length: {lengths}")
-    count = lengths[0]
+    count = examples.count(trees, "arrays")
     whole = count - count % size
     if count <= size:
-        return term(*arrays)
-    parts = [a[:whole].reshape(-1, size, *a.shape[1:]) for a in arrays]
-    shapes = jax.eval_shape(term, *[part[0] for part in parts])
+        return term(*trees)
+    parts = _parts(trees, whole, size)
+    shapes = jax.eval_shape(term, *jax.tree.map(lambda leaf: leaf[0], parts))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     total, _ = jax.lax.scan(lambda sum_, part: (tree_add(sum_, term(*part)), None), zero, parts)
     if whole < count:
-        total = tree_add(total, term(*[a[whole:] for a in arrays]))
+        total = tree_add(total, term(*examples.part(trees, whole)))
     return total
+
+
+def _rows(keys: Array | None, *bounds: int):
+    if keys is None:
+        return None
+    return keys[slice(*bounds)] if len(bounds) > 1 else keys[bounds[0]]
+
+
+def _parts(tree: PyTree, whole: int, size: int) -> PyTree:
+    """The first `whole` examples, by slices: (whole / size, size, ...)."""
+    return jax.tree.map(lambda a: a[:whole].reshape(-1, size, *a.shape[1:]), tree)

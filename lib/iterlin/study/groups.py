@@ -16,12 +16,13 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
-from iterlin.algorithm import RUN_AXES, Algorithm, TrainState
+from iterlin.algorithm import Algorithm
 from iterlin.runtime import checkpoints, costs
 from iterlin.runtime.chunks import Outcome, OutOfTime, out_of_time, run_in_chunks
 from iterlin.schedules import NEVER, Schedule, every, when_solved
+from iterlin.state import RUN_AXES, TrainState
 from iterlin.study.diagnostics import kernel_diagnostics
-from iterlin.training import Watch, observer
+from iterlin.watching import Watch, observer
 
 OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
 SLICE = 500
@@ -185,7 +186,7 @@ def _advance(problem, example):
 def _observe(problem, example):
     def observe(state, values, examples, train, sets):
         algorithm = algorithm_of(problem, example, values["step_size"], values["penalty"])
-        seen = observer(algorithm, problem.watch.metrics, slice_size=SLICE)(state, sets)
+        seen = observer(algorithm, problem.watch._replace(batch_size=SLICE))(state, sets)
         if problem.diagnose:
             sample = tuple(part[: problem.diagnose] for part in train)
             network = algorithm.network(state)

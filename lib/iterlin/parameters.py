@@ -1,0 +1,110 @@
+"""Which parameters are trained. The others stay as they are, beside them, and cost no derivative.
+
+`split` parts a pytree into two of its shape, with None in place of what is in the other one. Where
+programs are compiled, the fixed part is one of their arguments and not a constant in them.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+# A function of a leaf's path such as "layers/0/weight", or a pytree of bools, a prefix of params.
+Trainable = Callable[[str], bool] | PyTree | None
+
+
+def split(params: PyTree, trainable: Trainable = None) -> tuple[PyTree, PyTree]:
+    """(moving, fixed): leaves that are trained and those that are not; `join` undoes it.
+
+    Only floating point leaves can be trained, and without `trainable` all of these are.
+
+    Raises ValueError for a leaf that is no array or number, naming it; a mask that is not a prefix
+    of params or holds anything but bools; or where nothing is left to train.
+    """
+    mask = trainable_mask(params, trainable)
+    moving = jax.tree.map(lambda leaf, chosen: leaf if chosen else None, params, mask)
+    fixed = jax.tree.map(lambda leaf, chosen: None if chosen else leaf, params, mask)
+    return moving, fixed
+
+
+def trainable_mask(params: PyTree, trainable: Trainable = None) -> PyTree:
+    """A bool for each leaf of params: whether it is trained. Errors as of `split`."""
+    paths, tree = jax.tree_util.tree_flatten_with_path(params)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+    floating = [_is_floating(name, leaf) for name, (_, leaf) in zip(names, paths, strict=True)]
+    if trainable is None:
+        asked = [True] * len(names)
+    elif callable(trainable) and jax.tree_util.all_leaves([trainable]):  # no Equinox module
+        asked = [trainable(name) for name in names]
+    else:
+        try:
+            asked = jax.tree.leaves(jax.tree.broadcast(trainable, params))
+        except ValueError:
+            raise ValueError(
+                f"trainable, {trainable!r}, is not a prefix of params: {tree}"
+            ) from None
+    for name, chosen in zip(names, asked, strict=True):
+        if not isinstance(chosen, bool | np.bool_):
+            raise ValueError(f"trainable must be true or false of '{name}', got {chosen!r}")
+    chosen = [bool(a and b) for a, b in zip(asked, floating, strict=True)]
+    if not any(chosen):
+        listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise ValueError(f"trainable leaves no floating point leaf to train, of {listed}")
+    return jax.tree.unflatten(tree, chosen)
+
+
+def join(moving: PyTree, fixed: PyTree) -> PyTree:
+    """The parameters that `split` has parted."""
+    if not jax.tree.leaves(fixed):
+        return moving
+    return jax.tree.map(
+        lambda a, b: b if a is None else a, moving, fixed, is_leaf=lambda leaf: leaf is None
+    )
+
+
+def bound(f: Callable, fixed: PyTree) -> Callable:
+    """f as a function of the moving parameters; f itself where all of them move."""
+    if not jax.tree.leaves(fixed):
+        return f
+    if hasattr(f, "bound"):  # a wrapper around a network, such as `runtime.slices.Sliced`
+        return f.bound(fixed)
+    return lambda moving, *rest, **named: f(join(moving, fixed), *rest, **named)
+
+
+def warn_of_statistics(params: PyTree) -> None:
+    """Warns where params hold running statistics, which no gradient should move.
+
+    Those are leaves in a collection "batch_stats" (Flax Linen) or in a variable of the kind
+    `BatchStat` (Flax NNX).
+    """
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_statistic):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if "batch_stats" in name.split("/") or (_is_statistic(leaf) and jax.tree.leaves(leaf)):
+            found.append(name)
+    if found:
+        listed = ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
+        warnings.warn(
+            f"params hold running statistics of batch normalisation ({listed}), and training moves "
+            "them by gradient: take the module apart with `iterlin.from_linen` or "
+            "`iterlin.from_nnx`, or leave them out by `trainable`",
+            stacklevel=4,
+        )
+
+
+def _is_statistic(node: Any) -> bool:
+    return any(kind.__name__ == "BatchStat" for kind in type(node).__mro__)
+
+
+def _is_floating(name: str, leaf: Any) -> bool:
+    try:
+        return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
+    except TypeError:
+        raise ValueError(
+            f"params hold {leaf!r} at '{name}', which is no array: take apart what f is made of, "
+            "as `iterlin.from_equinox` or `iterlin.from_nnx` do"
+        ) from None

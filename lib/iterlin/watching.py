@@ -1,0 +1,94 @@
+"""What is recorded of a run on its way: metrics of network and proxy on chosen sets of examples."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from iterlin import examples
+from iterlin.algorithm import Algorithm
+from iterlin.linearization import linearize
+from iterlin.runtime.slices import in_slices
+from iterlin.state import TrainState
+from iterlin.validation import positive_integer
+
+Metrics = Mapping[str, Callable[[Array, Array], Array]]
+Sets = Mapping[str, tuple[PyTree, PyTree]]
+
+
+class Watch(NamedTuple):
+    """What is recorded of a run on its way, and when.
+
+    sets: {"test": (x, y), ...}; metrics: {"accuracy": accuracy, ...} of (outputs, y), the loss that
+    is minimised if None. Each metric is recorded on each set, of the network as "<set>_<metric>"
+    and of its proxy as "<set>_<metric>_proxy". at: increasing steps, the last of the run added; 0
+    and a log grid if None. observe(state) -> {name: array} adds what else is to be recorded.
+    batch_size: examples of a set evaluated at a time, all of them if None.
+
+    >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
+    >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)
+    >>> worst = lambda outputs, y: jnp.max(jnp.abs(outputs - y))
+    >>> watch = il.Watch({"test": (x, y)}, {"worst": worst}, at=[0, 5])
+    >>> settings = {"schedule": 5, "num_steps": 10, "watch": watch}
+    >>> _, history = il.train(algorithm, jnp.zeros(2), (x, y), **settings)
+    >>> print(sorted(history), history["test_worst"].round(2))
+    ['step', 'test_worst', 'test_worst_proxy', 'updates'] [0.5  0.05 0.01]
+    """
+
+    sets: Sets = MappingProxyType({})
+    metrics: Metrics | None = None
+    at: Any = None
+    observe: Callable[[TrainState], Mapping[str, Array]] | None = None
+    batch_size: int | None = None
+
+
+# Of each run, the number of feature updates alone.
+UPDATES = Watch()
+
+
+def observer(algorithm: Algorithm, watch: Watch):
+    """observe(state, sets) -> {"updates", "<set>_<metric>", "<set>_<metric>_proxy"} and what the
+    watch observes itself, for states of all parameters."""
+    metrics = {"loss": algorithm.loss} if watch.metrics is None else watch.metrics
+
+    def observe(state: TrainState, sets: Sets):
+        seen = {"updates": state.updates}
+        network = algorithm.network(state)
+        proxy = linearize(network, state.anchor, trainable=algorithm.trainable)
+        for name, (x, y) in sets.items():
+            for suffix, model in {"": network, "_proxy": proxy}.items():
+                size = watch.batch_size or examples.count(x)
+                outputs = in_slices(model, size)(state.params, x)
+                for metric, function in metrics.items():
+                    seen[f"{name}_{metric}{suffix}"] = function(outputs, y)
+        return seen if watch.observe is None else seen | dict(watch.observe(state))
+
+    return observe
+
+
+def check_watch(watch) -> None:
+    """Raises ValueError for what is no `Watch` of sets (x, y) and metrics that can be called."""
+    if not isinstance(watch, Watch):
+        raise ValueError(f"watch must be a Watch(sets, metrics, at), got {watch!r}")
+    for name in ("sets", "metrics"):
+        value = getattr(watch, name)
+        if not isinstance(value, Mapping) and not (name == "metrics" and value is None):
+            raise ValueError(f"{name} of watch must be named, as in {{'test': ...}}: got {value!r}")
+    for name, chosen in watch.sets.items():
+        if not isinstance(chosen, tuple | list) or len(chosen) != 2:
+            raise ValueError(f"the set '{name}' of watch must be inputs and targets (x, y)")
+    for name, metric in (watch.metrics or {}).items():
+        if not callable(metric):
+            raise ValueError(f"the metric '{name}' of watch must be a function, got {metric!r}")
+    if watch.observe is not None and not callable(watch.observe):
+        raise ValueError(f"observe of watch must be a function, got {watch.observe!r}")
+    if watch.batch_size is not None:
+        positive_integer("batch_size of watch", watch.batch_size)
+
+
+def log_steps(num_steps: int, per_decade: int = 6) -> np.ndarray:
+    """0, 1, ... num_steps on a log grid: whole numbers, each once."""
+    count = max(2, int(per_decade * np.log10(max(num_steps, 2))) + 1)
+    return np.unique(np.concatenate([[0], np.geomspace(1, num_steps, count).round()])).astype(int)

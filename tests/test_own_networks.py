@@ -1,0 +1,614 @@
+"""Networks as people have them: parts that are trained, pytrees of inputs, outputs of any rank,
+networks that draw, data that comes in batches or lies on several devices."""
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import iterlin as il
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from iterlin import examples, losses, parameters, schedules, timed
+from iterlin.linearization import output_shape
+from problems import bare, flat
+
+N, T, CLASSES = 12, 3, 4
+KEY = jax.random.key(7)
+X = jax.random.normal(jax.random.key(0), (N, 5))
+LABELS = jax.random.randint(jax.random.key(1), (N,), 0, CLASSES)
+TOKEN_LABELS = jax.random.randint(jax.random.key(2), (N, T), 0, CLASSES)
+NUMBERS = jax.random.normal(jax.random.key(3), (N,))
+ENTROPY = losses.mean(losses.cross_entropy)
+PARAMS = {
+    "body": jax.random.normal(jax.random.key(4), (5, 6)) / 2,
+    "head": jax.random.normal(jax.random.key(5), (6, CLASSES)) / 2,
+}
+
+
+def classifier(params, x):
+    return jnp.tanh(x @ params["body"]) @ params["head"]
+
+
+def tokens(params, x):
+    """Outputs (N, T, classes)."""
+    scales = 1.0 + jnp.arange(T)
+    return jnp.tanh(jnp.einsum("t,nh->nth", scales, x @ params["body"])) @ params["head"]
+
+
+def scalar(params, x):
+    """Outputs (N,)."""
+    return classifier(params, x).sum(1)
+
+
+def run(f, params, data, *, loss=ENTROPY, optimizer=0.3, schedule=4, num_steps=11, **settings):
+    watch = settings.pop("watch", il.Watch({"train": data}))
+    key = settings.pop("key", None)
+    algorithm = il.Algorithm(f, loss, optimizer, **settings)
+    return il.train(
+        algorithm, params, data, schedule=schedule, num_steps=num_steps, watch=watch, key=key
+    )
+
+
+def close(a, b, tolerance=1e-12):
+    jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, atol=tolerance), a, b)
+
+
+# Part of the parameters ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", [1, 4])
+def test_a_head_is_trained_as_if_the_rest_were_part_of_the_network(schedule):
+    def of_head(head, x):
+        return classifier({**PARAMS, "head": head}, x)
+
+    wanted, history = run(of_head, PARAMS["head"], (X, LABELS), schedule=schedule)
+    for trainable in (lambda name: name == "head", {"body": False, "head": True}):
+        state, found = run(classifier, PARAMS, (X, LABELS), schedule=schedule, trainable=trainable)
+        close(state.params, {"body": PARAMS["body"], "head": wanted.params})
+        close(state.anchor["head"], wanted.anchor)
+        close(found, history)
+        assert state.params["body"] is not None
+        np.testing.assert_array_equal(state.params["body"], PARAMS["body"])
+
+
+def test_a_part_goes_on_from_a_state():
+    settings = {"trainable": lambda name: name == "head", "optimizer": optax.adam(0.05)}
+    whole, _ = run(classifier, PARAMS, (X, LABELS), **settings)
+    half, _ = run(classifier, PARAMS, (X, LABELS), num_steps=6, **settings)
+    again, _ = run(classifier, half, (X, LABELS), watch=il.Watch(), **settings)
+    close(again.params, whole.params, 0)
+    with pytest.raises(ValueError, match="another optimizer, or with other parameters trained"):
+        run(classifier, half, (X, LABELS), optimizer=optax.adam(0.05))
+
+
+def test_a_sweep_trains_a_part():
+    algorithm = il.Algorithm(classifier, ENTROPY, 0.3, trainable=lambda name: name == "head")
+    keys = jax.random.split(KEY, 2)
+
+    def init(key):
+        return jax.tree.map(lambda leaf: leaf + jax.random.normal(key, leaf.shape), PARAMS)
+
+    states, history = il.train_sweep(
+        algorithm,
+        init,
+        (X, LABELS),
+        periods=[1, 4],
+        keys=keys,
+        num_steps=9,
+        watch=il.Watch({"train": (X, LABELS)}, at=[0, 9]),
+    )
+    for seed in range(2):
+        one, found = il.train(
+            algorithm,
+            init(keys[seed]),
+            (X, LABELS),
+            schedule=4,
+            num_steps=9,
+            watch=il.Watch({"train": (X, LABELS)}, at=[0, 9]),
+        )
+        close(jax.tree.map(lambda leaf, s=seed: leaf[1, s], states.params), one.params)
+        close(history["train_loss_proxy"][1, seed], found["train_loss_proxy"])
+
+
+def test_what_is_not_floating_point_is_left_alone():
+    params = {**PARAMS, "step": 3, "ids": jnp.arange(4), "key": KEY, "nothing": None}
+    state, _ = run(classifier, params, (X, LABELS))
+    wanted, _ = run(classifier, PARAMS, (X, LABELS))
+    close({name: state.params[name] for name in PARAMS}, wanted.params, 0)
+    assert state.params["nothing"] is None
+    assert state.params["step"] == 3
+    assert state.params["key"] == KEY
+    assert il.jacobian(classifier, params, X).shape == (N * CLASSES, 54)
+
+
+def test_the_fixed_part_is_an_argument_of_the_programs():
+    """As a constant, XLA would fold a frozen network over the data when it compiles."""
+    moving, fixed = parameters.split(PARAMS, lambda name: name == "head")
+    algorithm = il.Algorithm(classifier, ENTROPY, 0.3)
+    state = algorithm.start(moving, (X, LABELS), KEY)
+
+    def advance(state, fixed, data):
+        return algorithm.bound(fixed).advance(state, data, 3, il.every(2))
+
+    closed = jax.make_jaxpr(advance)(state, fixed, (X, LABELS))
+    assert all(np.size(constant) < 10 for constant in closed.consts)
+
+
+@pytest.mark.parametrize(
+    "trainable", [None, lambda name: name == "head", {"body": True, "head": False}]
+)
+def test_linear_algebra_is_that_of_the_part(trainable):
+    """Columns of the Jacobian, products with it, the proxy and the exact solutions."""
+    mask = parameters.trainable_mask(PARAMS, trainable)
+    chosen = np.concatenate([np.full(PARAMS[n].size, mask[n]) for n in ("body", "head")])
+    dense = il.jacobian(classifier, PARAMS, X)
+    found = il.jacobian(classifier, PARAMS, X, trainable=trainable)
+    close(found, dense[:, chosen])
+    close(il.jacobian(classifier, PARAMS, X, trainable=trainable, independent=False), found)
+    products = il.jacobian_products(classifier, PARAMS, X, trainable=trainable)
+    cotangent = jax.random.normal(KEY, (N, CLASSES))
+    close(flat(products.vjp(cotangent)), cotangent.reshape(-1) @ found)
+    y = jax.random.normal(jax.random.key(9), (N, CLASSES))
+    moved = il.linearized_gradient_flow(classifier, PARAMS, X, y, time=0.7, trainable=trainable)
+    kernel = np.asarray(found @ found.T)
+    values, vectors = np.linalg.eigh(kernel)
+    decayed = vectors @ np.diag(np.exp(-0.7 * values)) @ vectors.T
+    residual = decayed @ np.asarray(classifier(PARAMS, X) - y).reshape(-1)
+    proxy = il.linearize(classifier, PARAMS, trainable=trainable)
+    close(proxy(moved, X) - y, residual.reshape(N, CLASSES), 1e-9)
+    for name, trained in mask.items():
+        assert trained or (moved[name] == PARAMS[name]).all()
+
+
+@pytest.mark.parametrize(
+    ("params", "trainable", "message"),
+    [
+        (PARAMS, lambda name: False, "leaves no floating point leaf to train, of body, head"),
+        (PARAMS, {"body": True}, "is not a prefix of params"),
+        (PARAMS, lambda name: 1, "must be true or false of 'body', got 1"),
+        ({"act": jax.nn.relu}, None, "at 'act', which is no array: take apart"),
+    ],
+)
+def test_a_bad_choice_of_parameters_is_refused(params, trainable, message):
+    with pytest.raises(ValueError, match=message):
+        parameters.split(params, trainable)
+    with pytest.raises(ValueError, match=message):
+        run(classifier, params, (X, LABELS), trainable=trainable)
+
+
+def test_split_and_join_are_inverse():
+    params = {"a": [jnp.ones(2), 3], "b": None, "c": (KEY, jnp.arange(2.0))}
+    for trainable in (None, lambda name: name == "c/1", {"a": True, "b": None, "c": False}):
+        assert jax.tree.all(
+            jax.tree.map(
+                lambda u, v: bool(jnp.all(u == v)),
+                parameters.join(*parameters.split(params, trainable)),
+                params,
+            )
+        )
+
+
+# Inputs, targets and outputs ----------------------------------------------------------------
+
+
+def test_inputs_and_targets_may_be_pytrees():
+    """A mask with the inputs, weights with the targets."""
+    weights = jnp.linspace(0.5, 2, N)
+
+    def masked(params, x):
+        return classifier(params, x["features"] * x["mask"][:, None])
+
+    def weighted(outputs, y):
+        each = optax.softmax_cross_entropy_with_integer_labels(outputs, y["label"])
+        return jnp.mean(each * y["weight"])
+
+    x = {"features": X, "mask": jnp.where(jnp.arange(N) % 3 == 0, 0.0, 1.0)}
+    data = x, {"label": LABELS, "weight": weights}
+
+    def plain(outputs, y):
+        return weighted(outputs, {"label": y[:, 0].astype(int), "weight": y[:, 1]})
+
+    stacked = X * x["mask"][:, None], jnp.stack([LABELS * 1.0, weights], 1)
+    for batch_size in (None, 5):
+        settings = {"batch_size": batch_size, "key": KEY}
+        state, history = run(masked, PARAMS, data, loss=weighted, **settings)
+        wanted, expected = run(classifier, PARAMS, stacked, loss=plain, **settings)
+        close(state.params, wanted.params)
+        close(history, expected)
+    sliced = il.Watch({"train": data}, batch_size=5, metrics={"sum": lambda o, y: o.sum()})
+    whole = sliced._replace(batch_size=None)
+    one, other = (run(masked, PARAMS, data, loss=weighted, watch=w)[1] for w in (sliced, whole))
+    close(one, other)
+    close(il.jacobian(masked, PARAMS, x), il.jacobian(classifier, PARAMS, stacked[0]))
+
+
+RANKS = {
+    "(N,)": (scalar, losses.squared_error, NUMBERS),
+    "(N, T, V)": (tokens, ENTROPY, TOKEN_LABELS),
+}
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_outputs_may_be_of_any_rank(rank):
+    """Everything is as of the same outputs, raveled, example by example."""
+    f, loss, y = RANKS[rank]
+
+    def raveled(params, x):
+        return f(params, x).reshape(len(x), -1)
+
+    def loss_of_raveled(outputs, targets):
+        return loss(outputs.reshape(f(PARAMS, X).shape), targets)
+
+    state, history = run(f, PARAMS, (X, y), loss=loss, optimizer=0.05)
+    wanted, expected = run(raveled, PARAMS, (X, y), loss=loss_of_raveled, optimizer=0.05)
+    close(state.params, wanted.params)
+    close(history, expected)
+    close(il.jacobian(f, PARAMS, X), il.jacobian(raveled, PARAMS, X))
+    targets = jnp.cos(jnp.arange(f(PARAMS, X).size * 1.0)).reshape(f(PARAMS, X).shape)
+    flat_targets = targets.reshape(N, -1)
+    close(
+        il.linearized_gradient_flow(f, PARAMS, X, targets, time=2.0),
+        il.linearized_gradient_flow(raveled, PARAMS, X, flat_targets, time=2.0),
+        1e-9,
+    )
+
+
+def test_cross_entropy_sums_over_places():
+    outputs = tokens(PARAMS, X)
+    parts = [losses.cross_entropy(outputs[:, t], TOKEN_LABELS[:, t]) for t in range(T)]
+    np.testing.assert_allclose(losses.cross_entropy(outputs, TOKEN_LABELS), sum(parts))
+    np.testing.assert_allclose(ENTROPY(outputs, TOKEN_LABELS), sum(parts) / N)
+    correct = [losses.accuracy(outputs[:, t], TOKEN_LABELS[:, t]) for t in range(T)]
+    np.testing.assert_allclose(losses.accuracy(outputs, TOKEN_LABELS), np.mean(correct))
+    with pytest.raises(ValueError, match="targets must be 12 x 3 integer labels, got shape"):
+        bare(losses.cross_entropy)(outputs, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("f", "message"),
+    [
+        (lambda p, x: {"logits": x}, "f must return one array"),
+        (lambda p, x: (x, x), "f must return one array"),
+        (lambda p, x: x.sum(), "leads with the 12 examples, got shape \\(\\)"),
+        (lambda p, x: x.T, "leads with the 12 examples, got shape \\(5, 12\\)"),
+    ],
+)
+def test_outputs_that_are_no_array_are_refused(f, message):
+    for call in (output_shape, il.jacobian):
+        with pytest.raises(ValueError, match=message):
+            call(f, PARAMS, X)
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"a": X, "b": X[:3]}, r"inputs differ .*\['a'\]: 12, inputs\['b'\]: 3"),
+        ({}, "inputs must hold an array that leads with the examples"),
+        ({"a": 3.0}, r"inputs\['a'\] must lead with the examples, got a single 3.0"),
+    ],
+)
+def test_bad_inputs_are_named(tree, message):
+    with pytest.raises(ValueError, match=message):
+        examples.count(tree)
+    with pytest.raises(ValueError, match=message):
+        run(classifier, PARAMS, (tree, LABELS))
+
+
+# Networks that draw, further terms of the loss, optimisers that search ----------------------
+
+
+def dropped(params, x, key):
+    keep = 1.0 if key is None else jax.random.bernoulli(key, 0.7, x.shape) / 0.7
+    return classifier(params, x * keep)
+
+
+@pytest.mark.parametrize("schedule", [1, 4])
+def test_a_keyed_network_draws_anew_at_each_step(schedule):
+    """Network and Jacobian of a step share what it draws; looks draw nothing."""
+    state, history = run(dropped, PARAMS, (X, LABELS), keyed=True, key=KEY, schedule=schedule)
+    params = anchor = PARAMS
+    for step in range(11):
+        anchor = params if step % schedule == 0 else anchor
+        key = jax.random.fold_in(jax.random.fold_in(KEY, 2**31 - 2), step)
+        proxy = il.linearize(lambda p, x, key=key: dropped(p, x, key), anchor)
+        slope = jax.grad(lambda p, proxy=proxy: ENTROPY(proxy(p, X), LABELS))(params)
+        params = jax.tree.map(lambda p, g: p - 0.3 * g, params, slope)
+    close(state.params, params)
+    np.testing.assert_allclose(history["train_loss"][-1], ENTROPY(dropped(params, X, None), LABELS))
+    again, _ = run(dropped, PARAMS, (X, LABELS), keyed=True, key=KEY, schedule=schedule)
+    close(again.params, state.params, 0)
+    with pytest.raises(ValueError, match="a keyed f needs a key to draw from"):
+        run(dropped, PARAMS, (X, LABELS), keyed=True)
+
+
+def test_slices_of_a_keyed_network_draw_differently():
+    from iterlin.runtime.slices import in_slices
+
+    repeated = jnp.tile(X[:3], (3, 1))
+    outputs = in_slices(dropped, 3)(PARAMS, repeated, KEY)
+    assert outputs.shape == (9, CLASSES)
+    assert not np.allclose(outputs[:3], outputs[3:6])
+    close(in_slices(dropped, 3)(PARAMS, repeated, None), classifier(PARAMS, repeated))
+
+
+@pytest.mark.parametrize("schedule", [1, 4])
+def test_a_regularizer_is_part_of_the_objective(schedule):
+    def towards_start(params):
+        moved = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), params, PARAMS)
+        return 0.1 * sum(jax.tree.leaves(moved)) + 0.01 * jnp.sum(params["head"] ** 4)
+
+    state, _ = run(classifier, PARAMS, (X, LABELS), regularizer=towards_start, schedule=schedule)
+    params = anchor = PARAMS
+    for step in range(11):
+        anchor = params if step % schedule == 0 else anchor
+        proxy = il.linearize(classifier, anchor)
+        slope = jax.grad(lambda p, proxy=proxy: ENTROPY(proxy(p, X), LABELS) + towards_start(p))(
+            params
+        )
+        params = jax.tree.map(lambda p, g: p - 0.3 * g, params, slope)
+    close(state.params, params)
+
+
+def test_a_line_search_solves_the_linear_problem():
+    """L-BFGS sees the step's own objective, penalty included, and reaches its minimum."""
+    y = jax.random.normal(jax.random.key(9), (N, CLASSES))
+    state, _ = run(
+        classifier,
+        PARAMS,
+        (X, y),
+        loss=losses.squared_error,
+        optimizer=optax.lbfgs(),
+        penalty=0.2,
+        schedule=il.never(),
+        num_steps=60,
+        watch=il.Watch(),
+    )
+    close(state.params, il.eigenmodes(classifier, PARAMS, X, y).damped(0.4), 1e-5)
+
+
+# Data in batches, on several devices --------------------------------------------------------
+
+
+def test_batches_may_come_from_an_iterable():
+    order = [np.arange(4) + start for start in (0, 4, 8, 0, 4, 8, 0)]
+    taken = []
+
+    def batches():
+        for chosen in order:
+            taken.append(chosen[0])
+            yield X[chosen], LABELS[chosen]
+
+    state, history = run(
+        classifier,
+        PARAMS,
+        batches(),
+        num_steps=6,
+        schedule=2,
+        watch=il.Watch({"train": (X, LABELS)}, at=[0, 3, 6]),
+    )
+    params = anchor = PARAMS
+    for step, chosen in enumerate(order[:6]):
+        anchor = params if step % 2 == 0 else anchor
+        proxy = il.linearize(classifier, anchor)
+        slope = jax.grad(lambda p, q=proxy, c=chosen: ENTROPY(q(p, X[c]), LABELS[c]))(params)
+        params = jax.tree.map(lambda p, g: p - 0.3 * g, params, slope)
+    close(state.params, params)
+    assert len(taken) == 6
+    assert history["step"].tolist() == [0, 3, 6]
+    with pytest.raises(ValueError, match="data ended at step 7: give more batches"):
+        run(classifier, PARAMS, batches(), num_steps=8, watch=il.Watch())
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "message"),
+    [
+        (3, {}, "data must be \\(inputs, targets\\), or batches"),
+        ({"x": X}, {}, "data must be \\(inputs, targets\\), or batches"),
+        ((X, LABELS, LABELS), {}, "data must be two: inputs and targets"),
+        (iter([(X, LABELS)]), {"batch_size": 3}, "batch_size needs all data at once"),
+        (iter([]), {}, "data has no batch"),
+    ],
+)
+def test_data_of_another_kind_are_refused(data, settings, message):
+    with pytest.raises(ValueError, match=message):
+        run(classifier, PARAMS, data, watch=il.Watch(), **settings)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_training_is_spread_over_devices(kind, tmp_path):
+    """Each device has its examples, and the sums are exchanged; as on one device to rounding."""
+    flags = "--xla_force_host_platform_device_count=4 --xla_dump_hlo_as_text "
+    flags += f"--xla_dump_to={tmp_path} --xla_dump_hlo_module_re=jit_advance"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_COMPILATION")}
+    script = Path(__file__).with_name("sharded.py")
+    ended = subprocess.run(
+        [sys.executable, script, kind],
+        env=environment | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert max(float(line) for line in ended.stdout.split()) < 1e-6
+    programs = [path.read_text() for path in tmp_path.glob("*after_optimizations.txt")]
+    spread = [text for text in programs if "num_partitions=4" in text]
+    assert spread
+    assert all(re.search(r"= .* all-reduce(-start)?\(", text) for text in spread)
+
+
+# Schedules ----------------------------------------------------------------------------------
+
+
+def drift(state):
+    kernels = [
+        il.jacobian(classifier, p, X[:4]) @ il.jacobian(classifier, p, X[:4]).T
+        for p in (state.anchor, state.params)
+    ]
+    return il.kernel_drift(*kernels)
+
+
+@pytest.mark.parametrize("part", [None, lambda name: name == "body"])
+def test_a_schedule_looks_at_the_network_now_and_then(part):
+    threshold, every_so_often = 0.15, 3
+    state, history = run(
+        classifier,
+        PARAMS,
+        (X, LABELS),
+        num_steps=30,
+        optimizer=1.0,
+        trainable=part,
+        schedule=schedules.when(lambda s: drift(s) > threshold, check_every=every_so_often),
+        watch=il.Watch(at=range_of(30)),
+    )
+    mask = parameters.trainable_mask(PARAMS, part)
+    params = anchor = PARAMS
+    anchored, updates = 0, []
+    for step in range(30):
+        since = step - anchored
+        looked = since > 0 and since % every_so_often == 0
+        if looked and drift(state._replace(params=params, anchor=anchor)) > threshold:
+            anchor, anchored = params, step
+            updates.append(step)
+        proxy = il.linearize(classifier, anchor)
+        slope = jax.grad(lambda p, proxy=proxy: ENTROPY(proxy(p, X), LABELS))(params)
+        params = {n: params[n] - 1.0 * slope[n] * mask[n] for n in params}
+    close(state.params, params)
+    assert len(updates) >= 2
+    # A look at step t sees the updates of the steps before it.
+    found = np.flatnonzero(np.diff(history["updates"]))
+    assert found.tolist() == updates
+
+
+def range_of(count):
+    return list(range(count + 1))
+
+
+def test_the_longest_period_counts_whatever_the_predicate_says():
+    _, history = run(
+        classifier,
+        PARAMS,
+        (X, LABELS),
+        num_steps=12,
+        watch=il.Watch(at=range_of(12)),
+        schedule=schedules.when(lambda s: jnp.asarray(False), check_every=2, max_period=5),
+    )
+    assert np.flatnonzero(np.diff(history["updates"])).tolist() == [5, 10]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"predicate": 0.1, "check_every": 2}, "predicate must be a function of the state"),
+        ({"predicate": bool, "check_every": 0}, "check_every must be a positive integer"),
+        ({"predicate": bool, "check_every": 2, "max_period": 0}, "max_period must be a positive"),
+    ],
+)
+def test_a_bad_rule_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        bare(schedules.when)(**settings)
+
+
+def test_a_schedule_may_be_a_number():
+    wanted, _ = run(classifier, PARAMS, (X, LABELS), schedule=il.every(4))
+    for schedule in (4, 4.0):
+        close(run(classifier, PARAMS, (X, LABELS), schedule=schedule)[0].params, wanted.params, 0)
+    for schedule in ("often", 0, -2.0):
+        with pytest.raises(ValueError, match="schedule must be a period or a function"):
+            bare(il.train)(
+                il.Algorithm(classifier, ENTROPY, 0.1),
+                PARAMS,
+                (X, LABELS),
+                schedule=schedule,
+                num_steps=3,
+            )
+
+
+@pytest.mark.parametrize("loss", [ENTROPY, losses.squared_error])
+def test_a_period_of_a_fixed_time(loss):
+    """Every period has that time exactly, and steps that stay below the stable ones."""
+    time, fraction = (8.0 if loss is ENTROPY else 0.3), 0.5
+    y = LABELS if loss is ENTROPY else jax.nn.one_hot(LABELS, CLASSES)
+    rule = timed.for_time(time, fraction=fraction)
+    _, history = run(
+        classifier,
+        PARAMS,
+        (X, y),
+        loss=loss,
+        optimizer=rule.optimizer,
+        schedule=rule.schedule,
+        num_steps=300,
+        watch=il.Watch(
+            {"train": (X, y)},
+            at=range_of(300),
+            observe=lambda s: {"step_size": s.optimizer_state.step_size},
+        ),
+    )
+    begins = np.append(0, np.flatnonzero(np.diff(history["updates"])))
+    assert len(begins) >= 3
+    sizes = np.diff(begins)
+    eta = history["step_size"][begins[:-1] + 1]
+    np.testing.assert_allclose(sizes * eta, time)
+    matrix = il.jacobian(classifier, PARAMS, X)
+    largest = np.linalg.eigvalsh(np.asarray(matrix @ matrix.T))[-1]
+    bound = losses.smoothness(loss, N) * largest
+    assert 0.85 / 1.1 < eta[0] * bound / (2 * fraction) <= 1.0
+    proxy = history["train_loss_proxy"]
+    for first, last in itertools.pairwise(begins):
+        assert np.all(np.diff(proxy[first + 1 : last + 1]) <= 1e-12)
+
+
+def test_a_fixed_time_needs_a_known_curvature():
+    rule = timed.for_time(1.0)
+    with pytest.raises(ValueError, match=r"no bound on the curvature of .*: take a fixed"):
+        run(
+            classifier,
+            PARAMS,
+            (X, LABELS),
+            optimizer=rule.optimizer,
+            schedule=rule.schedule,
+            loss=lambda outputs, y: jnp.sum(outputs**4),
+        )
+    for settings in ({"time": 0.0}, {"time": 1.0, "fraction": 1.0}):
+        with pytest.raises(ValueError, match="must"):
+            timed.for_time(**settings)
+
+
+def test_the_curvature_of_a_loss_stays_below_its_bound():
+    outputs = 3 * jax.random.normal(jax.random.key(11), (N, T, CLASSES))
+    cases = {
+        losses.squared_error: jnp.zeros_like(outputs),
+        losses.mean(losses.squared_error): jnp.zeros_like(outputs),
+        losses.cross_entropy: TOKEN_LABELS,
+        ENTROPY: TOKEN_LABELS,
+    }
+    for loss, y in cases.items():
+        hessian = jax.hessian(lambda o, loss=loss, y=y: loss(o.reshape(outputs.shape), y))
+        largest = np.linalg.eigvalsh(np.asarray(hessian(outputs.reshape(-1))))[-1]
+        bound = losses.smoothness(loss, N)
+        assert largest <= bound * (1 + 1e-9)
+    # The bound of cross-entropy is reached: two classes at even odds.
+    even = jax.hessian(lambda o: losses.cross_entropy(o[None], jnp.zeros(1, int)))(jnp.zeros(2))
+    np.testing.assert_allclose(np.linalg.eigvalsh(even)[-1], 0.5)
+
+
+def test_what_else_is_watched():
+    watch = il.Watch(
+        {"train": (X, LABELS)},
+        at=[0, 2],
+        observe=lambda state: {"moved": jnp.linalg.norm(state.params["head"] - PARAMS["head"])},
+    )
+    _, history = run(classifier, PARAMS, (X, LABELS), num_steps=2, watch=watch)
+    assert history["moved"][0] == 0 < history["moved"][1]
+    for bad, message in (
+        (il.Watch((X, LABELS)), "sets of watch must be named"),
+        (il.Watch(observe=3), "observe of watch must be a function"),
+        (il.Watch(batch_size=0), "batch_size of watch must be a positive integer"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(classifier, PARAMS, (X, LABELS), watch=bad)
