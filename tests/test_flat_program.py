@@ -63,3 +63,18 @@ def test_users_name_every_use_and_the_result():
     users = program.users()
     assert [position for _, position in users[program.arguments[0]]] == [0, 1]
     assert users[program.result] == [(None, 0)]
+
+
+def test_what_the_result_does_not_need_is_left_out():
+    def function(x):
+        jnp.tanh(jnp.exp(x))
+        return jnp.sin(x)
+
+    assert [operation.name for operation in flatten(function, VECTOR).operations] == ["sin"]
+    program = flatten(lambda x: jax.debug.callback(print, jnp.exp(x)) or jnp.sin(x), VECTOR)
+    assert [operation.name for operation in program.operations] == ["exp", "debug_callback", "sin"]
+
+
+def test_one_array_must_be_returned():
+    with pytest.raises(ValueError, match="one array"):
+        flatten(lambda x: (x, x), VECTOR)

@@ -40,8 +40,8 @@ def test_dense_layers_take_their_biases_even_behind_a_factor(parameterization):
 def test_convolutions_are_found_and_biases_behind_a_pool_are_not_theirs(method):
     model = convnets.lenet((12, 12, 1), channels=2, kernel_size=3, hidden=(4,), method=method)
     found = layers_of(model.apply, model.init(KEY), normal(2, 12, 12, 1))
-    dense = {f"dense{i}.weight": f"dense{i}.bias" for i in (1, 2)}
-    assert found == {"conv1.weight": None, "conv2.weight": None, **dense}
+    dense = {f"dense{i}.kernel": f"dense{i}.bias" for i in (1, 2)}
+    assert found == {"conv1.kernel": None, "conv2.kernel": None, **dense}
 
 
 OTHERWISE = {

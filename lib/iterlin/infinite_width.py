@@ -24,6 +24,10 @@ def relu_mlp_ntk(
     Sigma, S = E[relu(u) relu(v)] and S' = E[relu'(u) relu'(v)], the recursion from
     Sigma_0 = Theta_0 - bias = x1 x2^T / D is Sigma <- S, Theta <- S + bias + S' * Theta
     (`bias` counts 1 for the gradients with respect to b). Nothing is divided by N.
+
+    >>> print(il.relu_mlp_ntk(jnp.array([[1.0, 0.0], [0.0, 2.0]]), depth=1).round(2))
+    [[2.   1.41]
+     [1.41 3.5 ]]
     """
     x2 = x1 if x2 is None else x2
     dim = x1.shape[1]

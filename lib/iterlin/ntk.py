@@ -1,19 +1,25 @@
 """The empirical neural tangent kernel J J^T (eq. 5) within a memory bound; measures of its change.
 
 Examples must not be coupled by f (no batch normalisation in training mode): each row of J is
-taken from its own example.
+taken from its own example. The network is traced at each call, so that what it closes over is what
+it is then, and compiled where no program of that structure has been: for a new function, too, or
+other values of the same arrays (see `kernels.compiled`). Nothing of it is kept alive.
 """
 
+import math
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree, Shaped
+import numpy as np
+from jaxtyping import Array, Float, PyTree
 
+from iterlin import examples, parameters
+from iterlin.kernels import compiled
 from iterlin.kernels.blocks import assemble
-from iterlin.kernels.factors import PAIRWISE, factors
+from iterlin.kernels.factors import PAIRWISE
 from iterlin.linearization import Network, jacobian_products, require_independent
+from iterlin.parameters import Trainable
 from iterlin.runtime.precision import full_precision
 
 
@@ -21,91 +27,149 @@ from iterlin.runtime.precision import full_precision
 def empirical_ntk(
     f: Network,
     params: PyTree,
-    x1: Shaped[Array, "N1 ..."],
-    x2: Shaped[Array, "N2 ..."] | None = None,
+    x1: PyTree,
+    x2: PyTree | None = None,
     *,
     trace: bool = False,
     diagonal: bool = False,
+    trainable: Trainable = None,
     memory_limit: int = 2**28,
 ) -> Float[Array, "..."]:
-    """Theta(x1, x2) = J(x1) J(x2)^T, eq. (5); nothing is divided by N or by the outputs O.
+    """Theta(x1, x2) = J(x1) J(x2)^T, eq. (5); nothing is divided by N or by the outputs.
 
-    Returns (N1, N2, O, O); with `diagonal` each output with itself alone, (N1, N2, O); with `trace`
-    the sum of these over outputs, (N1, N2). x2=None means x1, and then each pair of blocks is
-    computed once. f may be any function, but its dense and convolutional layers never have their
-    rows of J formed where their inputs and cotangents do with less (see `kernels.layers`). As under
-    ``jax.jit``, f is compiled once: what it closes over must not change.
+    Inputs are arrays, or pytrees of arrays, that lead with N; outputs any shape ``(N, *out)``.
+    Returns ``(N1, N2, *out, *out)``; with `diagonal` each output with itself alone,
+    ``(N1, N2, *out)``; with `trace` the sum of these over outputs, (N1, N2). x2=None means x1, and
+    then each pair of blocks is computed once. J is with respect to the parameters that are
+    `trainable` (a predicate on paths such as "layers/0/weight", or a mask; None: all that are
+    floating point).
+
+    f may be any function, but its dense and convolutional layers and its embeddings never have
+    their rows of J formed where less does: their inputs and cotangents, or indices and cotangents
+    (see `kernels.layers`, `kernels.lookups`). A second call compiles nothing if f is the same, or
+    another function of the same operations without derivative rules of its own, and the shapes are.
+    What such a rule (custom_jvp, custom_vjp) closes over must not change while f is the same.
 
     `memory_limit` bounds, in bytes, the inputs, cotangents and rows of J kept at a time; the result
     and the activations of a few examples come on top. Not for f that couples examples.
 
     Raises ValueError if both trace and diagonal are asked for, if the bound does not hold one
-    output of two examples, or if f couples its examples.
+    output of two examples, if the examples of x2 are not shaped as those of x1, if nothing is
+    trainable, or if f couples its examples or returns anything but one array.
+
+    >>> net, x = il.mlp((2, 16, 3)), jnp.ones((5, 2))
+    >>> params = net.init(jax.random.key(0))
+    >>> il.empirical_ntk(net.apply, params, x).shape
+    (5, 5, 3, 3)
+    >>> last = lambda path: path.startswith("1/")  # of the paths "0/bias", "0/weight", ...
+    >>> il.empirical_ntk(net.apply, params, x, x[:2], trace=True, trainable=last).shape
+    (5, 2)
     """
     if trace and diagonal:
         raise ValueError("trace and diagonal are two forms of the kernel: ask for one of them")
     form = "trace" if trace else "diagonal" if diagonal else "full"
-    return _kernel(f, params, x1, x2, form, memory_limit)
+    kernel, out = _kernel(f, params, x1, x2, trainable, form, memory_limit)
+    shapes = {"full": (*out, *out), "diagonal": out, "trace": ()}
+    return kernel.reshape(*kernel.shape[:2], *shapes[form])
 
 
 @full_precision()
 def ntk_matrix(
     f: Network,
     params: PyTree,
-    x1: Shaped[Array, "N1 ..."],
-    x2: Shaped[Array, "N2 ..."] | None = None,
+    x1: PyTree,
+    x2: PyTree | None = None,
     *,
+    trainable: Trainable = None,
     memory_limit: int = 2**28,
 ) -> Float[Array, "N1O N2O"]:
-    """`kernel_matrix` of the full `empirical_ntk`, at once: without its copy in another order."""
-    kernel = _kernel(f, params, x1, x2, "matrix", memory_limit)
+    """`kernel_matrix` of the full `empirical_ntk`, at once: without its copy in another order.
+
+    Rows and columns are ordered as those of the Jacobian; of outputs ``(N, *out)``, O = prod(out).
+
+    >>> net = il.mlp((2, 16, 3))
+    >>> il.ntk_matrix(net.apply, net.init(jax.random.key(0)), jnp.ones((5, 2))).shape
+    (15, 15)
+    """
+    kernel, _ = _kernel(f, params, x1, x2, trainable, "matrix", memory_limit)
     return kernel.reshape(kernel.shape[0] * kernel.shape[1], -1)
 
 
-def _kernel(f, params, x1, x2, form: str, memory_limit: int) -> Array:
-    """In parts of the outputs, if the factors of all of them do not fit into the bound at once."""
-    f = _hashable(f)
-    compiled = jax.jit(f)
-    require_independent(compiled, params, x1)
-    outputs = compiled.eval_shape(params, x1)
-    basis = jnp.eye(outputs.shape[1], dtype=outputs.dtype)
-    count = len(x1 if x2 is None else x2)
-    factors_of = partial(factors, f, params, form=form, count=count, total=len(basis))
-    part, size = _largest_part(factors_of, x1, basis, memory_limit)
-    whole = len(x1) + (0 if x2 is None else count)
-    group = whole if size * whole <= memory_limit else memory_limit // (2 * size)
-    dtype = jnp.result_type(*jax.tree.leaves(params))
+def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array, tuple[int, ...]]:
+    """In parts of the outputs, if the factors of all of them do not fit into the bound at once.
+
+    Returns the kernel and the shape of an example's outputs, which are counted in one axis.
+    """
+    count = examples.count(x1)
+    other = count if x2 is None else examples.count(x2)
+    x2 = None if x2 is None else _like(x2, x1)
+    moving, fixed = parameters.split(params, trainable)
+    network = _independent(f, moving, fixed, x1)
+    out = network.result.shape[1:]
+    number = math.prod(out)
+    settings = {"form": form, "count": other, "total": number}
+    part, size = _largest_part(network, x1, number, limit, settings)
+    whole = count + (0 if x2 is None else other)
+    group = whole if size * whole <= limit else limit // (2 * size)
+    dtype = jnp.result_type(*network.given.moving)
+
+    def factors_of(x, outputs):
+        return network.compiled.factors(network.given, x, outputs, **settings)
 
     def between(first, second):
         same = x2 is None and first is second
-        other = None if same else (x1 if x2 is None else x2, second)
-        return assemble(factors_of, (x1, first), other, group, form, dtype)
+        against = None if same else (x1 if x2 is None else x2, second)
+        return assemble(factors_of, (x1, first), against, group, form, dtype)
 
-    parts = [basis[start : start + part] for start in range(0, len(basis), part)]
+    parts = [jnp.arange(start, min(start + part, number)) for start in range(0, number, part)]
     if form in PAIRWISE:
         axes = (2, 3) if form == "full" else (1, 3)
         rows = [jnp.concatenate([between(a, b) for b in parts], axes[1]) for a in parts]
-        return jnp.concatenate(rows, axes[0])
+        return jnp.concatenate(rows, axes[0]), out
     found = [between(outputs, outputs) for outputs in parts]
-    return sum(found[1:], found[0]) if form == "trace" else jnp.concatenate(found, 2)
+    return sum(found[1:], found[0]) if form == "trace" else jnp.concatenate(found, 2), out
 
 
-def _hashable(f: Network) -> Network:
-    try:
-        hash(f)
-    except TypeError:
-        return lambda params, x: f(params, x)
-    return f
+def _like(x2: PyTree, x1: PyTree) -> PyTree:
+    """x2 in the types of x1, or ValueError."""
+    shapes1, shapes2 = ([np.shape(leaf)[1:] for leaf in jax.tree.leaves(x)] for x in (x1, x2))
+    if shapes1 != shapes2 or jax.tree.structure(x1) != jax.tree.structure(x2):
+        raise ValueError(
+            f"examples of x2 must be shaped as those of x1, {shapes1}, but are {shapes2}"
+        )
+
+    def cast(leaf, other):
+        kinds = (jax.dtypes.canonicalize_dtype(a.dtype) for a in (leaf, other))
+        return leaf if len(set(kinds)) == 1 else leaf.astype(other.dtype)
+
+    return jax.tree.map(cast, x2, x1)
 
 
-def _largest_part(factors_of, x, basis, memory_limit: int) -> tuple[int, int]:
+def _independent(f: Network, moving: PyTree, fixed: PyTree, x: PyTree) -> compiled.Traced:
+    """The network traced for a batch of one, if its outputs are the same in a batch of two."""
+    few = examples.part(x, 0, 2)
+    networks = {
+        size: compiled.trace(f, moving, fixed, examples.part(few, 0, size))
+        for size in range(1, examples.count(few) + 1)
+    }
+
+    def outputs(given, x):
+        network = networks[examples.count(x)]
+        return network.compiled.outputs(network.given, x)
+
+    require_independent(outputs, networks[1].given, few)
+    return networks[1]
+
+
+def _largest_part(network, x, outputs: int, memory_limit: int, settings) -> tuple[int, int]:
     """How many outputs at a time, and the bytes that one example's factors then take."""
+    one, shapes_of = examples.part(x, 0, 1), network.compiled.factors.eval_shape
 
     def size(part):
-        shapes = jax.eval_shape(factors_of, x[:1], basis[:part])
+        shapes = shapes_of(network.given, one, jnp.arange(part), **settings)
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
-    part = len(basis)
+    part = outputs
     while (taken := 2 * size(part)) > memory_limit and part > 1:
         part = (part + 1) // 2
     if taken > memory_limit:
@@ -116,19 +180,39 @@ def _largest_part(factors_of, x, basis, memory_limit: int) -> tuple[int, int]:
     return part, max(1, taken // 2)
 
 
-def ntk_product(f: Network, params: PyTree, x: Array) -> Callable[[Array], Array]:
-    """The map v -> J J^T v on (N, O) arrays, without forming J: one VJP and one JVP a product."""
-    products = jacobian_products(f, params, x)
+def ntk_product(
+    f: Network, params: PyTree, x: PyTree, *, trainable: Trainable = None
+) -> Callable[[Array], Array]:
+    """The map v -> J J^T v on arrays like the outputs ``(N, *out)``, without forming J.
+
+    One VJP and one JVP a product, with respect to the `trainable` parameters (as of
+    `empirical_ntk`; errors as of `parameters.split`).
+
+    >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    >>> product = il.ntk_product(lambda p, x: x @ p, jnp.zeros(2), x)
+    >>> print(product(jnp.ones(2)))
+    [16. 36.]
+    """
+    moving, fixed = parameters.split(params, trainable)
+    products = jacobian_products(parameters.bound(f, fixed), moving, x)
     return lambda v: products.jvp(products.vjp(v))
 
 
 def kernel_alignment(k1: Float[Array, "..."], k2: Float[Array, "..."]) -> Float[Array, ""]:
-    """<K1, K2> / (||K1|| ||K2||) in the Frobenius inner product: 1 for proportional kernels."""
+    """<K1, K2> / (||K1|| ||K2||) in the Frobenius inner product: 1 for proportional kernels.
+
+    >>> print(f"{il.kernel_alignment(jnp.eye(2), jnp.ones((2, 2))):.3f}")
+    0.707
+    """
     return jnp.sum(k1 * k2) / (jnp.linalg.norm(k1.ravel()) * jnp.linalg.norm(k2.ravel()))
 
 
 def kernel_drift(k0: Float[Array, "..."], k1: Float[Array, "..."]) -> Float[Array, ""]:
-    """||K1 - K0|| / ||K0|| in the Frobenius norm: the relative change of the kernel."""
+    """||K1 - K0|| / ||K0|| in the Frobenius norm: the relative change of the kernel.
+
+    >>> print(f"{il.kernel_drift(jnp.eye(2), 1.1 * jnp.eye(2)):.3f}")
+    0.100
+    """
     return jnp.linalg.norm((k1 - k0).ravel()) / jnp.linalg.norm(k0.ravel())
 
 

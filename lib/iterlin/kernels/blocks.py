@@ -7,9 +7,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
+from iterlin import examples
 from iterlin.kernels.factors import PAIRWISE, Factors, product
+from iterlin.validation import is_traced
 
 # Examples multiplied at a time: an eighth of a group, so that of a symmetric kernel little more
 # than half is computed, but within these bounds for the rows of a block: matrix products of fewer
@@ -28,24 +30,24 @@ LAYOUTS = {
 
 
 def assemble(
-    factors_of: Callable[[Array, Array], Factors],
-    first: tuple[Array, Array],
-    second: tuple[Array, Array] | None,
+    factors_of: Callable[[PyTree, Array], Factors],
+    first: tuple[PyTree, Array],
+    second: tuple[PyTree, Array] | None,
     group: int,
     form: str,
     dtype,
 ) -> Array:
-    """The kernel between two sides (examples (N, ...), outputs (o, O)); None repeats the first.
+    """The kernel between two sides (N examples, numbers of o outputs); None repeats the first.
 
     Factors of two groups of at most `group` examples are alive at a time. Returns (N1, N2, o1, o2),
     (N1, o1, N2, o2), (N1, N2, o) or (N1, N2) for the forms full, matrix, diagonal and trace.
     """
     symmetric = second is None
     sides = first, (first if symmetric else second)
-    (n1, o1), (n2, o2) = ((len(x), len(outputs)) for x, outputs in sides)
+    (n1, o1), (n2, o2) = ((examples.count(x), len(outputs)) for x, outputs in sides)
     shapes = {"full": (n1, n2, o1, o2), "matrix": (n1, o1, n2, o2), "diagonal": (n1, n2, o1)}
     kernel = jnp.zeros(shapes.get(form, (n1, n2)), dtype)
-    starts = [pieces(len(x), group) for x, _ in sides]
+    starts = [pieces(n, group) for n in (n1, n2)]
     order = _half(len(starts[0][0])) if symmetric else _all(len(starts[0][0]), len(starts[1][0]))
     alive: dict[tuple[int, int], Factors] = {}
     for i, j in order:
@@ -55,9 +57,10 @@ def assemble(
             if (side, index) not in alive:
                 x, outputs = sides[side]
                 begins, size = starts[side]
-                x = x[begins[index] : begins[index] + size]
+                x = examples.part(x, begins[index], begins[index] + size)
                 alive[side, index] = factors_of(x, outputs)
-        kernel = _write(
+        write = _write_traced if any(map(is_traced, jax.tree.leaves(alive))) else _write
+        kernel = write(
             kernel,
             *(alive[key] for key in wanted),
             np.asarray([starts[0][0][i], starts[1][0][j]], np.int32),
@@ -95,12 +98,7 @@ def _all(rows: int, columns: int) -> Iterator[tuple[int, int]]:
             yield i, j if i % 2 == 0 else columns - 1 - j
 
 
-@partial(
-    jax.jit,
-    static_argnames=("sizes", "outputs", "form", "mirrored", "same"),
-    donate_argnames="kernel",
-)
-def _write(kernel, first, second, origin, *, sizes, outputs, form, mirrored, same):
+def _written(kernel, first, second, origin, *, sizes, outputs, form, mirrored, same):
     """Products of two groups put into the kernel from `origin` on, block by block."""
     (begins1, size1), (begins2, size2) = (pieces(n, _block(n, outputs)) for n in sizes)
     pairs = [(i, j) for i in begins1 for j in begins2 if not same or i <= j]
@@ -126,6 +124,11 @@ def _write(kernel, first, second, origin, *, sizes, outputs, form, mirrored, sam
         return jax.lax.dynamic_update_slice(kernel, block.transpose(layout), place)
 
     return jax.lax.fori_loop(0, len(pairs), block_into, kernel)
+
+
+_compiled = partial(jax.jit, static_argnames=("sizes", "outputs", "form", "mirrored", "same"))
+_write = _compiled(_written, donate_argnames="kernel")
+_write_traced = _compiled(_written)  # under vmap a result may be larger than what is given away
 
 
 def _block(count: int, outputs: int) -> int:

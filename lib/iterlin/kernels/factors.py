@@ -2,20 +2,23 @@
 
 A dense layer with inputs a and cotangents g adds (a_i . a_j) (g_io . g_jq) to the kernel, where the
 Jacobian's rows would take d_in d_out numbers each. A layer with several positions in an example, as
-in a convolution, takes the cheaper of its rows and of products of positions; all else takes rows.
+in a convolution, takes the cheaper of its rows and of products of positions, and so does a lookup
+in a table, whose positions have a product where they take the same row. All else takes rows.
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree, Shaped
+from jaxtyping import Array, Integer, PyTree, Shaped
 
-from iterlin.kernels.flat_program import Program, flatten, run
+from iterlin import examples
+from iterlin.kernels.flat_program import Program, run
 from iterlin.kernels.layers import find_layers
-from iterlin.linearization import Network
+from iterlin.kernels.lookups import Lookup, find_lookups, find_parts
 
 PAIRWISE = ("full", "matrix")  # all pairs of outputs; the others pair each output with itself
 
@@ -28,41 +31,45 @@ class Factors(NamedTuple):
     """Contributions of N examples and o outputs to the kernel, leading with N.
 
     dense: (inputs (N, D), cotangents (N, o, E)). positions: (inputs (N, S, D), cotangents
-    (N, o, S, E)). rows: rows of the Jacobian, (N, o, P).
+    (N, S, o, E)). rows: rows of the Jacobian, (N, o, P). lookups: (which row of a table (N, S) each
+    position takes, cotangents (N, S, o, E)).
     """
 
     dense: list[tuple[Array, Array]]
     positions: list[tuple[Array, Array]]
     rows: list[Array]
+    lookups: Sequence[tuple[Array, Array]] = ()
 
 
-@partial(jax.jit, static_argnums=0, static_argnames=("form", "count", "total"))
 def factors(
-    f: Network,
-    params: PyTree,
-    x: Shaped[Array, "N ..."],
-    outputs: Float[Array, "o O"],
+    program: Program,
+    moving: list[Array],
+    fixed: list[Array],
+    x: PyTree[Shaped[Array, "N ..."]],
+    outputs: Integer[Array, " o"],
     *,
     form: str,
     count: int,
     total: int,
 ) -> Factors:
-    """Factors of the examples x for some outputs, given as rows of the identity.
+    """Factors of the examples x for some outputs, given by their numbers.
 
-    count: with how many examples each will be paired, and total: how many outputs there are in all,
-    for the choice between rows and positions, which must be the same for every part of them.
+    The program takes leaves of parameters, `moving` (with respect to which J is) before `fixed`
+    ones, and a batch of one example. count: with how many examples each will be paired, and total:
+    how many outputs there are in all, for the choice between rows and positions, which must be the
+    same for every part of them.
     """
-    leaves, tree = jax.tree.flatten(params)
-
-    def single(leaves, example):
-        return f(jax.tree.unflatten(tree, leaves), example[None])[0]
-
-    program = flatten(single, leaves, jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
-    layers = find_layers(program, len(leaves))
-    one = partial(
-        _example_factors, program, layers, leaves, outputs, form=form, count=count, total=total
-    )
-    return jax.lax.map(one, x, batch_size=min(len(x), _slice_size(program, len(outputs))))
+    choice = partial(_positions_are_cheaper, outputs=total, form=form, count=count)
+    layers = find_layers(program, len(moving))
+    lookups = [
+        lookup
+        for lookup in find_lookups(program, len(moving))
+        if _lookup_is_cheaper(lookup, outputs=total, form=form)
+    ]
+    given = [*moving, *fixed]
+    one = partial(_example_factors, program, layers, lookups, given, len(moving), outputs, choice)
+    batch_size = min(examples.count(x), _slice_size(program, len(outputs)))
+    return jax.lax.map(one, x, batch_size=batch_size)
 
 
 def _slice_size(program: Program, outputs: int) -> int:
@@ -75,48 +82,65 @@ def _slice_size(program: Program, outputs: int) -> int:
     return max(1, WORKSPACE // (4 * size * (1 + outputs)))
 
 
-def _example_factors(program, layers, leaves, outputs, example, *, form, count, total) -> Factors:
+def _example_factors(
+    program, layers, lookups, given, moving, outputs, are_cheaper, example
+) -> Factors:
     """Factors of one example, from one backward pass for each output."""
     taken = {i for layer in layers for i in (layer.weight, layer.bias)}
-    others = {
-        i: leaf
-        for i, leaf in enumerate(leaves)
-        if i not in taken and jnp.issubdtype(leaf.dtype, jnp.inexact)
-    }
-    types = {layer.output: program.types[layer.output] for layer in layers}
+    taken |= {lookup.table for lookup in lookups}
+    users = program.users()
+    others = [i for i in range(moving) if i not in taken and users[program.arguments[i]]]
+    parts = find_parts(program, others)
+    shifted = [entry.output for entry in [*layers, *lookups]] + list(parts.values())
+    types = {number: program.types[number] for number in shifted}
     zeros = {number: jnp.zeros(t.shape, t.dtype) for number, t in types.items()}
+    wholes = {i: given[i] for i in others if i not in parts}
+    example = jax.tree.leaves(examples.single(example))
 
-    def moved(shifts, others):
-        given = [others.get(i, leaf) for i, leaf in enumerate(leaves)]
-        result, values = run(program, [*given, example], shifts)
-        return result, {layer.operand: values[layer.operand] for layer in layers}
+    def moved(shifts, wholes):
+        leaves = [wholes.get(i, leaf) for i, leaf in enumerate(given)]
+        result, values = run(program, [*leaves, *example], shifts)
+        return result, {entry.operand: values[entry.operand] for entry in [*layers, *lookups]}
 
-    _, pull, operands = jax.vjp(moved, zeros, others, has_aux=True)
-    cotangents, gradients = jax.vmap(pull)(outputs)
-    dtype = jnp.result_type(*leaves)
-    found = Factors([], [], [])
+    result, pull, operands = jax.vjp(moved, zeros, wholes, has_aux=True)
+    basis = jax.nn.one_hot(outputs, result.size, dtype=result.dtype)
+    cotangents, gradients = jax.vmap(pull)(basis.reshape(-1, *result.shape))
+    dtype = jnp.result_type(*given[:moving])
+    dense, positions, rows = [], [], []
     for layer in layers:
         a = layer.inputs(operands).astype(dtype)
         g = layer.cotangents(cotangents[layer.output]).astype(dtype)
         if len(a) == 1:
-            found.dense.append((a[0], g[:, 0]))
-        elif _positions_are_cheaper(*a.shape, total, g.shape[2], form=form, count=count):
-            found.positions.append((a, g))
+            dense.append((a[0], g[:, 0]))
+        elif are_cheaper(*a.shape, g.shape[2]):
+            positions.append((a, g.swapaxes(0, 1)))
         else:
-            found.rows.append(jnp.einsum("ose,sd->oed", g, a).reshape(len(g), -1))
-    if gradients:
-        rows = [leaf.reshape(len(outputs), -1).astype(dtype) for leaf in gradients.values()]
-        found.rows.append(jnp.concatenate(rows, axis=1))
-    return found
+            rows.append(jnp.einsum("ose,sd->oed", g, a).reshape(len(g), -1))
+    found = [*gradients.values(), *(cotangents[number] for number in parts.values())]
+    if found:
+        leaves = [leaf.reshape(len(outputs), -1).astype(dtype) for leaf in found]
+        rows.append(jnp.concatenate(leaves, axis=1))
+    looked_up = []
+    for lookup in lookups:
+        taken, g = lookup.factors(operands[lookup.operand], cotangents[lookup.output])
+        looked_up.append((taken, g.astype(dtype).swapaxes(0, 1)))
+    return Factors(dense, positions, rows, looked_up)
 
 
-def _positions_are_cheaper(positions, inputs, outputs, features, *, form, count) -> bool:
+def _positions_are_cheaper(positions, inputs, features, *, outputs, form, count) -> bool:
     """By multiplications for each pair of examples; rows are formed once for `count` pairs."""
     pairs = outputs**2 if form in PAIRWISE else outputs
     size = inputs * features
     by_rows = pairs * size + 2 * outputs * positions * size / count
     gram = positions**2 * (inputs + outputs * features)
     return gram + pairs * positions * features < by_rows
+
+
+def _lookup_is_cheaper(lookup: Lookup, *, outputs, form) -> bool:
+    """By multiplications for each pair of examples, and numbers kept of each of them."""
+    pairs = outputs**2 if form in PAIRWISE else outputs
+    s, rows = lookup.positions, lookup.rows
+    return s < rows and s**2 * outputs + pairs * s < pairs * rows
 
 
 def product(first: Factors, second: Factors, form: str) -> Array:
@@ -132,9 +156,9 @@ def product(first: Factors, second: Factors, form: str) -> Array:
         total = total + gram * jnp.einsum(f"{left}e,{right}e->{result}", g, h)
     for rows1, rows2 in zip(first.rows, second.rows, strict=True):
         total = total + _rows_product(rows1, rows2, form)
-    for one, other in zip(first.positions, second.positions, strict=True):
-        total = total + _positions_product(one, other, left, right[1:], result)
-    return total
+    if first.positions or first.lookups:
+        total = total + _positions_product(first, second, form)
+    return jnp.asarray(total)
 
 
 def _rows_product(first, second, form: str) -> Array:
@@ -153,18 +177,37 @@ def _rows_product(first, second, form: str) -> Array:
     return jax.lax.scan(lambda sum_, index: (sum_ + of_output(index), None), zero, outputs)[0]
 
 
-def _positions_product(first, second, left, right, result) -> Array:
-    """One example of the second group at a time: between positions first, then with features."""
-    a, g = first
+def _positions_product(first, second, form: str) -> Array:
+    """One example of the second group at a time: first between positions, then with features."""
+    ones = [*first.positions, *first.lookups]
 
-    def column(example):
-        b, h = example
-        gram = jnp.einsum("isd,td->ist", a, b)
-        seen = jnp.einsum(f"ist,{right}te->is{right}e", gram, h)
-        return jnp.einsum(f"{left}se,is{right}e->{result.replace('j', '')}", g, seen)
+    def column(others):
+        return sum(
+            _among_positions(_gram(a, b, g.dtype), g, h, form)
+            for (a, g), (b, h) in zip(ones, others, strict=True)
+        )
 
-    columns = jax.lax.map(column, second)
-    return jnp.moveaxis(columns, 0, result.index("j"))
+    columns = jax.lax.map(column, [*second.positions, *second.lookups])
+    return jnp.moveaxis(columns, 0, 2 if form in PAIRWISE else 1)
+
+
+def _gram(a, b, dtype) -> Array:
+    """Products of the inputs of positions (I, S) and (T,); for rows of a table, are they equal?"""
+    if b.ndim == 2:
+        return jnp.einsum("isd,td->ist", a, b)
+    return (a[:, :, None] == b[None, None, :]).astype(dtype)
+
+
+def _among_positions(gram, g, h, form: str) -> Array:
+    """The sum over positions of gram (I, S, T) times products of cotangents of all features.
+
+    (I, o, q) if pairwise, or (I, o) or (I,); g is (I, S, o, E) and h (T, q, E).
+    """
+    if form == "trace":
+        g, h = g.reshape(*g.shape[:2], -1), h.reshape(len(h), -1)
+        return jnp.einsum("ist,ist->i", gram, jnp.einsum("isf,tf->ist", g, h))
+    seen = jnp.einsum("ist,tqe->isqe", gram, h)
+    return jnp.einsum("isoe,isqe->ioq" if form in PAIRWISE else "isoe,isoe->io", g, seen)
 
 
 def _split(outer: str) -> tuple[str, str, str]:

@@ -34,7 +34,8 @@ class Program(NamedTuple):
     """Operations in order; values are numbered. The function returns one array, `result`.
 
     arguments: numbers of the leaves of the first argument, then of those of the others.
-    constants: {number: array} of literals and of what the function closes over.
+    constants: {number: array} of the arrays that the function closes over.
+    literals: {number: scalar} of the numbers written in it.
     types: shape and dtype of every value.
     """
 
@@ -42,6 +43,7 @@ class Program(NamedTuple):
     arguments: tuple[int, ...]
     result: int
     constants: dict[int, Any]
+    literals: dict[int, Any]
     types: tuple[Any, ...]
 
     def users(self) -> dict[int, list[tuple[Operation | None, int]]]:
@@ -55,10 +57,16 @@ class Program(NamedTuple):
 
 
 def flatten(function: Callable[..., Array], *arguments: PyTree) -> Program:
-    """The operations of ``function(*arguments)``, which may be traced or stand for shapes only."""
-    closed = jax.make_jaxpr(function)(*arguments)
+    """The operations that ``function(*arguments)``, traced or for shapes alone, depends on.
+
+    Raises ValueError if the function returns anything but one array.
+    """
+    closed, returned = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    if not isinstance(returned, jax.ShapeDtypeStruct):
+        raise ValueError(f"f must return one array, got {returned}")
     types: list[Any] = []
     constants: dict[int, Any] = {}
+    literals: dict[int, Any] = {}
     operations: list[Operation] = []
 
     def number(aval) -> int:
@@ -69,11 +77,15 @@ def flatten(function: Callable[..., Array], *arguments: PyTree) -> Program:
         constants[index := number(aval)] = value
         return index
 
+    def literal(value, aval) -> int:
+        literals[index := number(aval)] = value
+        return index
+
     def walk(jaxpr, consts, inputs) -> list[int]:
         known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
 
         def look_up(atom) -> int:
-            return constant(atom.val, atom.aval) if isinstance(atom, Literal) else known[atom]
+            return literal(atom.val, atom.aval) if isinstance(atom, Literal) else known[atom]
 
         for equation in jaxpr.eqns:
             given = tuple(look_up(atom) for atom in equation.invars)
@@ -89,7 +101,18 @@ def flatten(function: Callable[..., Array], *arguments: PyTree) -> Program:
     consts = [constant(c, v.aval) for c, v in zip(closed.consts, jaxpr.constvars, strict=True)]
     inputs = [number(var.aval) for var in jaxpr.invars]
     (result,) = walk(jaxpr, consts, inputs)
-    return Program(tuple(operations), tuple(inputs), result, constants, tuple(types))
+    operations = _needed(operations, result)
+    return Program(tuple(operations), tuple(inputs), result, constants, literals, tuple(types))
+
+
+def _needed(operations: list[Operation], result: int) -> list[Operation]:
+    """Those that the result depends on, or that have effects."""
+    needed, found = {result}, []
+    for operation in reversed(operations):
+        if operation.equation.effects or not needed.isdisjoint(operation.outputs):
+            needed.update(operation.inputs)
+            found.append(operation)
+    return found[::-1]
 
 
 def _body(equation, constant) -> tuple[Any, list[int]]:
@@ -105,7 +128,8 @@ def run(
     program: Program, arguments: list[Array], shifts: dict[int, Array]
 ) -> tuple[Array, dict[int, Any]]:
     """The result and all values, each value numbered in `shifts` moved by that much."""
-    values = {**program.constants, **dict(zip(program.arguments, arguments, strict=True))}
+    given = dict(zip(program.arguments, arguments, strict=True))
+    values = {**program.literals, **program.constants, **given}
     for operation in program.operations:
         primitive = operation.equation.primitive
         settings = primitive.get_bind_params(operation.settings)

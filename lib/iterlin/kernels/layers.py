@@ -99,22 +99,22 @@ def find_layers(program: Program, leaves: int) -> list[Layer]:
     return layers
 
 
-def _sole_user(users, value) -> tuple[Operation | None, int]:
+def sole_user(users, value) -> tuple[Operation | None, int]:
     return users[value][0] if len(users[value]) == 1 else (None, 0)
 
 
 def _product_with(program, users, value) -> tuple[Operation, int] | None:
     """The product that a parameter enters as the weight, and the number of the other factor."""
-    operation, position = _sole_user(users, value)
-    while operation is not None and _is_relayout(program, operation):
+    operation, position = sole_user(users, value)
+    while operation is not None and is_relayout(program, operation):
         value = operation.outputs[0]
-        operation, position = _sole_user(users, value)
+        operation, position = sole_user(users, value)
     if operation is None or not _is_layer(program, operation, position):
         return None
     return operation, operation.inputs[1 - position]
 
 
-def _is_relayout(program, operation) -> bool:
+def is_relayout(program, operation) -> bool:
     """Whether the operation keeps every entry of a floating point array, in whatever place."""
     if len(operation.outputs) != 1:
         return False
@@ -144,12 +144,12 @@ def _bias_view(program, users, value) -> tuple[int, int] | None:
         return None
     axis = 0
     while True:
-        operation, _ = _sole_user(users, value)
+        operation, _ = sole_user(users, value)
         if operation is None or operation.name == "add":
             return None if operation is None else (value, axis)
         after = program.types[operation.outputs[0]].shape
         if operation.name == "broadcast_in_dim":
-            axis = operation.settings["broadcast_dimensions"][axis]
+            axis = int(operation.settings["broadcast_dimensions"][axis])
         elif (
             operation.name == "reshape"
             and sorted(after)[:-1] == [1] * (len(after) - 1)
@@ -167,17 +167,18 @@ def _with_bias(program, users, layer: Layer, biases) -> Layer:
     """The layer with the bias added to it, if there is one and nothing else uses the product."""
     value, scale = layer.output, 1.0
     shape = program.types[value].shape
-    operation, position = _sole_user(users, value)
+    operation, position = sole_user(users, value)
     while operation is not None and operation.name in ("mul", "div"):
         other = operation.inputs[1 - position]
-        if other not in program.constants or program.types[other].shape != ():
+        known = program.constants | program.literals
+        if other not in known or program.types[other].shape != ():
             return layer
         if operation.name == "div" and position != 0:
             return layer
-        factor = program.constants[other]
+        factor = known[other]
         scale = scale * factor if operation.name == "mul" else scale / factor
         value = operation.outputs[0]
-        operation, position = _sole_user(users, value)
+        operation, position = sole_user(users, value)
     if operation is None or operation.name != "add" or operation.inputs[1 - position] not in biases:
         return layer
     bias, axis = biases[operation.inputs[1 - position]]

@@ -1,0 +1,159 @@
+"""A kernel is of the network as it is now, compiled once for a structure, and keeps nothing."""
+
+import gc
+import weakref
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from iterlin import empirical_ntk
+from iterlin.kernels import compiled
+from iterlin.linearization import jacobian
+from test_compilations import compilations
+
+
+def normal(*shape):
+    return jax.random.normal(jax.random.key(sum(shape)), shape)
+
+
+X, W = normal(4, 3), {"w": normal(3, 5), "v": normal(5, 2)}
+NEGATIVE = jax.tree.map(jnp.negative, W)
+GLOBAL = SimpleNamespace(array=normal(3), number=2.0)
+
+
+def of_globals(p, x):
+    return jnp.tanh((x * GLOBAL.array[None]) @ p["w"] * GLOBAL.number) @ p["v"]
+
+
+def with_a_rule(p, x):
+    return jax.nn.relu(x @ p["w"] + 0.1) @ p["v"] * GLOBAL.number
+
+
+def expected(f, params, x):
+    rows = jacobian(f, params, x)
+    return np.trace((rows @ rows.T).reshape(len(x), -1, len(x), 2), axis1=1, axis2=3)
+
+
+def assert_trace(f, params=W, x=X):
+    found = empirical_ntk(f, params, x, trace=True)
+    np.testing.assert_allclose(found, expected(f, params, x), rtol=1e-11)
+
+
+@pytest.mark.parametrize("f", [of_globals, with_a_rule])
+def test_changed_globals_are_seen(monkeypatch, f):
+    assert_trace(f)
+    monkeypatch.setattr(GLOBAL, "number", 3.0)
+    assert_trace(f)
+    monkeypatch.setattr(GLOBAL, "array", normal(4)[1:])
+    assert_trace(f)
+
+
+class Module:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def apply(self, p, x):
+        return jax.nn.relu(x @ p["w"] * self.scale) @ p["v"]
+
+
+def closure(scale):
+    return lambda p, x: jnp.tanh(x @ p["w"] * scale) @ p["v"]
+
+
+@pytest.mark.optimized
+def test_the_same_function_compiles_once_whatever_it_closes_over(monkeypatch):
+    """Also a method, which is another object at each look; and a new function without rules."""
+    module = Module(normal(5)[None])
+    calls = {
+        "function": lambda: with_a_rule,
+        "method": lambda: module.apply,
+        "closures": lambda: closure(normal(5)[None]),
+    }
+    for kind, f in calls.items():
+        empirical_ntk(f(), W, X, trace=True)
+        monkeypatch.setattr(module, "scale", 2 * module.scale)
+        other = f()
+        with compilations() as found:
+            kernel = empirical_ntk(other, NEGATIVE, X, trace=True)
+        assert not found, kind
+        np.testing.assert_allclose(kernel, expected(other, NEGATIVE, X), rtol=1e-11)
+
+
+def test_functions_with_rules_of_their_own_share_no_program():
+    """The operations of these are the same, their derivatives are not."""
+
+    def ruled(factor):
+        @jax.custom_jvp
+        def twice(h):
+            return 2 * h
+
+        twice.defjvp(lambda p, t: (twice(*p), factor * t[0]))
+        return lambda p, x: twice(x @ p["w"]) @ p["v"]
+
+    for factor in (2.0, 5.0):
+        assert_trace(ruled(factor))
+
+
+@pytest.mark.parametrize("kind", ["closure", "rule", "method"])
+def test_nothing_is_kept_of_a_function_that_is_dropped(kind):
+    scale = normal(5)[None] + 1
+    if kind == "method":
+        owner = Module(scale)
+        f = owner.apply
+    else:
+        act = jax.nn.relu if kind == "rule" else jnp.tanh
+        f = owner = lambda p, x: act(x @ p["w"] * scale) @ p["v"]
+    empirical_ntk(f, W, X, trace=True)
+    array, function = weakref.ref(scale), weakref.ref(owner)
+    del scale, owner, f
+    gc.collect()
+    assert array() is None
+    assert function() is None
+
+
+def test_programs_of_a_dropped_function_go_with_it():
+    def f(p, x):
+        return jax.nn.relu(x @ p["w"] * 7) @ p["v"]
+
+    before = len(compiled._programs)
+    empirical_ntk(f, W, X)
+    assert len(compiled._programs) == before + 2  # for a batch of one and of two
+    del f
+    gc.collect()
+    assert len(compiled._programs) == before
+
+
+def test_no_more_programs_than_so_many_are_kept(monkeypatch):
+    monkeypatch.setattr(compiled, "MOST", 3)
+    for power in range(2, 5):
+        empirical_ntk(lambda p, x, power=power: (x @ p["w"]) ** power @ p["v"], W, X[:1])
+    assert len(compiled._programs) == 3
+
+
+def test_under_transformations():
+    """Traced, and closing over what is traced: as for each value by itself."""
+
+    def total(params, scale):
+        def f(p, x):
+            return jax.nn.relu(x @ p["w"] * scale) @ p["v"]
+
+        return jnp.sum(empirical_ntk(f, params, X, trace=True))
+
+    before = list(compiled._programs)
+    scales = jnp.asarray([1.0, 2.0])
+    single = jnp.stack([jax.jit(total)(W, scale) for scale in scales])
+    np.testing.assert_allclose(jax.vmap(total, (None, 0))(W, scales), single, rtol=1e-12)
+    _, scanned = jax.lax.scan(lambda c, s: (c, total(W, s)), 0.0, scales)
+    np.testing.assert_allclose(scanned, single, rtol=1e-12)
+    slope = jax.jit(jax.grad(total, 1))
+    # Of degree two in the scale: through the derivatives of v and of w.
+    np.testing.assert_allclose(slope(W, scales[1]), 2 * slope(W, scales[0]), rtol=1e-12)
+    np.testing.assert_allclose(single[1], 4 * single[0], rtol=1e-12)
+    assert list(compiled._programs) == before  # which would keep tracers
+
+
+def test_under_jit_with_nothing_traced():
+    run = jax.jit(lambda: empirical_ntk(with_a_rule, W, X, trace=True))
+    np.testing.assert_allclose(run(), expected(with_a_rule, W, X), rtol=1e-11)

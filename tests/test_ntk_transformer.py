@@ -1,0 +1,201 @@
+"""Kernels of a small transformer: pytrees in, outputs of any rank, embeddings, some parameters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from iterlin import empirical_ntk, ntk_matrix, ntk_product
+from iterlin.kernels import compiled
+from iterlin.linearization import jacobian
+from iterlin.parameters import split
+
+WORDS, LENGTH, WIDTH, CLASSES = 40, 3, 4, 3
+
+
+def normal(*shape):
+    return jax.random.normal(jax.random.key(sum(shape)), shape) / 2
+
+
+PARAMS = {
+    "words": normal(WORDS, WIDTH),
+    "positions": normal(2 * LENGTH, WIDTH),
+    "kinds": normal(2, WIDTH),
+    "norm": {"scale": 1 + normal(WIDTH), "shift": normal(WIDTH)},
+    "query": {"weight": normal(WIDTH, WIDTH), "bias": normal(WIDTH)},
+    "out": {"weight": normal(WIDTH, CLASSES), "bias": normal(CLASSES)},
+    "scores": jnp.arange(3),
+    "key": jax.random.key(0),
+}
+X = {
+    "ids": jnp.asarray([[1, 5, 1], [5, 5, 0], [39, 2, 1], [7, 1, 5], [0, 2, 5]]),
+    "mask": jnp.asarray([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1], [1, 1, 1.0]]),
+}
+
+
+def aligned(vector, array):
+    return vector.reshape((1,) * (array.ndim - 1) + (-1,))
+
+
+def dense(p, h):
+    return h @ p["weight"] + aligned(p["bias"], h)
+
+
+def transformer(p, x):
+    """Logits of each token, (N, T, classes)."""
+    ids, mask = x["ids"], x["mask"]
+    h = p["words"][ids] + p["positions"][None, : ids.shape[1]] + p["kinds"][ids % 2]
+    h = (h - h.mean(-1, keepdims=True)) / jnp.sqrt(h.var(-1, keepdims=True) + 1e-3)
+    h = h * aligned(p["norm"]["scale"], h) + aligned(p["norm"]["shift"], h)
+    scores = jnp.einsum("ntd,nsd->nts", dense(p["query"], h), h) - 9 * (1 - mask[:, None])
+    h = h + jnp.einsum("nts,nsd->ntd", jax.nn.softmax(scores, -1), h)
+    return dense(p["out"], jax.nn.gelu(h))
+
+
+def pooled(p, x):
+    return jnp.einsum("ntc,nt->nc", transformer(p, x), x["mask"])
+
+
+def first(p, x):
+    return pooled(p, x)[:, 0]
+
+
+def reference(f, x, other, trainable):
+    """(N1, N2, O, O) from dense Jacobians."""
+    x1, x2 = (jacobian(f, PARAMS, x, trainable=trainable) for x in (x, other or x))
+    kernel = np.asarray(x1 @ x2.T)
+    sizes = [len(side["ids"]) for side in (x, other or x)]
+    return kernel.reshape(sizes[0], -1, sizes[1], len(kernel) // sizes[0]).swapaxes(1, 2)
+
+
+def assert_forms(f, x, other=None, forms=("full",), trainable=None, **settings):
+    full = reference(f, x, other, trainable)
+    out = jax.eval_shape(f, PARAMS, x).shape[1:]
+    expected = {
+        "full": full.reshape(*full.shape[:2], *out, *out),
+        "diagonal": np.einsum("ijoo->ijo", full).reshape(*full.shape[:2], *out),
+        "trace": np.einsum("ijoo->ij", full),
+        "matrix": full.swapaxes(1, 2).reshape(full.shape[0] * full.shape[2], -1),
+    }
+    for form in forms:
+        settings |= {"trainable": trainable}
+        if form == "matrix":
+            found = ntk_matrix(f, PARAMS, x, other, **settings)
+        else:
+            asked = {} if form == "full" else {form: True}
+            found = empirical_ntk(f, PARAMS, x, other, **asked, **settings)
+        assert found.shape == expected[form].shape
+        np.testing.assert_allclose(found, expected[form], atol=1e-12 * np.abs(full).max())
+
+
+def test_outputs_of_each_token_in_every_form():
+    assert_forms(transformer, X, forms=("full", "matrix", "diagonal", "trace"))
+
+
+@pytest.mark.parametrize("limit", [3_000, 12_000])
+def test_uneven_parts_of_the_outputs_and_groups_of_examples(limit):
+    """9 outputs in parts of 5 and 4, or of 2 and 1."""
+    other = jax.tree.map(lambda leaf: leaf[1:4], X)
+    assert_forms(transformer, X, other, forms=("full", "trace"), memory_limit=limit)
+
+
+@pytest.mark.parametrize("f", [pooled, first])
+def test_outputs_of_lower_rank(f):
+    assert_forms(f, X, forms=("full", "trace"))
+
+
+TRAINABLE = {
+    "embeddings": lambda path: path in ("words", "kinds", "positions"),
+    "weights": lambda path: path.endswith("weight"),
+    "biases": lambda path: path.endswith(("bias", "shift")),
+    "all but words": lambda path: path != "words",
+}
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_parameters_that_are_not_trained_give_nothing(name):
+    assert_forms(pooled, X, forms=("full",), trainable=TRAINABLE[name])
+
+
+def test_products_with_part_of_the_parameters():
+    trainable = TRAINABLE["weights"]
+    v = jax.random.normal(jax.random.key(1), transformer(PARAMS, X).shape)
+    rows = jacobian(transformer, PARAMS, X, trainable=trainable)
+    found = ntk_product(transformer, PARAMS, X, trainable=trainable)(v)
+    np.testing.assert_allclose(found.reshape(-1), rows @ (rows.T @ v.reshape(-1)), rtol=1e-10)
+
+
+def kinds_of_factors(f, params, x, **settings):
+    moving, fixed = split(params)
+    network = compiled.trace(f, moving, fixed, jax.tree.map(lambda leaf: leaf[:1], x))
+    settings = {"form": "full", "count": 5, "total": CLASSES} | settings
+    found = network.compiled.factors(network.given, x, jnp.arange(CLASSES), **settings)
+    return {name: getattr(found, name) for name in found._fields}
+
+
+def test_tables_are_looked_up_and_of_others_the_used_part_is_taken():
+    """Of two kinds at three positions, rows take less; of six positions three are used."""
+    found = kinds_of_factors(pooled, PARAMS, X)
+    ((rows, cotangents),) = found["lookups"]
+    np.testing.assert_array_equal(rows, X["ids"])
+    assert cotangents.shape == (5, LENGTH, CLASSES, WIDTH)
+    sizes = [leaf.shape[-1] for leaf in found["rows"]]
+    kinds, positions, norm = 2 * WIDTH, LENGTH * WIDTH, 2 * WIDTH
+    assert kinds + positions + norm in sizes
+
+
+def test_parameters_without_a_part_in_the_outputs_take_no_rows():
+    def f(p, x):
+        jnp.tanh(p["unused"] @ p["words"].T)
+        return pooled(p, x)
+
+    unused = PARAMS | {"unused": normal(30, WIDTH)}
+    found = kinds_of_factors(f, unused, X)["rows"]
+    assert [a.shape for a in found] == [
+        a.shape for a in kinds_of_factors(pooled, PARAMS, X)["rows"]
+    ]
+
+
+LOOKUPS = {
+    "take": lambda table, ids: jnp.take(table, ids, axis=0),
+    "negative": lambda table, ids: table[-ids],
+    "outside, clipped": lambda table, ids: table.at[9 * ids].get(mode="clip"),
+    "outside, filled": lambda table, ids: table.at[9 * ids].get(mode="fill", fill_value=0),
+    "cast": lambda table, ids: table.astype(jnp.float64)[ids],
+    "vmapped": lambda table, ids: jax.vmap(jax.vmap(lambda i: table[i]))(ids),
+}
+OTHERWISE = {
+    "transposed": lambda table, ids: jnp.take(table.T, ids, axis=1).T.swapaxes(0, 1),
+    "tied": lambda table, ids: table[ids] @ (table.T @ table),
+    "twice": lambda table, ids: table[ids] + table[ids + 1],
+    "columns": lambda table, ids: table.T[:, ids].transpose(1, 2, 0),
+    "entries": lambda table, ids: table[ids, 0][:, :, None] * jnp.arange(1.0, 5)[None, None],
+    "windows": lambda table, ids: jax.vmap(
+        jax.vmap(lambda i: jax.lax.dynamic_slice(table, (i, 0), (2, WIDTH)).sum(0))
+    )(ids),
+    "scaled before": lambda table, ids: (2 * table)[ids],
+}
+
+
+@pytest.mark.parametrize("name", [*LOOKUPS, *OTHERWISE])
+def test_any_lookup_gives_the_products_of_the_jacobian(name):
+    look_up = (LOOKUPS | OTHERWISE)[name]
+
+    def f(p, x):
+        return jnp.sin(look_up(p["words"], x["ids"])).sum(1) @ p["out"]["weight"]
+
+    params = {"words": PARAMS["words"], "out": PARAMS["out"]}
+    assert bool(kinds_of_factors(f, params, X)["lookups"]) == (name in LOOKUPS)
+    rows = jacobian(f, params, X)
+    np.testing.assert_allclose(ntk_matrix(f, params, X), rows @ rows.T, atol=1e-12)
+
+
+def test_bad_input_is_refused_by_name():
+    shorter = {"ids": X["ids"][:, :2], "mask": X["mask"][:, :2]}
+    with pytest.raises(ValueError, match="examples of x2 must be shaped as those of x1"):
+        empirical_ntk(pooled, PARAMS, X, shorter)
+    with pytest.raises(ValueError, match="differ in their numbers of examples"):
+        empirical_ntk(pooled, PARAMS, X | {"mask": X["mask"][:2]})
+    with pytest.raises(ValueError, match="f must return one array"):
+        empirical_ntk(lambda p, x: (pooled(p, x), 0), PARAMS, X)
+    with pytest.raises(ValueError, match="no floating point leaf"):
+        empirical_ntk(pooled, PARAMS, X, trainable=False)
