@@ -62,3 +62,25 @@ def dense(f, params, x):
 def bare(function):
     """The function without the checks of types and shapes that tests add: it meets bad input."""
     return inspect.unwrap(function)
+
+
+def paired(out=(), seed=0, examples=5):
+    """f, params, x, y of a smooth network of two inputs, with outputs of any shape."""
+    rng = np.random.default_rng(seed)
+    size = int(np.prod(out))
+    x = {
+        "a": jnp.asarray(rng.normal(size=(examples, 3))),
+        "b": jnp.asarray(rng.normal(size=(examples, 2))),
+    }
+    params = {
+        "in": {
+            name: jnp.asarray(rng.normal(size=(width, 3))) for name, width in (("a", 3), ("b", 2))
+        },
+        "out": jnp.asarray(rng.normal(size=(3, size))),
+    }
+
+    def f(params, x):
+        hidden = jnp.tanh(x["a"] @ params["in"]["a"] + x["b"] @ params["in"]["b"])
+        return (hidden @ params["out"]).reshape(-1, *out)
+
+    return f, params, x, jnp.asarray(rng.normal(size=(examples, *out)))

@@ -16,8 +16,18 @@ from iterlin import (
     losses,
     truncated_gauss_newton,
 )
+from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.gauss_newton import Status
-from problems import affine, affine_problem, bare, dense, flat, network, with_singular_values
+from problems import (
+    affine,
+    affine_problem,
+    bare,
+    dense,
+    flat,
+    network,
+    paired,
+    with_singular_values,
+)
 from roads import train
 
 # NIST Statistical Reference Datasets, nonlinear regression: data, second start, certified values.
@@ -215,6 +225,26 @@ def test_damping_reaches_a_known_local_minimum():
         f, start, x, y, damping=1.0, max_steps=200, tolerance=1e-13, independent=independent
     )
     check(solution, 48.98425, [11.4128, -0.896805])
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("NIST Thurber", [1000.0, 1000.0, 400.0, 40.0, 0.7, 0.3, 0.03]),
+        ("Kowalik-Osborne", [0.25, 0.39, 0.415, 0.39]),
+    ],
+)
+def test_a_damping_that_adapts_finds_minima_that_full_steps_miss(name, start):
+    """From the harder of the published starts; the losses never rise."""
+    (f, _, x, y, independent), *known = PUBLISHED[name]
+    run = {"max_steps": 100, "tolerance": 1e-12, "independent": independent}
+    solution = gauss_newton(f, jnp.asarray(start), x, y, damping=LevenbergMarquardt(1e-2), **run)
+    check(solution, *known)
+    steps = int(solution.num_steps)
+    assert np.all(np.diff(solution.history["loss"][: steps + 1]) <= 0)
+    full = gauss_newton(f, jnp.asarray(start), x, y, **run)
+    last = float(full.history["loss"][full.num_steps])
+    assert not last < 1.1 * float(solution.history["loss"][steps])
 
 
 def test_singular_minimum_is_reached_linearly():
@@ -457,6 +487,70 @@ def test_runs_can_be_vmapped_over_starts_and_dampings():
         assert int(many.status[index]) == int(one.status)
         chosen = jax.tree.map(lambda leaf, index=index: leaf[index], many.params)
         np.testing.assert_allclose(flat(chosen), flat(one.params), atol=1e-10)
+
+
+# What is trained, and of what shapes.
+
+SOLVERS = {
+    "svd": lambda *a, **k: gauss_newton(*a, damping=0.1, **k),
+    "cholesky": lambda *a, **k: gauss_newton(*a, damping=0.1, solver="cholesky", **k),
+    "closed form": lambda *a, **k: iterative_linearization(*a, step_size=0.01, period=50, **k),
+    "truncated": lambda *a, **k: truncated_gauss_newton(*a, beta=0.1, **k),
+    "adaptive": lambda *a, **k: truncated_gauss_newton(
+        *a, beta=0.1, damping=LevenbergMarquardt(), **k
+    ),
+}
+every_solver = pytest.mark.parametrize("solve", SOLVERS.values(), ids=SOLVERS.keys())
+
+
+@every_solver
+@pytest.mark.parametrize("out", [(), (2, 2)], ids=str)
+def test_pytrees_and_outputs_of_any_rank_are_a_matrix_of_outputs(solve, out):
+    """The same run with the inputs side by side and the outputs in one row each."""
+    f, params, x, y = paired(out)
+    whole = solve(f, params, x, y, max_steps=2, tolerance=0.0)
+
+    def plain(params, x):
+        return f(params, {"a": x[:, :3], "b": x[:, 3:]}).reshape(len(x), -1)
+
+    side_by_side = jnp.concatenate([x["a"], x["b"]], 1)
+    expected = solve(plain, params, side_by_side, y.reshape(5, -1), max_steps=2, tolerance=0.0)
+    np.testing.assert_allclose(flat(whole.params), flat(expected.params), rtol=1e-9)
+    np.testing.assert_allclose(whole.history["loss"], expected.history["loss"], rtol=1e-9)
+
+
+@every_solver
+def test_what_is_not_trainable_stays_and_the_solution_is_whole(solve):
+    f, params, x, y = paired((2,))
+    params["count"] = jnp.asarray(3)  # no floating point: never trained
+    whole = solve(
+        f,
+        params,
+        x,
+        y,
+        max_steps=2,
+        tolerance=0.0,
+        trainable={"in": False, "out": True, "count": True},
+    )
+    alone = solve(
+        lambda out, x: f({**params, "out": out}, x), params["out"], x, y, max_steps=2, tolerance=0.0
+    )
+    np.testing.assert_allclose(whole.params["out"], alone.params, rtol=1e-12)
+    assert whole.params["count"] is params["count"]
+    for ours, theirs in zip(*map(jax.tree.leaves, (whole.params["in"], params["in"])), strict=True):
+        assert ours is theirs
+
+
+@every_solver
+def test_the_precision_is_that_of_the_parameters(solve):
+    """Data of float64 or whole numbers with parameters of float32."""
+    f, params, x, y = network()
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+    for targets in (np.asarray(y), np.asarray(y).astype(int)):
+        solution = solve(f, params, x, jnp.asarray(targets), max_steps=2, tolerance=0.0)
+        assert int(solution.num_steps) == 2
+        leaves = [*jax.tree.leaves(solution.params), *solution.history.values()]
+        assert {leaf.dtype for leaf in leaves} == {jnp.dtype(jnp.float32)}
 
 
 # Bad input.

@@ -67,3 +67,12 @@ def power_iteration(
 def axpy(scale, a: PyTree, b: PyTree) -> PyTree:
     """scale a + b."""
     return jax.tree.map(lambda u, v: scale * u + v, a, b)
+
+
+def dot(a: PyTree, b: PyTree) -> Array:
+    """The inner product of two pytrees of one structure."""
+    return sum(jnp.sum(u * v) for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def norm(tree: PyTree) -> Array:
+    return jnp.sqrt(dot(tree, tree))

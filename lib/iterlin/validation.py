@@ -77,3 +77,15 @@ def one_of(name: str, value, allowed) -> None:
     """Refuses a value that is not among the allowed ones, and lists those."""
     if value not in allowed:
         raise ValueError(f"unknown {name} {value!r}; allowed: {', '.join(sorted(allowed))}")
+
+
+def like(name: str, tree, model) -> None:
+    """Refuses a pytree whose structure or shapes are not those of `model`."""
+    structure, wanted = jax.tree.structure(tree), jax.tree.structure(model)
+    if structure != wanted:
+        raise ValueError(f"{name} must be a pytree of structure {wanted}, got {structure}")
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    for (path, leaf), expected in zip(leaves, jax.tree.leaves(model), strict=True):
+        if np.shape(leaf) != np.shape(expected):
+            where = name + jax.tree_util.keystr(path)
+            raise ValueError(f"{where} must have shape {np.shape(expected)}, got {np.shape(leaf)}")

@@ -1,0 +1,111 @@
+"""The generalised Gauss-Newton matrix J^T H J of any loss, known by its products alone.
+
+H is the Hessian of loss(outputs, y) in the outputs: positive semidefinite for a convex loss, and
+with it J^T H J (Schraudolph 2002; Martens 2020). It is the Hessian of the loss of the linearised
+network. For `losses.squared_error` H is the identity, for `losses.cross_entropy` it is
+diag(p) - p p^T for the probabilities p of each example.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from iterlin import examples
+from iterlin.linearization import Network, jacobian_products
+from iterlin.losses import Loss, as_sum, loss_over_slices
+from iterlin.parameters import Trainable, bound, split
+from iterlin.runtime.precision import full_precision
+from iterlin.validation import is_traced, like, positive_integer
+
+
+def ggn_product(
+    f: Network,
+    params: PyTree,
+    x: PyTree,
+    y: PyTree,
+    loss: Loss,
+    *,
+    trainable: Trainable = None,
+    slice_size: int | None = None,
+) -> Callable[[PyTree], PyTree]:
+    """The map v -> J^T H J v of loss(f(params, x), y), for v like the trained part of params.
+
+    Without `trainable` v is a pytree like params; with it, leaves that are not trained are None in
+    v and in the product (`iterlin.parameters.split`). Divided by N just as the loss is. J and H are
+    never formed: a product is one JVP and one VJP, from one primal pass that is made here.
+
+    With a `slice_size` products go through that many examples at a time, and compute the
+    activations anew: those of one slice are all the memory there is need for. f must then treat its
+    examples independently, and the loss must be a sum over them (`losses.as_sum`).
+
+    Raises ValueError for a v of another structure or other shapes, a slice_size that is not a
+    positive integer, or one given with a loss not known to be a sum over examples.
+
+    >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    >>> f, loss = lambda p, x: x @ p, il.losses.squared_error
+    >>> product = il.ggn_product(f, jnp.zeros(2), x, jnp.ones(2), loss)
+    >>> print(product(jnp.ones(2)))  # x^T x v
+    [24. 34.]
+    """
+    moving, fixed = split(params, trainable)
+    f = bound(f, fixed)
+    if slice_size is None:
+        products = jacobian_products(f, moving, x)
+        _, hessian = loss_derivatives(loss, products.outputs, y)
+
+        @full_precision()
+        def product(v):
+            like("v", v, moving)
+            return products.vjp(hessian(products.jvp(v)))
+
+        return product
+
+    positive_integer("slice_size", slice_size)
+    if as_sum(loss) is None:
+        raise ValueError(
+            f"slice_size needs a loss that is known to be a sum over examples or the mean of one, "
+            f"such as those of iterlin.losses, got {loss!r}"
+        )
+    examples.count((x, y), "inputs and targets")
+
+    @full_precision()
+    def sliced(v):
+        like("v", v, moving)
+
+        def term(loss, x, y):
+            return ggn_product(f, moving, x, y, loss)(v)
+
+        return loss_over_slices(term, loss, slice_size, x, y)
+
+    return sliced
+
+
+def loss_derivatives(
+    loss: Loss, outputs: Array, y: PyTree
+) -> tuple[Array, Callable[[Array], Array]]:
+    """The gradient of the loss in the outputs, and the map u -> H u; both shaped as the outputs."""
+    return jax.linearize(jax.grad(lambda o: loss(o, y)), outputs)
+
+
+def loss_blocks(loss: Loss, outputs: Float[Array, "N *out"], y: PyTree) -> Float[Array, "N O O"]:
+    """H example by example, with O numbers in the outputs of each; for a sum over examples.
+
+    Raises ValueError, unless traced, for a loss that couples its examples.
+    """
+    _, hessian = loss_derivatives(loss, outputs, y)
+    # Every other example alone: the rest then has a zero tangent, and exactly zero products.
+    direction = jax.random.normal(jax.random.key(0), outputs.shape, outputs.dtype)
+    across = hessian(direction.at[1::2].set(0))[1::2]
+    if not is_traced(across) and jnp.any(jnp.abs(across) > 0):
+        raise ValueError(f"loss couples its examples, got {loss!r}: it must be a sum over them")
+
+    def column(unit):
+        return hessian(jnp.broadcast_to(unit, (len(outputs), unit.size)).reshape(outputs.shape))
+
+    count = math.prod(outputs.shape[1:])
+    columns = jax.vmap(column)(jnp.eye(count, dtype=outputs.dtype))
+    blocks = jnp.moveaxis(columns.reshape(count, len(outputs), count), 0, 2)
+    return blocks

@@ -1,0 +1,182 @@
+"""The Laplace posterior is the Gaussian process with the NTK, and the dense posterior otherwise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from iterlin import losses
+from iterlin.curvature.laplace import laplace
+from problems import dense, flat, network, paired
+from scipy.stats import multivariate_normal
+
+# More outputs than parameters (the primal problem), and fewer (the dual).
+WIDTHS = {"primal": (2, 2, 2), "dual": (3, 6, 2)}
+every_problem = pytest.mark.parametrize("widths", WIDTHS.values(), ids=WIDTHS.keys())
+
+
+def posed(widths, examples=8):
+    f, params, x, y = network(widths, examples=examples)
+    x_new = jax.random.normal(jax.random.key(9), (3, widths[0]))
+    return f, params, x, y, x_new
+
+
+def dense_posterior(f, params, x, blocks, precision):
+    rows = dense(f, params, x).reshape(*blocks.shape[:2], -1)
+    return np.einsum("nop,noq,nqr->pr", rows, blocks, rows) + precision * np.eye(rows.shape[-1])
+
+
+@every_problem
+def test_the_squared_error_gives_the_gaussian_process_with_the_ntk(widths):
+    f, params, x, y, x_new = posed(widths)
+    precision, noise = 0.7, 0.09
+    train, test = dense(f, params, x), dense(f, params, x_new)
+    data = train @ train.T / precision + noise * np.eye(len(train))
+    cross = test @ train.T / precision
+    covariance = test @ test.T / precision - cross @ np.linalg.solve(data, cross.T)
+    posterior = laplace(
+        f,
+        params,
+        x,
+        y,
+        loss=losses.squared_error,
+        prior_precision=precision,
+        noise_variance=noise,
+        prior_mean=params,
+    )
+    assert posterior.dual == (widths == WIDTHS["dual"])
+    expected = np.stack([covariance[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] for i in range(3)])
+    np.testing.assert_allclose(posterior.variance(x_new), expected, atol=1e-10)
+    evidence = multivariate_normal(np.ravel(f(params, x)), data).logpdf(np.ravel(y))
+    assert float(posterior.log_marginal_likelihood()) == pytest.approx(evidence, rel=1e-9)
+
+
+@every_problem
+def test_the_evidence_of_a_prior_around_zero_is_that_of_the_affine_model(widths):
+    """y ~ N(f - J theta, J J^T / delta + s^2 I): the prior at 0, seen from params."""
+    f, params, x, y, _ = posed(widths)
+    precision, noise = 0.7, 0.3
+    rows = dense(f, params, x)
+    prior = np.ravel(f(params, x)) - rows @ flat(params)
+    data = rows @ rows.T / precision + noise * np.eye(len(rows))
+    posterior = laplace(
+        f, params, x, y, loss=losses.squared_error, prior_precision=precision, noise_variance=noise
+    )
+    expected = multivariate_normal(prior, data).logpdf(np.ravel(y))
+    assert float(posterior.log_marginal_likelihood()) == pytest.approx(expected, rel=1e-9)
+
+
+@every_problem
+def test_cross_entropy_gives_the_dense_posterior(widths):
+    f, params, x, y, x_new = posed(widths)
+    labels = jnp.argmax(y, 1)
+    outputs = np.asarray(f(params, x))
+    p = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
+    blocks = np.stack([np.diag(q) - np.outer(q, q) for q in p])
+    precision = dense_posterior(f, params, x, blocks, 0.2)
+    rows = dense(f, params, x_new).reshape(3, 2, -1)
+    expected = np.einsum("mop,pq,mrq->mor", rows, np.linalg.inv(precision), rows)
+    posterior = laplace(f, params, x, labels, loss=losses.cross_entropy, prior_precision=0.2)
+    np.testing.assert_allclose(posterior.variance(x_new), expected, atol=1e-10)
+    # Likelihood and prior at params, and the volume of the Gaussian around them.
+    theta = flat(params)
+    log_prior = -0.1 * theta @ theta + 0.5 * len(theta) * np.log(0.2 / (2 * np.pi))
+    log_integral = -0.5 * np.linalg.slogdet(precision / (2 * np.pi))[1]
+    fit = np.sum(np.log(p[np.arange(8), labels]))
+    found = float(posterior.log_marginal_likelihood())
+    assert found == pytest.approx(fit + log_prior + log_integral, rel=1e-9)
+
+
+@every_problem
+def test_a_prior_is_replaced_without_starting_again(widths):
+    f, params, x, y, x_new = posed(widths)
+    posterior = laplace(f, params, x, y, loss=losses.squared_error, prior_precision=1.0)
+    anew = laplace(
+        f, params, x, y, loss=losses.squared_error, prior_precision=0.1, noise_variance=0.5
+    )
+    replaced = posterior._replace(prior_precision=0.1, noise_variance=0.5)
+    np.testing.assert_allclose(replaced.variance(x_new), anew.variance(x_new), rtol=1e-12)
+    assert float(replaced.log_marginal_likelihood()) == float(anew.log_marginal_likelihood())
+
+    def evidence(precision):
+        return posterior._replace(prior_precision=precision).log_marginal_likelihood()
+
+    change = (evidence(1.0 + 1e-5) - evidence(1.0 - 1e-5)) / 2e-5
+    np.testing.assert_allclose(jax.grad(evidence)(1.0), change, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("examples", "limit"), [(12, 1), (2, 2**28)], ids=["primal, one by one", "dual"]
+)
+@pytest.mark.parametrize("out", [(), (2, 2)])
+def test_pytrees_outputs_of_any_rank_and_parameters_that_stay(out, examples, limit):
+    f, params, x, y = paired(out, examples=examples)
+    _, _, x_new, _ = paired(out, seed=1, examples=2)
+
+    def last(moving, x):
+        return f({**params, "out": moving}, x)
+
+    posterior = laplace(
+        f,
+        params,
+        x,
+        y,
+        loss=losses.squared_error,
+        prior_precision=0.5,
+        trainable=lambda path: path == "out",
+        memory_limit=limit,
+    )
+    assert posterior.dual == (examples == 2)
+    size = int(np.prod(out))
+    blocks = np.stack([np.eye(size)] * examples)
+    precision = dense_posterior(last, params["out"], x, blocks, 0.5)
+    rows = dense(last, params["out"], x_new).reshape(2, size, -1)
+    expected = np.einsum("mop,pq,mrq->mor", rows, np.linalg.inv(precision), rows)
+    found = posterior.variance(x_new)
+    assert found.shape == (2, *out, *out)
+    np.testing.assert_allclose(found.reshape(2, size, size), expected, atol=1e-11)
+
+
+@every_problem
+def test_variance_falls_with_data_and_is_the_priors_far_from_it(widths):
+    f, params, x, y, x_new = posed(widths)
+    settings = {"loss": losses.squared_error, "prior_precision": 0.5}
+    few = laplace(f, params, x[:2], y[:2], **settings).variance(x_new)
+    many = laplace(f, params, x, y, **settings).variance(x_new)
+    assert np.all(np.linalg.eigvalsh(few - many) > -1e-10)
+    assert np.all(np.linalg.eigvalsh(many) > -1e-10)
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return network((2, 2, 2), examples=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prior_precision": 0.0}, "prior_precision must be finite and positive, got"),
+        ({"noise_variance": -1.0}, "noise_variance must be finite and positive, got"),
+        ({"memory_limit": 0}, "memory_limit must be a positive integer, got"),
+        ({"loss": losses.mean(losses.squared_error)}, "loss must be a sum over the examples"),
+        ({"loss": lambda o, y: jnp.sum((o - y).sum(0) ** 2)}, "loss couples its examples"),
+        ({"prior_mean": jnp.zeros(3)}, "prior_mean must be a pytree of structure"),
+    ],
+)
+def test_bad_input_is_refused(problem, change, message):
+    settings = {"loss": losses.squared_error, "prior_precision": 1.0}
+    with pytest.raises(ValueError, match=message):
+        laplace(*problem, **settings | change)
+
+
+def test_a_bad_replacement_and_bad_data_are_refused(problem):
+    f, params, x, y = problem
+    settings = {"loss": losses.squared_error, "prior_precision": 1.0}
+    posterior = laplace(*problem, **settings)._replace(prior_precision=-1.0)
+    with pytest.raises(ValueError, match="prior_precision must be finite and positive, got -1"):
+        posterior.variance(x)
+    with pytest.raises(ValueError, match="prior_precision must be finite and positive, got -1"):
+        posterior.log_marginal_likelihood()
+    with pytest.raises(ValueError, match="inputs and targets differ in their numbers"):
+        laplace(f, params, x, y[1:], **settings)
+    with pytest.raises(ValueError, match="f couples its examples"):
+        laplace(lambda p, x: f(p, x) + jnp.sum(x), params, x, y, **settings)

@@ -1,0 +1,155 @@
+"""Predictions from kernels alone are those of the linearised network, trained."""
+
+import math
+
+import drawn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+from hypothesis import given
+from hypothesis import strategies as st
+from iterlin import (
+    eigenmodes,
+    empirical_ntk,
+    linearize,
+    linearized_gradient_descent,
+    linearized_gradient_flow,
+)
+from iterlin.prediction import predict
+from problems import bare, network
+
+
+@pytest.fixture(scope="module")
+def problem():
+    """f, params, x, y, x_new, the two kernels, and the outputs before training."""
+    f, params, x, y = network((3, 5, 2), examples=4)
+    x_new = jax.random.normal(jax.random.key(7), (3, 3))
+    kernels = empirical_ntk(f, params, x), empirical_ntk(f, params, x_new, x)
+    return f, params, x, y, x_new, kernels, (f(params, x), f(params, x_new))
+
+
+def predicted(problem, **settings):
+    _, _, _, y, _, (kernel_dd, kernel_td), (outputs, test_outputs) = problem
+    return predict(kernel_dd, y, kernel_td, outputs=outputs, test_outputs=test_outputs, **settings)
+
+
+@pytest.mark.parametrize("time", [0.0, 0.3, 50.0, math.inf])
+def test_is_gradient_flow_of_the_linearised_network(problem, time):
+    f, params, x, y, x_new, *_ = problem
+    trained = linearized_gradient_flow(f, params, x, y, time=time)
+    expected = linearize(f, params)(trained, x_new)
+    np.testing.assert_allclose(predicted(problem, time=time), expected, atol=1e-9)
+
+
+def test_is_gradient_descent_of_the_linearised_network(problem):
+    f, params, x, y, x_new, *_ = problem
+    trained = linearized_gradient_descent(f, params, x, y, step_size=0.02, num_steps=31)
+    expected = linearize(f, params)(trained, x_new)
+    found = predicted(problem, step_size=0.02, num_steps=31)
+    np.testing.assert_allclose(found, expected, atol=1e-10)
+
+
+def test_the_end_of_a_damped_run_is_the_damped_gauss_newton_step(problem):
+    f, params, x, y, x_new, *_ = problem
+    expected = linearize(f, params)(eigenmodes(f, params, x, y).damped(0.3), x_new)
+    np.testing.assert_allclose(predicted(problem, damping=0.3), expected, atol=1e-11)
+
+
+def gram(examples, tests, rank, seed):
+    """K_dd and K_td of a random linear model of that rank."""
+    rows = np.random.default_rng(seed).normal(size=(examples + tests, rank))
+    kernel = rows @ rows.T
+    return jnp.asarray(kernel[:examples, :examples]), jnp.asarray(kernel[examples:, :examples])
+
+
+SHAPES = drawn.shapes(
+    [(4, 3, 6), (5, 2, 3)], st.integers(1, 6), st.integers(1, 4), st.integers(1, 8)
+)
+
+
+@given(SHAPES, st.floats(0.01, 20.0), st.sampled_from([0.0, 0.4]), st.integers(0, 99))
+@drawn.at_most(6)
+def test_solves_the_equation_of_the_flow_at_any_rank(shape, time, damping, seed):
+    """du/dt = -K (u - y + damping a), da/dt likewise, by the matrix exponential of the system."""
+    kernel_dd, kernel_td = gram(*shape, seed)
+    y = jnp.asarray(np.random.default_rng(seed + 1).normal(size=shape[0]))
+    # theta - theta_s = J^T a, da/dt = -(K a - y) - damping a.
+    n = shape[0]
+    system = np.zeros((n + 1, n + 1))
+    system[:n, :n] = -np.asarray(kernel_dd) - damping * np.eye(n)
+    system[:n, n] = y
+    a = scipy.linalg.expm(time * system)[:n, n]
+    found = predict(kernel_dd, y, kernel_td, time=time, damping=damping)
+    np.testing.assert_allclose(found, np.asarray(kernel_td) @ a, atol=1e-8)
+
+
+def test_a_singular_kernel_is_inverted_on_its_range():
+    kernel_dd, kernel_td = gram(5, 2, 3, 0)
+    y = jnp.arange(5.0)
+    expected = np.asarray(kernel_td) @ np.linalg.pinv(kernel_dd, rcond=1e-12) @ y
+    np.testing.assert_allclose(predict(kernel_dd, y, kernel_td), expected, atol=1e-10)
+
+
+def test_one_kernel_for_all_outputs_is_the_full_one_with_nothing_between_them():
+    kernel_dd, kernel_td = gram(4, 3, 6, 1)
+    y = jnp.asarray(np.random.default_rng(2).normal(size=(4, 2, 3)))
+    eye = jnp.eye(6).reshape(2, 3, 2, 3)
+    full_dd, full_td = (
+        kernel[:, :, None, None, None, None] * eye[None, None] for kernel in (kernel_dd, kernel_td)
+    )
+    settings = {"time": 0.7, "outputs": 0.5 * y, "test_outputs": 2.0}
+    scalar = predict(kernel_dd, y, kernel_td, **settings)
+    assert scalar.shape == (3, 2, 3)
+    np.testing.assert_allclose(predict(full_dd, y, full_td, **settings), scalar, atol=1e-12)
+    alone = predict(
+        kernel_dd, y[:, 1, 2], kernel_td, time=0.7, outputs=0.5 * y[:, 1, 2], test_outputs=2.0
+    )
+    np.testing.assert_allclose(scalar[:, 1, 2], alone, atol=1e-12)
+
+
+def test_many_times_by_vmap_and_derivatives():
+    kernel_dd, kernel_td = gram(4, 3, 6, 1)
+    y = jnp.arange(4.0)
+    times = jnp.asarray([0.0, 0.5, 2.0])
+    found = jax.vmap(lambda t: predict(kernel_dd, y, kernel_td, time=t))(times)
+    for time, row in zip(times, found, strict=True):
+        np.testing.assert_allclose(predict(kernel_dd, y, kernel_td, time=time), row, atol=1e-13)
+    # The equation of the flow at the start: du/dt = K_td y.
+    slope = jax.jacfwd(lambda t: predict(kernel_dd, y, kernel_td, time=t))(0.0)
+    np.testing.assert_allclose(slope, kernel_td @ y, atol=1e-12)
+
+
+def test_whole_numbers_and_numpy_arrays_serve():
+    kernel_dd, kernel_td = (np.asarray(k) for k in gram(4, 3, 6, 1))
+    y = np.arange(4)
+    found = bare(predict)(kernel_dd, y, kernel_td, time=1)
+    expected = predict(jnp.asarray(kernel_dd), jnp.arange(4.0), jnp.asarray(kernel_td), time=1.0)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kernel_dd": jnp.ones((4, 3))}, r"kernel_dd must have shape \(4, 4\) or \(4, 4, 2, 2\)"),
+        ({"kernel_dd": jnp.ones((4, 4, 2))}, "kernel_dd must have shape"),
+        ({"kernel_td": jnp.ones((3, 5))}, r"kernel_td must have shape \(M, 4\) beside"),
+        ({"kernel_td": jnp.ones((3, 4, 2, 2))}, r"kernel_td must have shape \(M, 4\) beside"),
+        ({"y": jnp.asarray(1.0)}, "y must lead with the examples"),
+        ({"outputs": jnp.ones(4)}, r"outputs must be a number or of shape \(4, 2\), got \(4,\)"),
+        ({"test_outputs": jnp.ones((4, 2))}, r"test_outputs must be .* \(3, 2\), got \(4, 2\)"),
+        ({"time": -1.0}, "time must be non-negative, got"),
+        ({"time": math.nan}, "time must be non-negative, got"),
+        ({"damping": -1.0}, "damping must be finite and non-negative, got"),
+        ({"step_size": 0.1}, "step_size and num_steps go together, got"),
+        ({"num_steps": 3}, "step_size and num_steps go together, got"),
+        ({"step_size": 0.1, "num_steps": 3, "time": 2.0}, "give either a time or step_size"),
+        ({"step_size": 0.0, "num_steps": 3}, "step_size must be finite and positive, got"),
+        ({"step_size": 0.1, "num_steps": 0}, "num_steps must be a positive integer, got"),
+    ],
+)
+def test_bad_input_is_refused(change, message):
+    arguments = {"kernel_dd": jnp.eye(4), "y": jnp.ones((4, 2)), "kernel_td": jnp.ones((3, 4))}
+    with pytest.raises(ValueError, match=message):
+        bare(predict)(**arguments | change)
