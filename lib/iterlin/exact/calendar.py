@@ -3,56 +3,81 @@
 import jax
 import jax.numpy as jnp
 from jax.interpreters import partial_eval
+from jaxtyping import PyTree
 
-from iterlin.algorithm import TrainState
-from iterlin.schedules import Schedule
+from iterlin.schedules import NEVER, Schedule, of_whole
+from iterlin.state import TrainState
 
 # Steps that a schedule is asked about at once.
 BLOCK = 2**16
+# A schedule that looks at the parameters is taken to say yes every so many looks, for an estimate.
+LOOKS = 10
 
 
-def looks_at_parameters(schedule: Schedule, state: TrainState) -> bool:
-    """Whether a schedule's answer depends on theta, which no engine but steps follows."""
+def looks_at(name: str, schedule: Schedule, state: TrainState) -> bool:
+    """Whether a schedule's answer depends on that field of the state."""
 
-    def asked(params):
-        return schedule(state.step, state._replace(params=params))
+    def asked(value):
+        return schedule(state.step, state._replace(**{name: value}))
 
-    jaxpr = jax.make_jaxpr(asked)(state.params).jaxpr
+    jaxpr = jax.make_jaxpr(asked)(getattr(state, name)).jaxpr
     _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return any(used)
 
 
 def ends_when_solved(schedule: Schedule, state: TrainState) -> bool:
     """Whether its answer at this state turns on the linear problem's being solved."""
+    if not looks_at("solved", schedule, state):
+        return False  # without asking: what it looks at may be dear
     one = jnp.asarray(1, jnp.int32)
     before = schedule(one, state._replace(solved=jnp.asarray(False)))
     return bool(schedule(one, state._replace(solved=jnp.asarray(True)))) and not bool(before)
 
 
 class Answers:
-    """A schedule's answers, which depend on the step and on when it last said yes."""
+    """A schedule's answers, which depend on the step and on when it last said yes.
 
-    def __init__(self, schedule: Schedule):
-        def block(first, state):
+    Of one that carries `check_every` (`schedules.when`) also on the parameters, every so many steps
+    after a linearisation. The states it is asked about lack the fixed parameters, of which it is
+    told.
+    """
+
+    def __init__(self, schedule: Schedule, fixed: PyTree = ()):
+        def block(first, state, fixed):
             steps = first + jnp.arange(BLOCK, dtype=jnp.int32)
-            yes = jax.vmap(lambda step: schedule(step, state))(steps)
+            asked = of_whole(schedule, fixed)
+            yes = jax.vmap(lambda step: asked(step, state._replace(step=step)))(steps)
             return jnp.any(yes), jnp.argmax(yes)
 
+        self.check_every = getattr(schedule, "check_every", None)
+        self._max_period = int(getattr(schedule, "max_period", NEVER))
+        self._fixed = fixed
         self._block = jax.jit(block)
-        self._now = jax.jit(schedule)
+        self._now = jax.jit(lambda step, state, fixed: of_whole(schedule, fixed)(step, state))
 
     def program(self, state: TrainState):
         """What the schedule computes, as a jaxpr: periods are constants in it."""
-        return self._now.trace(state.step, state).jaxpr
+        return self._now.trace(state.step, state, self._fixed).jaxpr
 
     def now(self, state: TrainState) -> bool:
-        return bool(self._now(state.step, state))
+        return bool(self._now(state.step, state, self._fixed))
+
+    def period(self, state: TrainState, limit: int) -> int:
+        """Steps of the linearisation that starts at this state, or a guess where it looks."""
+        if self.check_every is None:
+            return self.first_after(state, limit) - int(state.step)
+        return min(LOOKS * self.check_every, self._max_period, limit)
 
     def first_after(self, state: TrainState, limit: int) -> int:
-        """The first step beyond the present one, `limit` at most, at which it says yes."""
+        """The first step beyond the present one, `limit` at most, at which it says yes; or looks at
+        the parameters, which may be that it says yes."""
         first = int(state.step) + 1
+        if self.check_every is not None:
+            anchored = int(state.anchored_at)
+            looks = anchored - (anchored - first) // self.check_every * self.check_every
+            return min(looks, max(first, anchored + self._max_period), limit)
         while first < limit:
-            found, place = self._block(jnp.asarray(first, jnp.int32), state)
+            found, place = self._block(jnp.asarray(first, jnp.int32), state, self._fixed)
             if found:
                 return min(first + int(place), limit)
             first += BLOCK

@@ -16,27 +16,32 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from iterlin.exact import flow, linear_model, newton
+from iterlin.exact import flow, newton
 from iterlin.exact.flow import Flow, Objective
+from iterlin.exact.modelled import Modelled
 from iterlin.exact.newton import Minimum
-from iterlin.exact.task import Position, Task, kernel_workspace, quadratic, slice_size
+from iterlin.exact.task import Position, Task, quadratic
 from iterlin.gradient_flow import descent_filter, eigenmodes
-from iterlin.linearization import tree_add
+from iterlin.parameters import bound
 
 # Steps between two returns to the caller, who may look at the clock: of a flow, of descent.
 FLOW_BURST, DESCENT_BURST = 200, 5000
 
 
 class ClosedForm:
-    """K steps on the squared loss, penalty included: each singular direction of J by itself."""
+    """K steps on the squared loss, penalty included: each singular direction of J by itself.
+
+    It decomposes J anew wherever it is to stop.
+    """
 
     def __init__(self, task: Task):
         x, y = task.data
         self.task = task
         factor, targets = quadratic(task.loss, y)
 
-        def parameters(anchor, x, targets, steps):
-            modes = eigenmodes(task.f, anchor, x, targets, memory_limit=task.memory_limit)
+        def parameters(anchor, fixed, x, targets, steps):
+            f = bound(task.f, fixed)
+            modes = eigenmodes(f, anchor, x, targets, memory_limit=task.memory_limit)
             rates = factor * modes.eigenvalues + 2 * task.penalty
             filtered = factor * descent_filter(rates, task.step_size, steps)
             return modes.displaced(filtered), task.step_size * jnp.max(rates)
@@ -44,11 +49,15 @@ class ClosedForm:
         self._parameters = jax.jit(parameters)
         self._data = (x, targets)
 
-    def begin(self, params: PyTree, before: Position | None = None) -> Position:
-        return Position(params, params)
+    def begin(
+        self, params: PyTree, before: Position | None = None, *, fixed: PyTree = ()
+    ) -> Position:
+        return Position(params, params, fixed)
 
     def forward(self, position: Position, steps: int) -> Position:
-        params, stability = self._parameters(position.anchor, *self._data, jnp.asarray(steps))
+        params, stability = self._parameters(
+            position.anchor, position.fixed, *self._data, jnp.asarray(steps)
+        )
         spent = position.evaluations + 1
         return position._replace(
             inner=params, steps=steps, evaluations=spent, stability=float(stability)
@@ -57,90 +66,9 @@ class ClosedForm:
     def parameters(self, position: Position) -> PyTree:
         return position.inner
 
-    def programs(self, params: PyTree) -> list:
+    def programs(self, params: PyTree, fixed: PyTree = ()) -> list:
         """What it computes, as jaxprs."""
-        return [self._parameters.trace(params, *self._data, jnp.asarray(1)).jaxpr]
-
-
-class Modelled:
-    """What the engines share that work with products with J J^T: by kernel, or by J's products.
-
-    A kind of them says how a linearisation starts (after `before`, if not the first) and goes on;
-    each is compiled once.
-    """
-
-    def __init__(self, task: Task, *, with_kernel: bool = False):
-        self.task, self.with_kernel = task, with_kernel
-        self._kernel = (None, ())
-        self._start = jax.jit(lambda model, before: self.start(self._objective(*model), before))
-        self._go_on = jax.jit(
-            lambda model, inner, steps: self.go_on(self._objective(*model), inner, steps)
-        )
-
-        def parameters(anchor, x, y, kernel, coordinates):
-            model = self._objective(anchor, x, y, kernel).model
-            return tree_add(anchor, model.displacement(coordinates))
-
-        self._parameters = jax.jit(parameters)
-
-    def begin(self, params: PyTree, before: Position | None = None) -> Position:
-        inner = None if before is None else before.inner
-        return self.described(Position(params, self._start(self._arguments(params), inner)))
-
-    def forward(self, position: Position, steps: int) -> Position:
-        arguments = self._arguments(position.anchor)
-        inner = self._go_on(arguments, position.inner, jnp.asarray(steps, jnp.int32))
-        return self.described(position._replace(inner=inner))
-
-    def parameters(self, position: Position) -> PyTree:
-        arguments = self._arguments(position.anchor)
-        return self._parameters(*arguments, position.inner.coordinates)
-
-    def programs(self, params: PyTree) -> list:
-        """What it computes, as jaxprs."""
-        model = self._arguments(params)
-        start = self._start.trace(model, None)
-        inner = jax.eval_shape(self._start, model, None)
-        return [start.jaxpr, self._go_on.trace(model, inner, jnp.asarray(1, jnp.int32)).jaxpr]
-
-    def _arguments(self, anchor):
-        """Of the compiled functions; the kernel is that of the latest anchor."""
-        x, y = self.task.data
-        if self.with_kernel and self._kernel[0] is not anchor:
-            limit = kernel_workspace(self.task)
-            self._kernel = (None, ())  # two at a time may be more than there is room for
-            kernel = linear_model.kernel_of(self.task.f, anchor, x, memory_limit=limit)
-            self._kernel = (anchor, kernel)
-        return anchor, x, y, self._kernel[1]
-
-    def _objective(self, anchor, x, y, kernel) -> Objective:
-        task = self.task
-        if self.with_kernel:
-            model = linear_model.from_kernel(task.f, anchor, x, kernel)
-        else:
-            size = slice_size(task.f, anchor, x, task.memory_limit)
-            model = linear_model.from_products(task.f, anchor, x, slice_size=size)
-        return Objective(model, task.loss, y, task.penalty)
-
-    def _rule(self, objective: Objective):
-        """solved(point, slope), both coordinates and image, as the task's rule says; or None."""
-        rule = self.task.solved
-        if rule is None:
-            return None
-        origin = (objective.model.origin, jnp.zeros_like(objective.model.outputs))
-        first = objective.gradient_norm(*objective.slope(*origin))
-
-        def solved(point, slope) -> Bool[Array, ""]:
-            found = jnp.asarray(False)
-            if rule.accuracy is not None:
-                outputs = objective.model.outputs + point[1]
-                correct = jnp.argmax(outputs, -1) == objective.targets
-                found |= jnp.mean(correct) >= rule.accuracy
-            if rule.gradient is not None:
-                found |= objective.gradient_norm(*slope) <= rule.gradient * first
-            return found
-
-        return solved
+        return [self._parameters.trace(params, fixed, *self._data, jnp.asarray(1)).jaxpr]
 
 
 class Descent(NamedTuple):
@@ -148,7 +76,7 @@ class Descent(NamedTuple):
 
     steps: Int[Array, ""]
     coordinates: PyTree
-    image: Float[Array, "N O"]
+    image: Float[Array, "N ..."]
     solved: Bool[Array, ""]
 
 

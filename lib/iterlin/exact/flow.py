@@ -33,17 +33,17 @@ class Flow(NamedTuple):
 
     time since theta_s; coordinates and image of the displacement (`LinearModel`); the gradient's:
     slope and slope_image, those of J^T g; step, the size to try next; direction, the approximate
-    eigenvector (N, O) behind curvature, lambda_max(J J^T H) with H the Hessian of the loss;
+    eigenvector (N, ...) behind curvature, lambda_max(J J^T H) with H the Hessian of the loss;
     evaluations: products with J J^T so far. solved: it has met a rule given to `advance`.
     """
 
     time: Float[Array, ""]
     coordinates: PyTree
-    image: Float[Array, "N O"]
+    image: Float[Array, "N ..."]
     slope: PyTree
-    slope_image: Float[Array, "N O"]
+    slope_image: Float[Array, "N ..."]
     step: Float[Array, ""]
-    direction: Float[Array, "N O"]
+    direction: Float[Array, "N ..."]
     curvature: Float[Array, ""]
     evaluations: Int[Array, ""]
     solved: Bool[Array, ""]
@@ -53,15 +53,15 @@ class Objective(NamedTuple):
     """loss(outputs, y) + penalty ||theta - theta_s||^2 of a linearised model, to be minimised."""
 
     model: LinearModel
-    loss: Callable[[Array, Array], Array]
-    targets: Array
+    loss: Callable[[Array, PyTree], Array]
+    targets: PyTree
     penalty: float | Array = 0.0
 
-    def gradient(self, image: Float[Array, "N O"]) -> Float[Array, "N O"]:
+    def gradient(self, image: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
         """dloss/doutputs where the displacement has that image."""
         return jax.grad(self.loss)(self.model.outputs + image, self.targets)
 
-    def hessian_product(self, image: Float[Array, "N O"], v: Array) -> Float[Array, "N O"]:
+    def hessian_product(self, image: Float[Array, "N ..."], v: Array) -> Float[Array, "N ..."]:
         return jax.jvp(self.gradient, (image,), (v,))[1]
 
     def slope(self, coordinates: PyTree, image: Array) -> tuple[PyTree, Array]:
@@ -219,7 +219,7 @@ def _stages(objective: Objective, flow: Flow, h, stages):
 
 
 def _curvature(objective: Objective, image, direction, iterations):
-    """lambda_max(J J^T H) and its direction (N, O), by power iteration; penalty included."""
+    """lambda_max(J J^T H) and its direction (N, ...), by power iteration; penalty included."""
 
     def product(v):
         return objective.model.push(objective.hessian_product(image, v))[1]

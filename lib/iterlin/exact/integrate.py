@@ -16,22 +16,26 @@ import numpy as np
 from jaxtyping import PyTree
 
 from iterlin import training
-from iterlin.algorithm import Algorithm, TrainState
-from iterlin.exact.calendar import Answers, ends_when_solved, looks_at_parameters
+from iterlin.algorithm import Algorithm
+from iterlin.exact.calendar import Answers, ends_when_solved, looks_at
 from iterlin.exact.choice import (
     ENGINES,
     check_engine,
+    check_outputs,
     default_memory,
     estimate,
-    half_precision,
+    needs_steps,
+    unfit_types,
 )
 from iterlin.exact.run import ExactRun
 from iterlin.exact.task import Task
+from iterlin.parameters import split
 from iterlin.runtime.chunks import History
 from iterlin.runtime.precision import full_precision
-from iterlin.schedules import NEVER, Schedule
-from iterlin.training import UPDATES, Watch
+from iterlin.schedules import NEVER, Schedule, as_schedule, of_whole
+from iterlin.state import TrainState, whole
 from iterlin.validation import one_of, open_unit
+from iterlin.watching import UPDATES, Watch, check_watch, observer
 
 # Settings of an algorithm that only steps, one by one, can follow.
 STEPWISE = ("batch_size", "augment", "normalization", "target_loss")
@@ -42,7 +46,7 @@ def integrate(
     params: PyTree,
     data,
     *,
-    schedule: Schedule,
+    schedule: Schedule | int | float,
     num_steps: int,
     engine: str = "auto",
     tolerance: float = 1e-3,
@@ -62,6 +66,12 @@ def integrate(
     `tolerance`: a period of any length is one solve. "auto" is the cheapest by an estimate that it
     prints, among them a flow only where step_size lambda_max < 0.1 at the first parameters.
 
+    Inputs, targets and outputs are as for `train`, and so are parameters that are not `trainable`.
+    A schedule `schedules.when(..., check_every=C)` is asked C, 2 C, ... steps after a
+    linearisation, where the parameters are computed for it: adaptive, at any period. For the
+    estimate it is taken to say yes every 10 C steps. One that looks at the parameters at every
+    step, or a regularizer, is for engine "steps", which "auto" then takes.
+
     The algorithm's rule `solved` with `schedules.when_solved(K)` ends a linearisation early: a flow
     looks at every step of its own. Kernels and kept activations stay within memory_limit bytes
     (2 GiB on a CPU, 60 % of a GPU's), else products go through the examples a few at a time.
@@ -73,10 +83,20 @@ def integrate(
     on from there.
 
     Raises ValueError before any compute: as `train`; for an algorithm with another optimizer,
-    minibatches, augmentation, normalisation or a target loss; an unknown engine; closed_form and a
-    loss that is not half a squared error; minimum without penalty, which for cross-entropy has no
-    minimum to find; a kernel beyond memory_limit; a schedule that looks at the parameters and an
-    engine other than "steps" or "auto", and likewise for less than single precision.
+    minibatches, augmentation, normalisation, a target loss or a keyed f; the state of a run in the
+    place of parameters; an unknown engine; closed_form and a loss that is not half a squared error;
+    minimum without penalty, which for cross-entropy has no minimum to find, or with a schedule that
+    looks at the parameters; a kernel beyond memory_limit; a rule `solved` that counts labels where
+    there are none; and for an engine other than "steps" or "auto", a schedule that looks at the
+    parameters without check_every, a regularizer, less than single precision, or parameters and
+    outputs of different types.
+
+    >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
+    >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=1e-4)
+    >>> settings = {"schedule": 10**5, "num_steps": 10**6, "progress": False}
+    >>> state, history = il.integrate(algorithm, jnp.zeros(2), (x, y), **settings)
+    >>> print(state.updates, f(state.params, x).round(3))
+    9 [ 0.5 -0.5]
     """
     run = integrator(
         algorithm,
@@ -110,33 +130,44 @@ def integrator(
     """
     one_of("engine", engine, ENGINES)
     open_unit("tolerance", tolerance)
-    training.check_watch(watch)
+    check_watch(watch)
     task = _task(algorithm, data, tolerance, memory_limit)
     sets = jax.tree.map(jnp.asarray, dict(watch.sets))
-    observe = jax.jit(training.observer(algorithm, watch.metrics))
     engines = {}
+
+    @jax.jit
+    def observe(state, sets, fixed):
+        return observer(algorithm, watch)(whole(state, fixed), sets)
 
     @full_precision()
     def run(params, *, schedule, num_steps, at=None, checkpoint=None, progress=None):
+        if isinstance(params, TrainState):
+            raise ValueError(
+                "integrate starts from parameters, not from the state of a run: give its "
+                "state.params, or a checkpoint from which to go on"
+            )
+        schedule = as_schedule(schedule)
         looks = training.check_run(algorithm, data, num_steps, None, watch.at if at is None else at)
         if num_steps >= NEVER:
             raise ValueError(f"num_steps must be below {NEVER}, got {num_steps}")
-        state = algorithm.start(params, data, jax.random.key(0))
-        wanted = task if ends_when_solved(schedule, state) else task._replace(solved=None)
-        asked = Answers(schedule)
-        name = engine
-        looks_at = looks_at_parameters(schedule, state)
-        if looks_at and engine not in ("auto", "steps"):
+        moving, fixed = split(params, algorithm.trainable)
+        state = algorithm.start(moving, data, jax.random.key(0))
+        asked, full = Answers(schedule, fixed), of_whole(schedule, fixed)
+        wanted = task if ends_when_solved(full, state) else task._replace(solved=None)
+        name, reason = engine, needs_steps(algorithm, full, state)
+        if reason and name not in ("auto", "steps"):
             raise ValueError(
-                "the schedule looks at the parameters, which only engine 'steps' follows step by "
-                f"step: take it, or 'auto', in the place of '{engine}'"
+                f"{reason}. Only engine 'steps' follows that: take it, or 'auto', in the place of "
+                f"'{engine}'"
             )
-        if name == "auto" and (looks_at or half_precision(wanted, params)):
+        check_outputs(wanted, params)
+        if name == "auto" and (reason or unfit_types(wanted, params)):
             name = "steps"  # no other serves
         elif name == "auto":
-            period = asked.first_after(state, num_steps)
-            name = _cheapest(wanted, params, period, num_steps, progress)
-        check_engine(name, wanted, params)
+            lengths = {"period": asked.period(state, num_steps), "num_steps": num_steps}
+            lengths["check_every"] = asked.check_every
+            name = _cheapest(wanted, params, lengths, progress)
+        check_engine(name, wanted, params, stops=looks_at("params", full, state))
         named = {"engine": np.full(len(looks), name)}
         if name == "steps":
             looking = watch._replace(sets=sets, at=looks)
@@ -146,7 +177,7 @@ def integrator(
         kind = name, wanted.solved
         if kind not in engines:
             engines[kind] = ENGINES[name](wanted)
-        exact = ExactRun(engines[kind], asked, state, observe, sets, looks, checkpoint)
+        exact = ExactRun(engines[kind], asked, state, fixed, observe, sets, looks, checkpoint)
         state, history = exact.to_the_end(progress)
         return state, history | named
 
@@ -157,23 +188,31 @@ def _task(algorithm: Algorithm, data, tolerance: float, memory_limit: int | None
     for name in STEPWISE:
         if getattr(algorithm, name) is not None:
             raise ValueError(f"exact engines train on the full batch as it is: no {name}")
+    if algorithm.keyed:
+        raise ValueError(
+            "exact engines have no key for a keyed f: give f without its noise, or take `train`"
+        )
     if callable(getattr(algorithm.optimizer, "update", None)):
-        raise ValueError("exact engines are for gradient descent: give its step size as optimizer")
-    algorithm.transformation  # noqa: B018 (raises where there is none)
+        raise ValueError(
+            "exact engines are for gradient descent: give its step size as optimizer; for periods "
+            "of a fixed time (`timed.for_time`), with the schedule every(time / step size)"
+        )
+    training.check_run(algorithm, data, 1, None, None)
     return Task(
         f=algorithm.f,
-        data=data,
+        data=jax.tree.map(jnp.asarray, tuple(data)),
         loss=algorithm.loss,
         step_size=algorithm.optimizer,
         penalty=algorithm.penalty,
         tolerance=tolerance,
         memory_limit=default_memory() if memory_limit is None else memory_limit,
         solved=algorithm.solved,
+        trainable=algorithm.trainable,
     )
 
 
-def _cheapest(task, params, period, num_steps, progress) -> str:
-    estimates = estimate(task, params, period=period, num_steps=num_steps)
+def _cheapest(task, params, lengths, progress) -> str:
+    estimates = estimate(task, params, **lengths)
     name = min(estimates, key=estimates.get)
     listed = ", ".join(f"{name} {cost:.1e}" for name, cost in estimates.items())
     if progress is not False:

@@ -1,6 +1,7 @@
 """The linearised model on its training examples, as what training it needs: products with J J^T.
 
-Training moves the parameters by -J^T a for some a, one number for each output of each example. So
+Training moves the parameters by -J^T a for some a, one number for each output of each example:
+(N, ...), like the outputs. So
 every first or second order method needs one operation, g -> (J^T g, J J^T g), and it comes in two
 forms: with the kernel J J^T as a matrix, where J^T g is left unformed and stands as g itself
 (function space), and by Jacobian products, where it is a pytree of parameters (parameter space).
@@ -11,25 +12,27 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree, Shaped
+from jaxtyping import Array, Float, PyTree
 
+from iterlin import examples
 from iterlin.linearization import Network, jacobian_products
 from iterlin.ntk import ntk_matrix
+from iterlin.parameters import Trainable
 from iterlin.runtime.slices import in_slices, sum_over_slices
 
 
 class LinearModel(NamedTuple):
     """f(theta_s) + J (theta - theta_s) on N training examples.
 
-    outputs (N, O) are those at theta_s. A displacement of the parameters in the range of J^T is
-    held as coordinates c, a pytree, together with its image, the change of the outputs (N, O).
+    outputs (N, ...) are those at theta_s. A displacement of the parameters in the range of J^T is
+    held as coordinates c, a pytree, together with its image, the change of the outputs (N, ...).
     push(g) gives coordinates and image of J^T g; image(c) the image of any displacement anew,
     without the rounding that one summed over many steps gathers. inner(c1, image1, c2, image2) is
     the inner product of two displacements in parameter space. displacement(c) -> pytree like the
     parameters. origin: coordinates of no displacement.
     """
 
-    outputs: Float[Array, "N O"]
+    outputs: Float[Array, "N ..."]
     push: Callable[[Array], tuple[PyTree, Array]]
     image: Callable[[PyTree], Array]
     inner: Callable[[PyTree, Array, PyTree, Array], Array]
@@ -38,7 +41,7 @@ class LinearModel(NamedTuple):
 
 
 def from_products(
-    f: Network, params: PyTree, x: Shaped[Array, "N ..."], *, slice_size: int | None = None
+    f: Network, params: PyTree, x: PyTree, *, slice_size: int | None = None
 ) -> LinearModel:
     """In parameter space: coordinates are the displacement itself; J is never formed.
 
@@ -46,7 +49,7 @@ def from_products(
     activations anew in each product; without, they are kept from one pass over all examples.
     f must treat its examples independently if it is sliced.
     """
-    if slice_size is None or slice_size >= len(x):
+    if slice_size is None or slice_size >= examples.count(x):
         outputs, jvp, vjp = jacobian_products(f, params, x)
     else:
         sliced = in_slices(f, slice_size)
@@ -77,10 +80,10 @@ def from_products(
 def from_kernel(
     f: Network,
     params: PyTree,
-    x: Shaped[Array, "N ..."],
+    x: PyTree,
     kernel: Float[Array, "NO NO"],
 ) -> LinearModel:
-    """In function space: coordinates a (N, O) stand for J^T a; kernel is J J^T at params."""
+    """In function space: coordinates a (N, ...) stand for J^T a; kernel is J J^T at params."""
     outputs, _, vjp = jacobian_products(f, params, x)
 
     def image(g):
@@ -94,7 +97,13 @@ def from_kernel(
 
 
 def kernel_of(
-    f: Network, params: PyTree, x: Shaped[Array, "N ..."], *, memory_limit: int = 2**28
+    f: Network,
+    params: PyTree,
+    x: PyTree,
+    *,
+    trainable: Trainable = None,
+    memory_limit: int = 2**28,
 ) -> Float[Array, "NO NO"]:
-    """J J^T as a matrix, for `from_kernel`, within `ntk_matrix`'s memory limit."""
-    return ntk_matrix(f, params, x, memory_limit=memory_limit)
+    """J J^T as a matrix, for `from_kernel`, within `ntk_matrix`'s memory limit; of all parameters,
+    of which J is with respect to those that are trained."""
+    return ntk_matrix(f, params, x, trainable=trainable, memory_limit=memory_limit)

@@ -28,7 +28,7 @@ class Minimum(NamedTuple):
     """
 
     coordinates: PyTree
-    image: Float[Array, "N O"]
+    image: Float[Array, "N ..."]
     certificate: Float[Array, ""]
     newton_steps: Int[Array, ""]
     evaluations: Int[Array, ""]

@@ -7,32 +7,43 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 from tqdm import tqdm
 
-from iterlin.algorithm import TrainState
 from iterlin.exact.calendar import Answers
 from iterlin.exact.task import Position
 from iterlin.runtime import checkpoints
 from iterlin.runtime.chunks import CHECKPOINT, History, OutOfTime, out_of_time
+from iterlin.state import TrainState, whole
 
 
 class ExactRun:
-    """One run on its way: `state` is as of the latest stop, `position` within its linearisation."""
+    """One run on its way: `state`, of what is trained, is as of the latest stop, `position` within
+    its linearisation; fixed are the other parameters."""
 
     def __init__(
-        self, engine, asked: Answers, state: TrainState, observe, sets, eval_steps, checkpoint
+        self,
+        engine,
+        asked: Answers,
+        state: TrainState,
+        fixed: PyTree,
+        observe,
+        sets,
+        eval_steps,
+        checkpoint,
     ):
-        self.engine, self.asked = engine, asked
-        self.observe = lambda state: observe(state, sets)
+        self.engine, self.asked, self.fixed = engine, asked, fixed
+        self.observe = lambda state: observe(state, sets, fixed)
         self.state, self.eval_steps, self.checkpoint = state, eval_steps, checkpoint
-        self.position: Position = engine.begin(state.params)
-        self.names = [*jax.eval_shape(observe, state, sets), "evaluations", "stability", "seconds"]
+        self.position: Position = engine.begin(state.params, fixed=fixed)
+        seen = jax.eval_shape(self.observe, state)
+        self.names = [*seen, "evaluations", "stability", "seconds"]
         self.spent, self.rows, self.fingerprint = 0, [], ""
         self.written = self.begun = time.monotonic()
         if checkpoint is not None:
-            programs = [*engine.programs(state.params), asked.program(state)]
-            programs.append(observe.trace(state, sets).jaxpr)
-            inputs = (state, engine.task.data, sets, np.asarray(eval_steps))
+            programs = [*engine.programs(state.params, fixed), asked.program(state)]
+            programs.append(observe.trace(state, sets, fixed).jaxpr)
+            inputs = (state, fixed, engine.task.data, sets, np.asarray(eval_steps))
             self.fingerprint = checkpoints.fingerprint(programs, *inputs)
             if Path(checkpoint).is_dir():
                 self.checkpoint = Path(checkpoint) / f"{self.fingerprint[:24]}.npz"
@@ -52,10 +63,12 @@ class ExactRun:
                 self._write_now_and_then()
         if self.checkpoint is not None:
             self._write()
-        return self.state, {"step": np.asarray(self.eval_steps), **self._history()}
+        history = {"step": np.asarray(self.eval_steps), **self._history()}
+        return whole(self.state, self.fixed), history
 
     def _advance(self, target: int, bar) -> None:
-        """To that step, linearising anew whenever the schedule says so on the way."""
+        """To that step, linearising anew whenever the schedule says so on the way, with a stop
+        wherever it looks at the parameters."""
         while (step := int(self.state.step)) < target:
             if self.state.ended:
                 self.state = self.state._replace(step=jnp.asarray(target, jnp.int32))
@@ -63,7 +76,9 @@ class ExactRun:
             anchored = int(self.state.anchored_at)
             if step > anchored and self.asked.now(self.state):
                 self.spent += self.position.evaluations
-                self.position = self.engine.begin(self.state.params, self.position)
+                self.position = self.engine.begin(
+                    self.state.params, self.position, fixed=self.fixed
+                )
                 anchored = step
                 self.state = self.state._replace(
                     anchor=self.state.params,
@@ -105,7 +120,7 @@ class ExactRun:
     def _write(self) -> None:
         seconds = time.monotonic() - self.begun
         notes = self.position._asdict() | {"spent": self.spent, "seconds": seconds}
-        del notes["anchor"], notes["inner"]
+        del notes["anchor"], notes["inner"], notes["fixed"]
         tree = (self.state, self.position.inner, self._history())
         checkpoints.save(self.checkpoint, tree, fingerprint=self.fingerprint, notes=notes)
         self.written = time.monotonic()
@@ -119,7 +134,7 @@ class ExactRun:
         (self.state, inner, kept), notes = found
         self.spent = notes.pop("spent")
         self.begun -= notes.pop("seconds")
-        self.position = Position(self.state.anchor, inner, **notes)
+        self.position = Position(self.state.anchor, inner, self.fixed, **notes)
         count = kept["updates"].shape[-1]
         self.rows = [{name: kept[name][..., i] for name in self.names} for i in range(count)]
 

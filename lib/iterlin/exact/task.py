@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from iterlin import examples
 from iterlin.linearization import Network
 from iterlin.losses import Loss
+from iterlin.parameters import Trainable
 from iterlin.runtime.costs import kept_bytes
 from iterlin.schedules import Solved
 
@@ -22,30 +24,33 @@ class Task(NamedTuple):
 
     tolerance: of a flow, the error of each of its steps (`flow.advance`); of minimum, the
     certificate. memory_limit: bytes for the kernel, or for activations that are kept. solved: when
-    a linearisation ends early.
+    a linearisation ends early. trainable: which of the parameters are trained.
     """
 
     f: Network
-    data: tuple[Array, Array]
+    data: tuple[PyTree, PyTree]
     loss: Loss
     step_size: float
     penalty: float
     tolerance: float
     memory_limit: int
     solved: Solved | None
+    trainable: Trainable = None
 
 
 class Position(NamedTuple):
     """How far a linearisation has been trained.
 
-    steps: gradient steps since theta_s = anchor that it stands for. inner: what the engine goes on
-    from. evaluations: products with J J^T so far, or decompositions. stability: eta lambda_max at
-    the proxy's outputs there. solved: it has met the task's rule, and stays. failed: it cannot go
-    on, as what it computes is not finite.
+    anchor: theta_s, of which it has what is trained. inner: what the engine goes on from. fixed:
+    the other parameters. steps: gradient steps since theta_s that it stands for. evaluations:
+    products with J J^T so far, or decompositions. stability: eta lambda_max at the proxy's outputs
+    there. solved: it has met the task's rule, and stays. failed: it cannot go on, as what it
+    computes is not finite.
     """
 
     anchor: PyTree
     inner: Any
+    fixed: PyTree = ()
     steps: int = 0
     evaluations: int = 0
     stability: float = np.nan
@@ -53,12 +58,12 @@ class Position(NamedTuple):
     failed: bool = False
 
 
-def slice_size(f: Network, params: PyTree, x: Array, memory_limit: int) -> int | None:
+def slice_size(f: Network, params: PyTree, x: PyTree, memory_limit: int) -> int | None:
     """Examples whose activations may be kept together; None where all of them fit."""
     needed = kept_bytes(f, params, x)
     if needed <= memory_limit:
         return None
-    return max(1, int(len(x) * memory_limit / needed))
+    return max(1, int(examples.count(x) * memory_limit / needed))
 
 
 def kernel_workspace(task: Task) -> int:
@@ -66,12 +71,13 @@ def kernel_workspace(task: Task) -> int:
     return min(task.memory_limit, ROWS)
 
 
-def quadratic(loss: Loss, y: Array) -> tuple[float, Array] | None:
+def quadratic(loss: Loss, y: PyTree) -> tuple[float, Array] | None:
     """c and t if the loss's gradient is c (outputs - t): half a squared error, whatever it is
-    divided by. Found by trying, at outputs of several sizes; None for any other loss.
+    divided by. Found by trying, at outputs of several sizes; None for any other loss, and for
+    targets that are not one array of the outputs' kind.
     """
     gradient = jax.grad(loss)
-    if not jnp.issubdtype(y.dtype, jnp.floating):
+    if not jax.tree_util.all_leaves([y]) or not jnp.issubdtype(y.dtype, jnp.floating):
         return None
     zero = jnp.zeros_like(y)
     here, factor = gradient(zero, y), None

@@ -1,0 +1,70 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from iterlin import losses, schedules
+from iterlin.algorithm import Algorithm
+from iterlin.exact import calendar
+from iterlin.exact.calendar import Answers, looks_at
+
+STATE = Algorithm(lambda p, x: p * x, losses.squared_error, 0.1).start(
+    jnp.ones(()), (jnp.ones(2), jnp.ones(2)), jax.random.key(0)
+)
+
+
+def at(step, anchored):
+    step, anchored = (jnp.asarray(value, jnp.int32) for value in (step, anchored))
+    return STATE._replace(step=step, anchored_at=anchored)
+
+
+def moved(state):
+    return state.params != state.anchor
+
+
+@given(
+    anchored=st.integers(0, 50),
+    since=st.integers(0, 50),
+    check_every=st.integers(1, 12),
+    max_period=st.sampled_from([1, 5, 13, 60, np.inf]),
+    further=st.integers(1, 40),
+)
+def test_stops_where_a_schedule_may_say_yes(anchored, since, check_every, max_period, further):
+    step, limit = anchored + since, anchored + since + further
+    answers = Answers(schedules.when(moved, check_every=check_every, max_period=max_period))
+    may = (
+        s
+        for s in range(step + 1, limit)
+        if (s - anchored) % check_every == 0 or s - anchored >= max_period
+    )
+    assert answers.first_after(at(step, anchored), limit) == next(may, limit)
+
+
+def test_finds_the_next_yes_in_blocks(monkeypatch):
+    monkeypatch.setattr(calendar, "BLOCK", 8)
+    answers = Answers(schedules.every(20))
+    found = [answers.first_after(at(step, 0), 70) for step in (0, 19, 20, 39, 60, 65)]
+    assert found == [20, 20, 40, 40, 70, 70]
+    assert answers.period(at(20, 20), 70) == 20
+    assert answers.now(at(40, 20))
+    assert not answers.now(at(41, 40))
+
+
+def test_the_guess_for_a_schedule_that_looks():
+    for max_period, limit, expected in ((np.inf, 1000, 40), (33, 1000, 33), (np.inf, 15, 15)):
+        answers = Answers(schedules.when(moved, check_every=4, max_period=max_period))
+        assert answers.period(STATE, limit) == expected
+
+
+@pytest.mark.parametrize(
+    ("schedule", "fields"),
+    [
+        (schedules.every(3), set()),
+        (schedules.when_solved(3), {"solved"}),
+        (schedules.when(moved, check_every=2), {"params"}),
+        (lambda step, state: state.solved | (state.params > 1), {"params", "solved"}),
+    ],
+)
+def test_what_a_schedule_looks_at(schedule, fields):
+    assert {name for name in ("params", "solved") if looks_at(name, schedule, STATE)} == fields

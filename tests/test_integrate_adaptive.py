@@ -1,0 +1,151 @@
+"""Schedules that look at the parameters, followed exactly by engines that take no steps."""
+
+import iterlin
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import problems
+import pytest
+from iterlin import losses
+from iterlin.exact import run as exact_run
+from iterlin.exact.integrate import integrate
+from iterlin.linearization import tree_sub
+from iterlin.ntk import empirical_ntk, kernel_drift
+from iterlin.runtime.chunks import OutOfTime
+from iterlin.schedules import Solved, when, when_solved
+from iterlin.watching import Watch
+
+F, PARAMS, X, Y = problems.network((3, 6, 4), examples=12)
+LABELS = jnp.argmax(Y, 1)
+LENGTH = 120
+ENTROPY, SQUARED = losses.mean(losses.cross_entropy), losses.mean(losses.squared_error)
+
+
+def setting(loss=ENTROPY, at=(0, 7, 40, LENGTH), step_size=0.05, **changes):
+    data = X, (LABELS if loss is ENTROPY else Y)
+    algorithm = iterlin.Algorithm(F, loss, step_size, **changes)
+    return (algorithm, PARAMS, data), Watch({"train": data}, at=list(at))
+
+
+def moved_far(state):
+    return optax.tree.norm(tree_sub(state.params, state.anchor)) > 0.3
+
+
+@pytest.mark.parametrize("max_period", [27, np.inf])
+@pytest.mark.parametrize(
+    ("engine", "loss"),
+    [
+        ("function_space", ENTROPY),
+        ("kept_steps", ENTROPY),
+        ("closed_form", SQUARED),
+        ("steps", ENTROPY),
+    ],
+)
+def test_is_followed_as_by_the_steps_of_train(engine, loss, max_period):
+    problem, watch = setting(loss)
+    settings = {
+        "schedule": when(moved_far, check_every=4, max_period=max_period),
+        "num_steps": LENGTH,
+        "watch": watch,
+    }
+    reference, history = iterlin.train(*problem, **settings)
+    state, found = integrate(*problem, engine=engine, progress=False, **settings)
+    assert 2 <= int(reference.updates) < LENGTH // 4
+    for name, values in history.items():
+        np.testing.assert_allclose(found[name], values, atol=1e-10, err_msg=name)
+    assert int(state.anchored_at) == int(reference.anchored_at)
+    np.testing.assert_allclose(
+        problems.flat(state.params), problems.flat(reference.params), atol=1e-10
+    )
+
+
+def drifted(state):
+    kernels = [empirical_ntk(F, p, X, trace=True) for p in (state.anchor, state.params)]
+    return kernel_drift(*kernels) > 0.05
+
+
+def test_a_drift_of_the_kernel_renews_it_within_a_hundred_million_steps():
+    steps = 10**8
+    problem, watch = setting(at=[0, steps], step_size=0.01)
+    schedule = when(drifted, check_every=steps // 40)
+    state, history = integrate(
+        *problem, schedule=schedule, num_steps=steps, watch=watch, progress=False
+    )
+    assert 0 < int(state.updates) < 40
+    assert int(state.anchored_at) % (steps // 40) == 0
+    assert history["evaluations"][-1] < 1e5
+    assert set(history["engine"]) <= {"flow", "function_space_flow"}
+    assert not bool(drifted(state)) or int(state.step) % (steps // 40) == 0
+
+
+def test_what_was_stopped_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
+    problem, watch = setting()
+    settings = {
+        "schedule": when(moved_far, check_every=4),
+        "num_steps": LENGTH,
+        "watch": watch,
+        "engine": "flow",
+    }
+    whole = integrate(*problem, **settings)
+    settings["checkpoint"] = tmp_path / "run.npz"
+    monkeypatch.setattr(exact_run, "CHECKPOINT", 0.0)
+    looks = iter([False] * 12 + [True])
+    monkeypatch.setattr(exact_run, "out_of_time", lambda: next(looks, False))
+    with pytest.raises(OutOfTime):
+        integrate(*problem, **settings)
+    again = integrate(*problem, **settings)
+    np.testing.assert_array_equal(problems.flat(again[0].params), problems.flat(whole[0].params))
+    for name in whole[1].keys() - {"seconds"}:
+        np.testing.assert_array_equal(again[1][name], whole[1][name])
+    assert int(whole[0].updates) > 1
+
+
+def test_a_schedule_may_look_at_the_step_in_the_state():
+    problem, watch = setting()
+    settings = {"num_steps": LENGTH, "watch": watch, "engine": "function_space"}
+    found, _ = integrate(*problem, schedule=lambda step, state: state.step % 30 == 0, **settings)
+    expected, _ = integrate(*problem, schedule=30, **settings)
+    assert int(found.updates) == 3
+    np.testing.assert_array_equal(problems.flat(found.params), problems.flat(expected.params))
+
+
+def at_every_step(step, state):
+    return moved_far(state)
+
+
+def solved_by_tens(step, state):
+    return state.solved & (step % 10 == 0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "schedule", "engine", "message"),
+    [
+        ({}, at_every_step, "flow", "check_every"),
+        ({"penalty": 0.1}, when(moved_far, check_every=4), "minimum", "look at the parameters"),
+        ({"solved": Solved(5, 0.3)}, solved_by_tens, "flow", "looks at `solved`"),
+    ],
+)
+def test_refuses_looks_that_an_engine_does_not_follow(algorithm, schedule, engine, message):
+    problem, watch = setting(**algorithm)
+    with pytest.raises(ValueError, match=message):
+        integrate(*problem, schedule=schedule, num_steps=LENGTH, engine=engine)
+    if engine == "flow":
+        settings = {"schedule": schedule, "num_steps": LENGTH, "watch": watch}
+        state, history = integrate(*problem, progress=False, **settings)
+        assert set(history["engine"]) == {"steps"}
+        reference, _ = iterlin.train(*problem, **settings)
+        assert int(state.updates) == int(reference.updates) > 0
+
+
+def test_a_rule_for_solved_is_left_alone_by_looks_elsewhere():
+    """`when` says when to go on: that a problem is solved does not end it."""
+    problem, watch = setting(solved=Solved(5, accuracy=0.3))
+    settings = {"num_steps": LENGTH, "watch": watch}
+    schedule = when(moved_far, check_every=4)
+    reference, _ = iterlin.train(*problem, schedule=schedule, **settings)
+    state, _ = integrate(*problem, schedule=schedule, engine="function_space", **settings)
+    assert int(state.updates) == int(reference.updates)
+    ended, _ = integrate(*problem, schedule=when_solved(100), engine="function_space", **settings)
+    assert int(ended.updates) > int(state.updates)
+    assert jax.tree.structure(ended.params) == jax.tree.structure(PARAMS)
