@@ -1,8 +1,7 @@
-"""LeNet against flax, ResNet18 and its Jacobian against NumPy, statistics, refusals."""
+"""LeNet and ResNet18, with their derivatives, against both written out; statistics, refusals."""
 
 import itertools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,24 +33,19 @@ def count(model):
     return parameter_count(jax.eval_shape(model.init, jax.random.key(0)))
 
 
-class FlaxLeNet(nn.Module):
-    channels: int
-    size: int
-    padding: str
-    widths: tuple
-
-    @nn.compact
-    def __call__(self, x):
-        kept = []
-        for name in ("conv1", "conv2"):
-            size = (self.size, self.size)
-            x = nn.relu(nn.Conv(self.channels, size, padding=self.padding, name=name)(x))
-            x = nn.max_pool(x, (2, 2), (2, 2))
-            kept.append(x)
-        x = x.reshape(len(x), -1)
-        for index, width in enumerate(self.widths, start=1):
-            x = nn.Dense(width, name=f"dense{index}")(nn.relu(x) if index > 1 else x)
-        return x, kept
+def written_out(params, x, padding):
+    """LeNet by JAX's own operations: its outputs, and what each convolution makes."""
+    kept, numbers, window = [], ("NHWC", "HWIO", "NHWC"), (1, 2, 2, 1)
+    for name in ("conv1", "conv2"):
+        kernel, bias = params[name]["kernel"], params[name]["bias"][None, None, None]
+        x = jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=numbers)
+        x = jnp.maximum(x + bias, 0)
+        kept.append(x := jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "VALID"))
+    x = x.reshape(len(x), -1)
+    for index in range(1, len(params) - 1):
+        layer = params[f"dense{index}"]
+        x = (jnp.maximum(x, 0) if index > 1 else x) @ layer["kernel"] + layer["bias"][None]
+    return x, kept
 
 
 LENETS = {
@@ -63,15 +57,11 @@ LENETS = {
 
 @pytest.mark.parametrize("case", LENETS)
 @pytest.mark.parametrize("method", ["direct", "patches"])
-def test_lenet_is_the_flax_network(case, method):
+def test_lenet_and_its_derivatives_are_those_written_out(case, method):
     shape, settings = LENETS[case]
     model = convnets.lenet(shape, channels=4, classes=3, method=method, **settings)
     params, x = perturbed(model.init(jax.random.key(0))), images(5, *shape)
-    flax = FlaxLeNet(4, settings["kernel_size"], settings["padding"], (*settings["hidden"], 3))
-    renamed = {
-        name: {"kernel": layer["weight"], "bias": layer["bias"]} for name, layer in params.items()
-    }
-    expected, kept = flax.apply({"params": renamed}, x)
+    expected, kept = written_out(params, x, settings["padding"])
     np.testing.assert_allclose(model.apply(params, x), expected, atol=1e-11)
     found = convnets.lenet_activations(params, x, padding=settings["padding"], method=method)
     assert list(found) == ["conv1", "conv2"]
@@ -79,15 +69,14 @@ def test_lenet_is_the_flax_network(case, method):
         np.testing.assert_allclose(ours, theirs, atol=1e-12)
         assert ours.min() >= 0
 
-    def flax_outputs(params):
-        renamed = {k: {"kernel": v["weight"], "bias": v["bias"]} for k, v in params.items()}
-        return flax.apply({"params": renamed}, x)[0]
+    def outputs(params):
+        return written_out(params, x, settings["padding"])[0]
 
     tangent = direction(params)
     products = jacobian_products(model.apply, params, x)
-    expected = jax.jvp(flax_outputs, (params,), (tangent,))[1]
+    expected = jax.jvp(outputs, (params,), (tangent,))[1]
     np.testing.assert_allclose(products.jvp(tangent), expected, rtol=1e-9, atol=1e-9)
-    pulled = jax.vjp(flax_outputs, params)[1](expected)[0]
+    pulled = jax.vjp(outputs, params)[1](expected)[0]
     for ours, theirs in zip(*map(jax.tree.leaves, (products.vjp(expected), pulled)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-8)
 
@@ -101,14 +90,14 @@ def test_parameter_counts():
     # 2 numbers for each normalised channel, 75 blocks of 64 channels in all.
     assert count(convnets.resnet18((32, 32, 3))) == 11_173_962 - 2 * 75 * 64
     shapes = jax.eval_shape(convnets.lenet((32, 32, 3)).init, jax.random.key(0))
-    assert shapes["dense1"]["weight"].shape == (1250, 120)
+    assert shapes["dense1"]["kernel"].shape == (1250, 120)
 
 
 @pytest.mark.parametrize(("weight", "gain"), [("lecun", 1), ("he", 2)])
 def test_scale_of_lenet_weights(weight, gain):
     model = convnets.lenet((16, 16, 3), channels=40, kernel_size=3, weight=weight)
     for layer in model.init(jax.random.key(1)).values():
-        drawn, fan_in = np.asarray(layer["weight"]), np.prod(layer["weight"].shape[:-1])
+        drawn, fan_in = np.asarray(layer["kernel"]), np.prod(layer["kernel"].shape[:-1])
         assert drawn.var() == pytest.approx(gain / fan_in, rel=6 / np.sqrt(drawn.size))
         assert abs(drawn.mean()) < 5 * drawn.std() / np.sqrt(drawn.size)
         np.testing.assert_array_equal(layer["bias"], 0)
@@ -119,13 +108,18 @@ def test_scale_of_resnet_weights(normalization):
     model = convnets.resnet18((8, 8, 3), width=4, normalization=normalization)
     init = jax.jit(model.init)
     params, again = (init(jax.random.key(seed)) for seed in (2, 2))
-    for name, layer in params.items():
-        drawn, fan_in = np.asarray(layer["weight"]), np.prod(layer["weight"].shape[:-1])
-        assert drawn.var() == pytest.approx(1 / fan_in, rel=8 / np.sqrt(drawn.size))
-        np.testing.assert_array_equal(drawn, again[name]["weight"])
-        np.testing.assert_array_equal(layer.get("bias", 0), 0)
-        np.testing.assert_array_equal(layer.get("scale", 1), 1)
-        assert ("bias" in layer) == (normalization is not None or name == "dense")
+    kernels = 0
+    for (path, leaf), other in zip(*map(jax.tree.leaves_with_path, (params, again)), strict=True):
+        np.testing.assert_array_equal(leaf, other[1])
+        name = path[-1].key
+        if name == "kernel":
+            kernels += 1
+            fan_in = np.prod(leaf.shape[:-1])
+            assert np.var(leaf) == pytest.approx(1 / fan_in, rel=8 / np.sqrt(leaf.size))
+        else:
+            np.testing.assert_array_equal(leaf, {"bias": 0, "scale": 1}[name])
+    assert kernels == 21
+    assert len(jax.tree.leaves(params)) == kernels + 1 + (2 * 20 if normalization else 0)
 
 
 def test_slices_of_lenet():
@@ -179,7 +173,7 @@ def numpy_conv(h, weight, stride):
 
 def conv(pair, layer, tangent, stride):
     h, dh = pair
-    weight, dweight = layer["weight"], tangent["weight"]
+    weight, dweight = layer["conv"]["kernel"], tangent["conv"]["kernel"]
     value = numpy_conv(h, weight, stride)
     return value, numpy_conv(dh, weight, stride) + numpy_conv(h, dweight, stride)
 
@@ -199,6 +193,7 @@ def batch_norm(pair, layer, tangent, frozen, known=None):
     if not frozen and known is None:
         dmu = np.mean(dh, axes)
         ds = 2 * np.mean((h - mu) * (dh - dmu), axes) / (2 * s)
+    layer, tangent = layer["norm"], tangent["norm"]
     scale, bias = layer["scale"], layer["bias"]
     value = scale * (h - mu) / s + bias
     dnormal = (dh - dmu) / s - (h - mu) * ds / s**2
@@ -211,16 +206,20 @@ def relu(pair):
 
 def numpy_resnet(params, tangent, x, normalization, statistics=None):
     """Outputs, their derivative along `tangent`, and the moments of the batch in each layer."""
-    params, tangent = (jax.tree.map(np.asarray, tree) for tree in (params, tangent))
+    trees = (params, tangent, statistics)
+    params, tangent, statistics = (jax.tree.map(np.asarray, tree) for tree in trees)
     moments = {}
 
-    def unit(name, pair, stride):
-        pair = conv(pair, params[name], tangent[name], stride)
+    def unit(path, pair, stride):
+        layer, direction, known, found = params, tangent, statistics, moments
+        for name in path.split("/"):
+            layer, direction, known = layer[name], direction[name], known and known[name]
+            found = found.setdefault(name, {})
+        pair = conv(pair, layer, direction, stride)
         if normalization:
-            known = statistics and jax.tree.map(np.asarray, statistics[name])
-            frozen = normalization == "frozen"
-            pair, mu, v = batch_norm(pair, params[name], tangent[name], frozen, known)
-            moments[name] = {"mean": mu, "variance": v}
+            known, frozen = known and known["norm"], normalization == "frozen"
+            pair, mu, v = batch_norm(pair, layer, direction, frozen, known)
+            found["norm"] = {"mean": mu, "variance": v}
         return pair
 
     x = np.asarray(x)
@@ -228,13 +227,13 @@ def numpy_resnet(params, tangent, x, normalization, statistics=None):
     for stage, block in itertools.product((1, 2, 3, 4), (1, 2)):
         name, shrinks = f"stage{stage}_block{block}", stage > 1 and block == 1
         stride = 2 if shrinks else 1
-        inner = unit(f"{name}_conv2", relu(unit(f"{name}_conv1", pair, stride)), 1)
-        outer = unit(f"{name}_shortcut", pair, stride) if shrinks else pair
+        inner = unit(f"{name}/conv2", relu(unit(f"{name}/conv1", pair, stride)), 1)
+        outer = unit(f"{name}/shortcut", pair, stride) if shrinks else pair
         pair = relu((inner[0] + outer[0], inner[1] + outer[1]))
     h, dh = (part.mean((1, 2)) for part in pair)
     dense, ddense = params["dense"], tangent["dense"]
-    outputs = h @ dense["weight"] + dense["bias"]
-    return outputs, dh @ dense["weight"] + h @ ddense["weight"] + ddense["bias"], moments
+    outputs = h @ dense["kernel"] + dense["bias"]
+    return outputs, dh @ dense["kernel"] + h @ ddense["kernel"] + ddense["bias"], moments
 
 
 def resnet_problem(normalization, shape=(9, 8, 2), seed=0):

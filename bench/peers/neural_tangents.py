@@ -19,14 +19,14 @@ def lenet(params, x):
     for name in ("conv1", "conv2"):
         numbers = ("NHWC", "HWIO", "NHWC")
         x = jax.lax.conv_general_dilated(
-            x, params[name]["weight"], (1, 1), "VALID", dimension_numbers=numbers
+            x, params[name]["kernel"], (1, 1), "VALID", dimension_numbers=numbers
         )
         x = jax.nn.relu(x + params[name]["bias"])
         x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
     x = x.reshape(len(x), -1)
     for name in ("dense1", "dense2", "dense3"):
         x = jax.nn.relu(x) if name != "dense1" else x
-        x = x @ params[name]["weight"] + params[name]["bias"]
+        x = x @ params[name]["kernel"] + params[name]["bias"]
     return x
 
 

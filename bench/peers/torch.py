@@ -18,11 +18,11 @@ class LeNet(nn.Module):
 
     def __init__(self, arrays, prefix):
         super().__init__()
-        kernels = [arrays[f"{prefix}/conv{i}/weight"] for i in (1, 2)]
+        kernels = [arrays[f"{prefix}/conv{i}/kernel"] for i in (1, 2)]
         self.conv1, self.conv2 = (
             nn.Conv2d(kernel.shape[2], kernel.shape[3], kernel.shape[0]) for kernel in kernels
         )
-        dense = [arrays[f"{prefix}/dense{i}/weight"].shape for i in (1, 2, 3)]
+        dense = [arrays[f"{prefix}/dense{i}/kernel"].shape for i in (1, 2, 3)]
         self.dense1, self.dense2, self.dense3 = (nn.Linear(*shape) for shape in dense)
 
     def forward(self, x):
@@ -52,7 +52,8 @@ def parameters(model, arrays, prefix, layout=torch.contiguous_format):
     found = {}
     for name, own in model.named_parameters():
         layer, _, kind = name.removeprefix("layers.").rpartition(".")
-        array = arrays[f"{prefix}/{layer}/{kind}"]
+        theirs = "kernel" if kind == "weight" and isinstance(model, LeNet) else kind
+        array = arrays[f"{prefix}/{layer}/{theirs}"]
         if array.ndim == 4:
             array = array.transpose(3, 2, 0, 1)
         elif array.ndim == 2:

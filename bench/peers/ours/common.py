@@ -31,7 +31,7 @@ def flat(tree) -> np.ndarray:
 
 
 def named(tree, prefix) -> dict[str, np.ndarray]:
-    """Leaves by name, such as anchor/conv1/weight, for peers that know no pytrees."""
+    """Leaves by name, such as anchor/conv1/kernel, for peers that know no pytrees."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {
         "/".join([prefix, *[str(getattr(k, "key", getattr(k, "idx", k))) for k in path]]): np.array(

@@ -7,7 +7,7 @@ from iterlin.algorithm import Algorithm
 from iterlin.networks.mlp import mlp
 from iterlin.study import data
 from iterlin.study.groups import Problem, Run, trainer
-from iterlin.training import Watch
+from iterlin.watching import Watch
 
 from bench.peers.ours.common import batch, network, precision
 from bench.worker import Prepared
