@@ -36,8 +36,14 @@ settings.load_profile(FEW)
 # bits, memory, buffers or what is compiled is marked `optimized`.
 UNOPTIMIZED = {
     "test_convnets.py",
+    "test_curvature.py",
+    "test_laplace.py",
+    "test_neural_tangents.py",
     "test_ntk.py",
+    "test_ntk_transformer.py",
+    "test_own_networks.py",
     "test_slices.py",
+    "test_truncated_gauss_newton.py",
 }
 SWITCH = "jax_disable_most_optimizations"
 
@@ -51,6 +57,8 @@ LONGEST = (
     "test_training.py",
     "test_checkpoints.py",
     "test_ntk.py",
+    "test_own_networks.py",
+    "test_adapters.py",
     "test_integrate.py",
     "test_slices.py",
     "test_gauss_newton.py",

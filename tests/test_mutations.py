@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         "sign of the displacement",
         "linearization",
-        "(tree_sub(theta, params),)",
-        "(tree_sub(params, theta),)",
+        "tree_sub(split(theta, mask)[0], anchor)",
+        "tree_sub(anchor, split(theta, mask)[0])",
         ("test_linearization.py", "exact_on_a_model_affine"),
     ),
     Mutant(
@@ -94,10 +94,31 @@ MUTANTS = (
     ),
     Mutant(
         "tolerance of the inner iteration not squared",
-        "gauss_newton",
+        "curvature/truncated_gauss_newton",
         "tolerance=beta,",
         "tolerance=beta**0.5,",
         ("test_gauss_newton.py", "certificate_is_kept"),
+    ),
+    Mutant(
+        "Hessian of the loss left out",
+        "curvature/products",
+        "products.vjp(hessian(products.jvp(v)))",
+        "products.vjp(products.jvp(v))",
+        ("test_curvature.py", "hessian_of_the_linearised and cross_entropy"),
+    ),
+    Mutant(
+        "steps uphill accepted",
+        "iteration",
+        "accepted &= new_loss <= loss",
+        "accepted &= new_loss <= 10 * loss",
+        ("test_truncated_gauss_newton.py", "rejected_step"),
+    ),
+    Mutant(
+        "noise left out of the posterior",
+        "curvature/laplace",
+        "(self.eigenvalues + noise * delta)",
+        "(self.eigenvalues + delta)",
+        ("test_laplace.py", "gaussian_process and primal"),
     ),
     Mutant(
         "damping squared",

@@ -128,6 +128,18 @@ TINY = {
         "first_alone": [],
         "compared_periods": [10, 1000],
     },
+    "beyond/fine_tuning": {
+        "weights": "random",
+        "pool_size": 50,
+        "train_size": 40,
+        "validation_size": 20,
+        "test_size": 40,
+        "step_sizes": [0.003, 0.01],
+        "periods": [1, 5, float("inf")],
+        "num_steps": 10,
+        "num_seeds": 2,
+        "timed_steps": 2,
+    },
 }
 # These look into the runs of few_updates: where it has run, theirs are kept already.
 LIKE_FEW_UPDATES = ("experiments/filters", "experiments/probes")

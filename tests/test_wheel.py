@@ -20,6 +20,7 @@ SOURCES = {
     path.relative_to(ROOT / "lib").as_posix() for path in (ROOT / "lib" / "iterlin").rglob("*.py")
 }
 DATA = {"iterlin/py.typed", "iterlin/study/registry.yml"}
+OF_STUDY = ("iterlin.study", "iterlin.networks.convnets", "iterlin.networks.modules")
 IS_BARE = """
 import importlib, sys
 from importlib.util import find_spec
@@ -32,7 +33,7 @@ for module in modules:
     importlib.import_module(module)
 """
 EXAMPLE = """
-assert not any(map(find_spec, ["IPython", "matplotlib", "xarray", "yaml"]))
+assert not any(map(find_spec, ["IPython", "flax", "matplotlib", "xarray", "yaml"]))
 
 import jax
 import jax.numpy as jnp
@@ -121,10 +122,10 @@ def run(code, installed, tmp_path, modules, extras=(), options=("-W", "error")):
 
 
 def modules(study):
-    """The names of the library's modules, of the study or of all else."""
+    """The names of the library's modules, of the study and what needs Flax or of all else."""
     names = {path.removesuffix(".py").replace("/", ".") for path in SOURCES}
     names = {name.removesuffix(".__init__") for name in names}
-    return sorted(name for name in names if name.startswith("iterlin.study") == study)
+    return sorted(name for name in names if name.startswith(OF_STUDY) == study)
 
 
 def test_the_wheel_holds_the_library_its_data_and_its_licence(built):

@@ -1,9 +1,13 @@
 """Iterative linearisation: train a network's first-order expansion, renew it every K steps."""
 
 from iterlin.algorithm import Algorithm
+from iterlin.curvature.laplace import laplace
+from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
+from iterlin.curvature.products import ggn_product
+from iterlin.curvature.truncated_gauss_newton import truncated_gauss_newton
 from iterlin.exact.integrate import integrate
 from iterlin.features import alignment
-from iterlin.gauss_newton import gauss_newton, iterative_linearization, truncated_gauss_newton
+from iterlin.gauss_newton import gauss_newton, iterative_linearization
 from iterlin.gradient_flow import (
     damping_filter,
     descent_filter,
@@ -15,15 +19,21 @@ from iterlin.gradient_flow import (
 )
 from iterlin.infinite_width import relu_mlp_ntk
 from iterlin.linearization import jacobian, jacobian_products, linearize
+from iterlin.networks.adapters import from_equinox, from_linen, from_nnx
 from iterlin.networks.mlp import mlp
 from iterlin.ntk import empirical_ntk, kernel_alignment, kernel_drift, ntk_matrix, ntk_product
-from iterlin.schedules import every, never, when_solved
-from iterlin.training import Watch, train, train_sweep
+from iterlin.prediction import predict
+from iterlin.runtime.slices import in_slices
+from iterlin.schedules import every, never, when, when_solved
+from iterlin.timed import for_time
+from iterlin.training import train, train_sweep
+from iterlin.watching import Watch
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Algorithm",
+    "LevenbergMarquardt",
     "Watch",
     "alignment",
     "damping_filter",
@@ -32,13 +42,20 @@ __all__ = [
     "empirical_ntk",
     "every",
     "flow_filter",
+    "for_time",
+    "from_equinox",
+    "from_linen",
+    "from_nnx",
     "gauss_newton",
+    "ggn_product",
+    "in_slices",
     "integrate",
     "iterative_linearization",
     "jacobian",
     "jacobian_products",
     "kernel_alignment",
     "kernel_drift",
+    "laplace",
     "linearize",
     "linearized_gradient_descent",
     "linearized_gradient_flow",
@@ -46,10 +63,12 @@ __all__ = [
     "never",
     "ntk_matrix",
     "ntk_product",
+    "predict",
     "relu_mlp_ntk",
     "steps_for_tolerance",
     "train",
     "train_sweep",
     "truncated_gauss_newton",
+    "when",
     "when_solved",
 ]
