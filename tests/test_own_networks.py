@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin import examples, losses, parameters, schedules, timed
+from iterlin import losses, parameters, schedules, timed
 from iterlin.linearization import output_shape
 from problems import bare, flat
 
@@ -285,17 +285,57 @@ def test_outputs_that_are_no_array_are_refused(f, message):
             call(f, PARAMS, X)
 
 
+@pytest.mark.parametrize("f", [lambda p, x: {"logits": x}, lambda p, x: (classifier(p, x), x)])
+def test_training_refuses_outputs_that_are_no_array(f):
+    algorithm = il.Algorithm(f, ENTROPY, 0.1)
+    settings = {"keys": jax.random.split(KEY, 2), "periods": [1, 2], "num_steps": 3}
+    with pytest.raises(ValueError, match="f must return one array"):
+        run(f, PARAMS, (X, LABELS))
+    with pytest.raises(ValueError, match="f must return one array"):
+        il.train_sweep(algorithm, lambda key: PARAMS, (X, LABELS), **settings)
+
+
+@pytest.mark.parametrize(
+    ("f", "keyed", "message"),
+    [
+        (lambda p, x, key: x, False, r"as f\(params, x\), but it takes .*; with keyed=True it is"),
+        (lambda p, x: x, True, r"as f\(params, x, key\), but it takes \(p, x\)$"),
+        (lambda p: p, False, r"as f\(params, x\), but it takes \(p\)"),
+    ],
+)
+def test_a_function_of_other_arguments_is_refused(f, keyed, message):
+    with pytest.raises(ValueError, match=message):
+        il.Algorithm(f, ENTROPY, 0.1, keyed=keyed)
+
+
+def test_decompositions_need_float32():
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), PARAMS)
+    x, y = X.astype(jnp.bfloat16), jax.nn.one_hot(LABELS, CLASSES, dtype=jnp.bfloat16)
+    solved = {"damping": 0.1, "max_steps": 1, "tolerance": 0.0}
+    kernel = jnp.eye(N, dtype=jnp.bfloat16)
+    for call in (
+        lambda: il.eigenmodes(classifier, narrow, x, y),
+        lambda: il.gauss_newton(classifier, narrow, x, y, **solved),
+        lambda: il.gauss_newton(classifier, narrow, x, y, solver="cholesky", **solved),
+        lambda: il.laplace(
+            classifier, narrow, x, y, loss=losses.squared_error, prior_precision=1.0
+        ),
+        lambda: il.predict(kernel, y, kernel),
+    ):
+        with pytest.raises(ValueError, match=r"must be float32 or float64, .*: got bfloat16"):
+            call()
+
+
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
+        (list(X), "inputs are a list of the 12 examples"),
         ({"a": X, "b": X[:3]}, r"inputs differ .*\['a'\]: 12, inputs\['b'\]: 3"),
         ({}, "inputs must hold an array that leads with the examples"),
         ({"a": 3.0}, r"inputs\['a'\] must lead with the examples, got a single 3.0"),
     ],
 )
 def test_bad_inputs_are_named(tree, message):
-    with pytest.raises(ValueError, match=message):
-        examples.count(tree)
     with pytest.raises(ValueError, match=message):
         run(classifier, PARAMS, (tree, LABELS))
 

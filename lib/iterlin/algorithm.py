@@ -13,15 +13,16 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, PyTree
 
-from iterlin import examples
+from iterlin import draws
+from iterlin.draws import all_of, chosen_examples
 from iterlin.linear_problem import LinearProblem
-from iterlin.linearization import Network, linearize, tree_add, tree_sub
+from iterlin.linearization import Network, linearize, output_shape, tree_add, tree_sub
 from iterlin.losses import Loss, loss_over_slices
 from iterlin.parameters import Trainable, bound, split
 from iterlin.runtime.slices import Sliced
 from iterlin.schedules import Schedule, Solved, is_every_step
-from iterlin.state import NOT_YET, TrainState, all_of, chosen_examples
-from iterlin.validation import is_traced, non_negative, positive, positive_integer
+from iterlin.state import NOT_YET, TrainState
+from iterlin.validation import accepts, is_traced, non_negative, positive, positive_integer
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,10 @@ class Algorithm:
     f(params, x) -> (N, ...). loss(outputs, y) is minimised; whether it is divided by N is its own
     affair (`losses.mean`). optimizer: of `optax`, or the step size of plain gradient descent; None
     where each run brings its own (`study.groups`). It is told the value, the gradient and, as the
-    value_fn that optax's line searches ask for, the step's `LinearProblem`. batch_size:
-    None is full batch; otherwise examples are drawn without replacement, and an incomplete last
-    batch of an epoch is left out. augment(key, x) -> x changes the inputs of a step. target_loss
-    ends a run once the network's own loss, seen at a linearisation, is at or below it ('while not
-    converged').
+    value_fn that optax's line searches ask for, the step's `LinearProblem`. batch_size: None is
+    full batch; otherwise examples are drawn without replacement, and an incomplete last batch of an
+    epoch is left out. augment(key, x) -> x changes the inputs of a step. target_loss ends a run
+    once the network's own loss, seen at a linearisation, is at or below it ('while not converged').
 
     trainable: which of the parameters are trained (`parameters.split`), all if None. regularizer:
     R(params) is added to the loss as it is, not linearised. keyed: f(params, x, key) draws from a
@@ -49,8 +49,8 @@ class Algorithm:
     then its training mode.
 
     Raises ValueError when it is made: for an f, loss, augment or regularizer that cannot be called,
-    an optimizer that is neither, a batch_size that is not a positive integer, a target_loss that is
-    not positive, a negative penalty.
+    an f that takes other arguments, an optimizer that is neither, a batch_size that is not a
+    positive integer, a target_loss that is not positive, a negative penalty.
 
     >>> import optax
     >>> net, loss = il.mlp((2, 16, 3)), il.losses.mean(il.losses.cross_entropy)
@@ -78,6 +78,7 @@ class Algorithm:
             value = getattr(self, name)
             if not callable(value) and not (name in ("augment", "regularizer") and value is None):
                 raise ValueError(f"{name} must be a function, got {value!r}")
+        accepts("f", self.f, ("params", "x", "key") if self.keyed else ("params", "x"))
         if not isinstance(self.optimizer, optax.GradientTransformation | None):
             positive("optimizer, as a step size,", self.optimizer)
             if jnp.ndim(self.optimizer) > 0:
@@ -105,8 +106,19 @@ class Algorithm:
         return optax.sgd(self.optimizer)
 
     @property
-    def penalized(self) -> bool:
+    def _penalized(self) -> bool:
         return is_traced(self.penalty) or self.penalty > 0
+
+    @property
+    def has_further_terms(self) -> bool:
+        return self._penalized or self.regularizer is not None
+
+    def further_terms(self, theta: PyTree, anchor: PyTree) -> Array | float:
+        """What the objective has beside the proxy's loss: the penalty and the regularizer."""
+        total = 0.0
+        if self._penalized:
+            total = self.penalty * optax.tree.norm(tree_sub(theta, anchor), squared=True)
+        return total if self.regularizer is None else total + self.regularizer(theta)
 
     def bound(self, fixed: PyTree) -> "Algorithm":
         """The same of the moving parameters, with the others as they are (`parameters.bound`)."""
@@ -146,8 +158,10 @@ class Algorithm:
         Of these it has those that move. Two runs of one key share their initial parameters,
         init(key), and the order and augmentation of their examples, whatever their schedules.
         """
-        moving, _ = split(init(key), self.trainable)
-        return self.start(moving, data, jax.random.fold_in(key, 1))
+        params = init(key)
+        state = self.start(split(params, self.trainable)[0], data, jax.random.fold_in(key, 1))
+        output_shape(self.network(state), params, data[0])
+        return state
 
     def advance(self, state: TrainState, data, count, schedule: Schedule) -> TrainState:
         """`count` steps; it may be traced."""
@@ -166,20 +180,21 @@ class Algorithm:
         opt = state.optimizer_state
         if self.reset_optimizer:
             opt = _where(linearizing, optimizer.init(state.params), opt)
-        order, x, y = self._batch(state, data)
-        drawn = self._drawn(state)
+        order, x, y = draws.batch(state, data, self.batch_size, self.augment)
+        drawn = draws.network_key(state) if self.keyed else ()
 
         displacement = None if plain else tree_sub(state.params, anchor)
         value, gradient, batch_statistics = self._loss_and_gradient(
             anchor, displacement, x, y, drawn
         )
-        gradient = self._with_penalty(gradient, displacement)
-        value, gradient = self._regularized(value, gradient, state.params)
+        if self.has_further_terms:
+            added, slope = jax.value_and_grad(self.further_terms)(state.params, anchor)
+            value, gradient = value + added, tree_add(gradient, slope)
         updates, opt = optimizer.update(
             gradient,
             opt,
             state.params,
-            value=value + self._penalty_at(displacement),
+            value=value,
             grad=gradient,
             value_fn=LinearProblem(self, anchor, x, y, drawn, linearizing),
         )
@@ -248,56 +263,10 @@ class Algorithm:
             transpose = jax.linear_transpose(jvp, anchor)
         return outputs, jvp, lambda u: transpose(u)[0], statistics
 
-    def _with_penalty(self, gradient, displacement):
-        if not self.penalized or displacement is None:
-            return gradient
-        return jax.tree.map(lambda g, d: g + 2 * self.penalty * d, gradient, displacement)
-
-    def _penalty_at(self, displacement) -> Array | float:
-        if not self.penalized or displacement is None:
-            return 0.0
-        return self.penalty * optax.tree.norm(displacement, squared=True)
-
-    def _regularized(self, value, gradient, params):
-        if self.regularizer is None:
-            return value, gradient
-        added, slope = jax.value_and_grad(self.regularizer)(params)
-        return value + added, tree_add(gradient, slope)
-
-    def _drawn(self, state) -> tuple[Array, ...]:
-        """The key of this step for a network that draws, as further arguments of it."""
-        if not self.keyed:
-            return ()
-        return (jax.random.fold_in(jax.random.fold_in(state.key, 2**31 - 2), state.step),)
-
     def _running(self, state, batch_statistics):
         if self.normalization is None:
             return ()
         return self.normalization.update(state.statistics, batch_statistics)
-
-    def _batch(self, state: TrainState, data):
-        x, y = data[:2]
-        order = state.order
-        if self.batch_size is None:
-            x, y = all_of(data)
-        else:
-            size = order.shape[0]
-            per_epoch = size // self.batch_size
-            epoch, index = state.step // per_epoch, state.step % per_epoch
-            # The step is not batched in a sweep, so this stays a branch: one shuffle an epoch.
-            order = jax.lax.cond(
-                index == 0,
-                lambda: jax.random.permutation(
-                    jax.random.fold_in(state.key, epoch), chosen_examples(data)
-                ).astype(jnp.int32),
-                lambda: state.order,
-            )
-            chosen = jax.lax.dynamic_slice_in_dim(order, index * self.batch_size, self.batch_size)
-            x, y = examples.take((x, y), chosen)
-        if self.augment is not None:
-            key = jax.random.fold_in(jax.random.fold_in(state.key, 2**31 - 1), state.step)
-            x = self.augment(key, x)
-        return order, x, y
 
     def _is_solved(self, state, anchor, params, renewed, data) -> Bool[Array, ""]:
         if self.solved is None:
@@ -309,13 +278,14 @@ class Algorithm:
         )
 
     def _meets(self, anchor, params, data) -> Bool[Array, ""]:
-        def add_penalty(gradient, theta):
-            gradient = self._with_penalty(gradient, tree_sub(theta, anchor))
-            return self._regularized(0.0, gradient, theta)[1]
+        def whole_gradient(gradient, theta):
+            if not self.has_further_terms:
+                return gradient
+            return tree_add(gradient, jax.grad(self.further_terms)(theta, anchor))
 
         f = self.f if not self.keyed else lambda params, x: self.f(params, x, None)
         proxy = linearize(f, anchor)
-        return self.solved.met(proxy, self.loss, add_penalty, params, anchor, all_of(data))
+        return self.solved.met(proxy, self.loss, whole_gradient, params, anchor, all_of(data))
 
 
 def _where(condition, a: PyTree, b: PyTree) -> PyTree:

@@ -17,7 +17,14 @@ from iterlin.iteration import Solution, Status, iterate, prepare
 from iterlin.linearization import Network, jacobian, require_independent
 from iterlin.parameters import Trainable
 from iterlin.runtime.precision import full_precision
-from iterlin.validation import is_traced, non_negative, one_of, positive, positive_integer
+from iterlin.validation import (
+    factorable,
+    is_traced,
+    non_negative,
+    one_of,
+    positive,
+    positive_integer,
+)
 
 __all__ = [
     "Solution",
@@ -59,8 +66,8 @@ def gauss_newton(
     Everything is computed in the precision of the trained parameters.
 
     Raises ValueError for a negative or non-finite damping or tolerance, a max_steps that is not a
-    positive integer, targets that have not the shape of the outputs, or (unless traced) an f that
-    couples examples said to be independent.
+    positive integer, targets that have not the shape of the outputs, parameters narrower than
+    float32, or (unless traced) an f that couples examples said to be independent.
 
     >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
     >>> found = il.gauss_newton(f, jnp.zeros(2), x, y, max_steps=20, tolerance=1e-6)
@@ -96,6 +103,7 @@ def gauss_newton(
 def _damped_step(f, theta, x, y, damping, independent):
     """One step by the normal equations of the smaller problem; damping must be positive."""
     flat, unravel = ravel_pytree(theta)
+    factorable("params", flat.dtype)
     matrix = jacobian(f, theta, x, independent=independent)
     residual = (y - f(theta, x)).reshape(-1)
     gradient = residual @ matrix

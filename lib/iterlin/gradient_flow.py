@@ -23,7 +23,14 @@ from iterlin.linearization import Network, jacobian, jacobian_products, output_s
 from iterlin.ntk import ntk_matrix
 from iterlin.parameters import Trainable, bound, join, split
 from iterlin.runtime.precision import full_precision
-from iterlin.validation import non_negative, open_unit, positive, positive_integer, same_shape
+from iterlin.validation import (
+    factorable,
+    non_negative,
+    open_unit,
+    positive,
+    positive_integer,
+    same_shape,
+)
 
 # Below this ratio of the sides LAPACK's own reduction is as fast; above it, its QR of the long
 # side goes through memory once a column.
@@ -157,8 +164,8 @@ def eigenmodes(
     but only singular values above sqrt(eps N O) s_max are told from zero. `independent=False` is
     for an f that couples its examples (see `jacobian`); then J must fit.
 
-    Raises ValueError if y has not the shape of the outputs, and as `jacobian` and
-    `parameters.split`.
+    Raises ValueError if y has not the shape of the outputs, for parameters narrower than float32,
+    and as `jacobian` and `parameters.split`.
 
     >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     >>> modes = il.eigenmodes(lambda p, x: x @ p, jnp.zeros(2), x, jnp.ones(2))
@@ -169,6 +176,7 @@ def eigenmodes(
     params, fixed = split(params, trainable)
     f = bound(f, fixed)
     flat, unravel = ravel_pytree(params)
+    factorable("params", flat.dtype)
     size = y.size * flat.size * flat.dtype.itemsize
     if size > memory_limit and not independent:
         raise ValueError(

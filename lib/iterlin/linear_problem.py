@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import optax
 from jaxtyping import Array, Bool, PyTree
 
 from iterlin.linearization import tree_sub
@@ -30,9 +29,7 @@ class LinearProblem:
         return outputs + moved
 
     def __call__(self, theta: PyTree) -> Array:
-        algorithm = self.algorithm
-        value = algorithm.loss(self.outputs(theta), self.y)
-        if algorithm.penalized:
-            squared = optax.tree.norm(tree_sub(theta, self.anchor), squared=True)
-            value = value + algorithm.penalty * squared
-        return value if algorithm.regularizer is None else value + algorithm.regularizer(theta)
+        value = self.algorithm.loss(self.outputs(theta), self.y)
+        if self.algorithm.has_further_terms:
+            value = value + self.algorithm.further_terms(theta, self.anchor)
+        return value

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from iterlin.gradient_flow import descent_filter, flow_filter
 from iterlin.ntk import kernel_matrix
 from iterlin.runtime.precision import full_precision
-from iterlin.validation import is_traced, non_negative, positive, positive_integer
+from iterlin.validation import factorable, is_traced, non_negative, positive, positive_integer
 
 
 @full_precision()
@@ -46,8 +46,8 @@ def predict(
     by its pseudo-inverse. For many times ``jax.vmap`` over them: one decomposition serves all.
 
     Raises ValueError for kernels, outputs or test_outputs whose shapes do not fit y or each other;
-    a time or damping that is negative or NaN; a step_size without num_steps, the other way round,
-    or with a time.
+    a kernel_dd narrower than float32; a time or damping that is negative or NaN; a step_size
+    without num_steps, the other way round, or with a time.
 
     >>> kernel_dd, kernel_td = jnp.array([[2.0, 0.0], [0.0, 1.0]]), jnp.array([[1.0, 1.0]])
     >>> print(il.predict(kernel_dd, jnp.ones(2), kernel_td))  # 1 / 2 + 1 / 1
@@ -59,6 +59,7 @@ def predict(
     non_negative("damping", damping)
     kernel_dd, kernel_td = jnp.asarray(kernel_dd), jnp.asarray(kernel_td)
     out = np.shape(y)[1:]
+    factorable("kernel_dd", kernel_dd.dtype)
     _check_shapes(np.shape(y), kernel_dd.shape, kernel_td.shape)
     _number_or("outputs", outputs, np.shape(y))
     _number_or("test_outputs", test_outputs, (kernel_td.shape[0], *out))

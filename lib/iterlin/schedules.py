@@ -180,14 +180,14 @@ class Solved(NamedTuple):
         self,
         proxy: Network,
         loss: Loss,
-        add_penalty: Callable[[PyTree, PyTree], PyTree],
+        whole_gradient: Callable[[PyTree, PyTree], PyTree],
         params: PyTree,
         anchor: PyTree,
         data: tuple[Array, Array],
     ) -> Bool[Array, ""]:
         """Whether params solve the problem of the proxy at the anchor, on all of data = (x, y).
 
-        add_penalty(gradient, theta) adds the penalty's gradient at theta.
+        whole_gradient(gradient, theta): that of the proxy's loss with the objective's other terms.
         """
         x, y = data
         solved = jnp.asarray(False)
@@ -201,7 +201,7 @@ class Solved(NamedTuple):
                     return jax.grad(lambda p: loss(proxy(p, x), y))(theta)
 
                 gradient = loss_over_slices(gradient_of, loss, self.slice_size, x, y)
-                return optax.tree.norm(add_penalty(gradient, theta))
+                return optax.tree.norm(whole_gradient(gradient, theta))
 
             solved |= norm(params) <= self.gradient * norm(anchor)
         return solved

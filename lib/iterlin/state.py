@@ -1,11 +1,9 @@
-"""Where a run of iterative linearisation is, and which examples it trains on."""
+"""Where a run of iterative linearisation is."""
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
-from iterlin import examples
 from iterlin.parameters import Trainable, join, split
 
 NOT_YET = -1
@@ -53,13 +51,3 @@ def parted(state: TrainState, trainable: Trainable) -> tuple[TrainState, PyTree]
 def whole(state: TrainState, fixed: PyTree) -> TrainState:
     """The state with all parameters, as schedules and users see it."""
     return state._replace(params=join(state.params, fixed), anchor=join(state.anchor, fixed))
-
-
-def chosen_examples(data) -> Int[Array, " N"]:
-    """Which of the examples of x and y a run trains on."""
-    return data[2] if len(data) == 3 else jnp.arange(examples.count(data[1]))
-
-
-def all_of(data) -> tuple[PyTree, PyTree]:
-    x, y = data[:2]
-    return examples.take((x, y), data[2]) if len(data) == 3 else (x, y)

@@ -17,6 +17,7 @@ from jaxtyping import Array, PyTree
 
 from iterlin import examples
 from iterlin.algorithm import Algorithm
+from iterlin.linearization import output_shape
 from iterlin.parameters import split, warn_of_statistics
 from iterlin.runtime import checkpoints
 from iterlin.runtime.chunks import History, run_in_chunks
@@ -61,10 +62,10 @@ def train(
 
     Raises ValueError before any compute for an algorithm without optimizer, a num_steps that is not
     a positive integer, a batch larger than the data, a minibatch or a keyed f without key, inputs
-    and targets of different lengths, a resumed state whose optimiser or order of examples is
-    another, a `watch` that is none, or steps to look at that are not whole, increasing and in
-    [0, num_steps]; of an iterable, for all that needs the data as a whole; and as
-    `parameters.split`.
+    and targets of different lengths, an f that does not return one array (N, ...), a resumed state
+    whose optimiser or order of examples is another, a `watch` that is none, or steps to look at
+    that are not whole, increasing and in [0, num_steps]; of an iterable, for all that needs the
+    data as a whole; and as `parameters.split`.
 
     >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)
@@ -93,6 +94,7 @@ def train(
         moving, fixed = split(params, algorithm.trainable)
         warn_of_statistics(moving)
         state = algorithm.start(moving, data, jax.random.key(0) if key is None else key)
+    output_shape(algorithm.network(state), whole(state, fixed).params, data[0])
 
     @partial(jax.jit, donate_argnums=0)
     def advance(state, fixed, data, count):
@@ -254,6 +256,8 @@ def check_run(algorithm: Algorithm, data, num_steps, key, at, first=0) -> np.nda
     algorithm.transformation  # noqa: B018 (raises where there is none)
     positive_integer("num_steps", num_steps)
     count, targets = examples.count(data[0]), examples.count(data[1], "targets")
+    if isinstance(data[0], list) and len(data[0]) == targets != count:
+        raise ValueError(f"inputs are a list of the {targets} examples: give one array of them all")
     if count != targets:
         raise ValueError(f"inputs and targets differ in length: {count} and {targets}")
     batch_size = algorithm.batch_size

@@ -4,10 +4,12 @@ Values that JAX is tracing have no concrete value to check and pass; their calle
 concrete arrays before tracing begins.
 """
 
+import inspect
 import math
 from numbers import Integral, Real
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -89,3 +91,26 @@ def like(name: str, tree, model) -> None:
         if np.shape(leaf) != np.shape(expected):
             where = name + jax.tree_util.keystr(path)
             raise ValueError(f"{where} must have shape {np.shape(expected)}, got {np.shape(leaf)}")
+
+
+def factorable(name: str, dtype) -> None:
+    """Refuses a type narrower than those that matrices can be decomposed in."""
+    if not jnp.issubdtype(dtype, jnp.inexact) or jnp.finfo(dtype).bits < 32:
+        raise ValueError(
+            f"{name} must be float32 or float64, in which matrices can be decomposed: got {dtype}"
+        )
+
+
+def accepts(name: str, function, arguments: tuple[str, ...]) -> None:
+    """Refuses a function that says that it cannot be called with so many arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # not every callable says
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        remedy = "" if "key" in arguments else "; with keyed=True it is f(params, x, key)"
+        raise ValueError(
+            f"{name} is called as {name}({', '.join(arguments)}), but it takes {signature}{remedy}"
+        ) from None

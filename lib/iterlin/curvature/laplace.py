@@ -30,7 +30,7 @@ from iterlin.ntk import ntk_matrix
 from iterlin.parameters import Trainable, bound, split, trainable_mask
 from iterlin.runtime.precision import full_precision
 from iterlin.runtime.slices import in_slices, sum_over_slices
-from iterlin.validation import like, positive, positive_integer
+from iterlin.validation import factorable, like, positive, positive_integer
 
 
 class Laplace(NamedTuple):
@@ -125,8 +125,8 @@ def laplace(
     bounds, in bytes, the rows of J kept at a time; that matrix comes on top.
 
     Raises ValueError for a prior_precision or noise_variance that is not positive and finite; a
-    loss that is a mean, or (unless traced) couples examples; an f that couples them; or a
-    prior_mean that is not like params.
+    loss that is a mean, or (unless traced) couples examples; an f that couples them; parameters
+    narrower than float32; or a prior_mean that is not like params.
 
     >>> f, x, y = lambda p, x: x @ p, jnp.eye(2), jnp.array([1.0, 3.0])
     >>> settings = {"loss": il.losses.squared_error, "prior_precision": 1.0, "noise_variance": 0.25}
@@ -141,6 +141,7 @@ def laplace(
     if isinstance(loss, Mean):
         raise ValueError("loss must be a sum over the examples: pass what `losses.mean` was given")
     moving, fixed = split(params, trainable)
+    factorable("params", jnp.result_type(*jax.tree.leaves(moving)))
     network = bound(f, fixed)
     require_independent(network, moving, x)
     displacement = moving

@@ -29,16 +29,15 @@ class Sliced:
         if count <= size:
             return self.f(params, x, *key)
         whole = count - count % size
-        # Where f draws, each slice has a key of its own.
-        keys = [None if k is None else jax.random.split(k, whole // size + 1) for k in key]
-        parts = _parts(x, whole, size)
-        outputs = jax.lax.map(
-            lambda part: self.f(params, *part), (parts, *(_rows(k, 0, -1) for k in keys))
-        )
+        # Where f draws, each slice has a key of its own; where its key is None, none has.
+        keys = jax.tree.map(lambda k: jax.random.split(k, whole // size + 1), key)
+        inputs = _parts(x, whole, size), jax.tree.map(lambda k: k[:-1], keys)
+        outputs = jax.lax.map(lambda part: self.f(params, part[0], *part[1]), inputs)
         outputs = jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), outputs)
         if whole == count:
             return outputs
-        rest = self.f(params, examples.part(x, whole), *(_rows(k, -1) for k in keys))
+        last = jax.tree.map(lambda k: k[-1], keys)
+        rest = self.f(params, examples.part(x, whole), *last)
         return jax.tree.map(lambda *a: jnp.concatenate(a), outputs, rest)
 
     def bound(self, fixed: PyTree) -> "Sliced":
@@ -83,12 +82,6 @@ def sum_over_slices(term: Callable[..., PyTree], size: int, *trees: PyTree) -> P
     if whole < count:
         total = tree_add(total, term(*examples.part(trees, whole)))
     return total
-
-
-def _rows(keys: Array | None, *bounds: int):
-    if keys is None:
-        return None
-    return keys[slice(*bounds)] if len(bounds) > 1 else keys[bounds[0]]
 
 
 def _parts(tree: PyTree, whole: int, size: int) -> PyTree:
