@@ -29,7 +29,7 @@ from iterlin.exact.choice import (
 )
 from iterlin.exact.run import ExactRun
 from iterlin.exact.task import Task
-from iterlin.parameters import split
+from iterlin.parameters import bound, split
 from iterlin.runtime.chunks import History
 from iterlin.runtime.precision import full_precision
 from iterlin.schedules import NEVER, Schedule, as_schedule, of_whole
@@ -38,7 +38,7 @@ from iterlin.validation import one_of, open_unit
 from iterlin.watching import UPDATES, Watch, check_watch, observer
 
 # Settings of an algorithm that only steps, one by one, can follow.
-STEPWISE = ("batch_size", "augment", "normalization", "target_loss")
+STEPWISE = ("batch_size", "augment", "normalization")
 
 
 def integrate(
@@ -83,11 +83,11 @@ def integrate(
     on from there.
 
     Raises ValueError before any compute: as `train`; for an algorithm with another optimizer,
-    minibatches, augmentation, normalisation, a target loss or a keyed f; the state of a run in the
-    place of parameters; an unknown engine; closed_form and a loss that is not half a squared error;
-    minimum without penalty, which for cross-entropy has no minimum to find, or with a schedule that
-    looks at the parameters; a kernel beyond memory_limit; a rule `solved` that counts labels where
-    there are none; and for an engine other than "steps" or "auto", a schedule that looks at the
+    minibatches, augmentation, normalisation or a keyed f; the state of a run in the place of
+    parameters; an unknown engine; closed_form and a loss that is not half a squared error; minimum
+    without penalty, which for cross-entropy has no minimum to find, or with a schedule that looks
+    at the parameters; a kernel beyond memory_limit; a rule `solved` that counts labels where there
+    are none; and for an engine other than "steps" or "auto", a schedule that looks at the
     parameters without check_every, a regularizer, less than single precision, or parameters and
     outputs of different types.
 
@@ -139,6 +139,12 @@ def integrator(
     def observe(state, sets, fixed):
         return observer(algorithm, watch)(whole(state, fixed), sets)
 
+    @jax.jit
+    def at_target(params, fixed, x, y):
+        return algorithm.loss(bound(algorithm.f, fixed)(params, x), y) <= algorithm.target_loss
+
+    reached = None if algorithm.target_loss is None else at_target
+
     @full_precision()
     def run(params, *, schedule, num_steps, at=None, checkpoint=None, progress=None):
         if isinstance(params, TrainState):
@@ -177,7 +183,9 @@ def integrator(
         kind = name, wanted.solved
         if kind not in engines:
             engines[kind] = ENGINES[name](wanted)
-        exact = ExactRun(engines[kind], asked, state, fixed, observe, sets, looks, checkpoint)
+        exact = ExactRun(
+            engines[kind], asked, state, fixed, observe, sets, looks, checkpoint, reached=reached
+        )
         state, history = exact.to_the_end(progress)
         return state, history | named
 

@@ -19,7 +19,8 @@ from iterlin.state import TrainState, whole
 
 class ExactRun:
     """One run on its way: `state`, of what is trained, is as of the latest stop, `position` within
-    its linearisation; fixed are the other parameters."""
+    its linearisation; fixed are the other parameters. reached(params, fixed, x, y): whether the
+    network is at the target loss, asked at each linearisation."""
 
     def __init__(
         self,
@@ -31,8 +32,11 @@ class ExactRun:
         sets,
         eval_steps,
         checkpoint,
+        *,
+        reached=None,
     ):
         self.engine, self.asked, self.fixed = engine, asked, fixed
+        self.reached = reached
         self.observe = lambda state: observe(state, sets, fixed)
         self.state, self.eval_steps, self.checkpoint = state, eval_steps, checkpoint
         self.position: Position = engine.begin(state.params, fixed=fixed)
@@ -43,6 +47,8 @@ class ExactRun:
         if checkpoint is not None:
             programs = [*engine.programs(state.params, fixed), asked.program(state)]
             programs.append(observe.trace(state, sets, fixed).jaxpr)
+            if reached is not None:
+                programs.append(reached.trace(state.params, fixed, *engine.task.data).jaxpr)
             inputs = (state, fixed, engine.task.data, sets, np.asarray(eval_steps))
             self.fingerprint = checkpoints.fingerprint(programs, *inputs)
             if Path(checkpoint).is_dir():
@@ -74,7 +80,11 @@ class ExactRun:
                 self.state = self.state._replace(step=jnp.asarray(target, jnp.int32))
                 return
             anchored = int(self.state.anchored_at)
-            if step > anchored and self.asked.now(self.state):
+            linearizing = step > anchored and self.asked.now(self.state)
+            if (linearizing or step == 0) and self._at_target():
+                self.state = self.state._replace(converged_at=self.state.step)
+                continue
+            if linearizing:
                 self.spent += self.position.evaluations
                 self.position = self.engine.begin(
                     self.state.params, self.position, fixed=self.fixed
@@ -104,6 +114,11 @@ class ExactRun:
                 step=reached, params=params, solved=jnp.asarray(self.position.solved)
             )
             bar.update(anchored + taken - bar.n)
+
+    def _at_target(self) -> bool:
+        if self.reached is None:
+            return False
+        return bool(self.reached(self.state.params, self.fixed, *self.engine.task.data))
 
     def _arrived(self, steps: int) -> bool:
         position = self.position
