@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import xarray as xr
 import yaml
-from iterlin.study import claims, claims_table, provenance, records
-from iterlin.study.claims import NOT, NOT_RUN, PARTLY, REPRODUCED, UNDECIDED
+from iterlin.study import claims, claims_table, conditions, provenance, records
+from iterlin.study.claims import NOT, NOT_RUN, NOT_TESTED, PARTLY, REPRODUCED, UNDECIDED
 from iterlin.study.origins import Origin
 
 ROW = {
@@ -87,6 +87,68 @@ def test_two_statements(first, second, verdict):
     statements = [{"says": name, "statistic": name, "above": 0.5} for name in ("a", "b")]
     found = claims.judge(ROW | {"statements": statements}, record(a=first, b=second))
     assert found.verdict == verdict
+
+
+@pytest.mark.parametrize("first", [ABOVE, BELOW])
+@pytest.mark.parametrize(
+    ("condition", "tested"), [(ABOVE, True), (ACROSS_HIGH, False), (BELOW, False)]
+)
+def test_what_a_row_requires_comes_before_what_it_states(condition, tested, first):
+    requires = [{"says": "enough", "statistic": "enough", "above": 0.5}]
+    found = claims.judge(ROW | {"requires": requires}, record(drop=first, enough=condition))
+    alone = claims.judge(ROW, record(drop=first))
+    assert found.verdict == (alone.verdict if tested else NOT_TESTED)
+    assert found.statements == alone.statements
+    assert [s.statistic for s in found.unmet] == ([] if tested else ["enough"])
+
+
+def test_what_is_not_met_is_shown(monkeypatch):
+    requires = [{"says": "it fits (%)", "condition": "fit", "above": 95.0}]
+    short = record(drop=ABOVE).assign(histories()).assign_attrs(step_size=0.5)
+    verdict = claims.judge(ROW | {"requires": requires}, short)
+    monkeypatch.setattr(claims_table, "verdicts", lambda page: [verdict])
+    shown = claims_table.table("experiments/trial")
+    assert "not tested here</span>" in shown
+    assert "it fits (%): 40 [" in shown
+    assert "for a test required above 95: unclear" in shown
+
+
+def histories():
+    """Of two seeds at three periods, the last infinite; one run of the second diverged."""
+    accuracy = np.zeros((3, 2, 4))
+    accuracy[..., -1] = [[0.9, 0.7], [0.8, np.nan], [0.1, 0.1]]
+    return xr.Dataset(
+        {
+            "train_accuracy": (("period", "seed", "evaluation"), accuracy),
+            "train_accuracy_proxy": (("period", "seed", "evaluation"), 0 * accuracy),
+            "other_train_accuracy": (("seed", "other_look"), [[0.0, 0.99], [0.0, 0.99]]),
+            "updates": (("period", "seed", "evaluation"), np.arange(24.0).reshape(3, 2, 4)),
+            "diverged_at": (("period", "seed"), [[-1, -1], [-1, 7], [-1, -1]]),
+            "other_diverged_at": ("seed", [3, -1]),
+            "step": (("period", "seed", "evaluation"), np.tile([0, 5, 10, 20], (3, 2, 1))),
+        },
+        {"period": [1.0, 8.0, np.inf]},
+        {"step_size": 0.5},
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("fit", 40.0), ("updates", 5.0), ("diverged", 2.0), ("time", 10.0), ("longest_period", 4.0)],
+)
+def test_conditions_of_a_record(name, expected):
+    found = conditions.of(histories(), name)
+    assert found.estimate == pytest.approx(expected)
+    assert found.lower <= found.estimate <= found.upper
+
+
+def test_a_condition_that_cannot_be_read_off_is_named():
+    with pytest.raises(
+        ValueError, match=r"lacks what condition 'fit' is read off: .*train_accuracy"
+    ):
+        conditions.of(xr.Dataset(), "fit")
+    with pytest.raises(ValueError, match="there is no condition 'speed'; known: fit, updates"):
+        conditions.of(xr.Dataset(), "speed")
 
 
 def test_a_statistic_that_is_not_a_number_is_refused():

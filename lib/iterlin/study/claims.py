@@ -2,8 +2,10 @@
 
 A row names an experiment and statements about it. A statement compares one statistic of the
 record (a variable over ("bound",): estimate, lower, upper) with a value. It `holds` if the whole
-95 % interval satisfies the rule, `fails` if no part of it does, and else is `unclear`. In a partial
-record a statistic may be NaN, which is `unclear`; in a whole one that is an error.
+95 % interval satisfies the rule, `fails` if no part of it does, and else is `unclear`. What a row
+`requires` is such statements, too, of statistics or of `conditions` of the runs: unless all hold,
+the record does not test the claim, whatever its statistics are. In a partial record a statistic may
+be NaN, which is `unclear`; in a whole one that is an error.
 """
 
 import math
@@ -13,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from iterlin.study import provenance, records
+from iterlin.study import conditions, provenance, records
 
 REPRODUCED, PARTLY, UNDECIDED = "reproduced", "partly", "undecided"
-NOT, NOT_RUN = "not reproduced", "not yet run"
-KINDS = (REPRODUCED, PARTLY, UNDECIDED, NOT, NOT_RUN)
+NOT, NOT_TESTED, NOT_RUN = "not reproduced", "not tested here", "not yet run"
+KINDS = (REPRODUCED, PARTLY, UNDECIDED, NOT, NOT_TESTED, NOT_RUN)
 # The open interval that each rule allows.
 RULES = {
     "above": lambda value: (value, math.inf),
@@ -41,7 +43,8 @@ class Statement:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim's ledger row, its statements and what follows from them."""
+    """A claim's ledger row, its statements and what follows from them; unmet: what the row requires
+    and the record does not meet."""
 
     row: dict
     verdict: str
@@ -49,6 +52,7 @@ class Verdict:
     tier: str
     stale: bool
     partial: str = ""  # as 'partial: 7 runs missing', of a record that lacks runs
+    unmet: tuple[Statement, ...] = ()
 
     @property
     def changed(self) -> bool:
@@ -68,7 +72,7 @@ def load_claims(path: Path | None = None) -> list[dict]:
             raise ValueError(f"{path}: claim {name} lacks {', '.join(sorted(missing))}")
         if row["expected"] not in KINDS:
             raise ValueError(f"{path}: claim {name} expects unknown verdict {row['expected']!r}")
-        for statement in row.get("statements", []):
+        for statement in [*row.get("requires", []), *row.get("statements", [])]:
             if problem := _problem(statement):
                 raise ValueError(f"{path}: a statement of claim {name} {problem}")
     names = [row["id"] for row in rows]
@@ -79,6 +83,10 @@ def load_claims(path: Path | None = None) -> list[dict]:
 
 def _problem(statement: dict) -> str:
     """What is wrong with a statement of the ledger, in words; nothing if nothing is."""
+    if "condition" in statement:
+        if statement["condition"] not in conditions.CONDITIONS:
+            return f"names no condition: {statement['condition']!r}"
+        statement = {"statistic": "", **statement}
     if missing := {"says", "statistic"} - statement.keys():
         return f"lacks {', '.join(sorted(missing))}"
     rules = statement.keys() & RULES.keys()
@@ -99,24 +107,32 @@ def judge(row: dict, record=None) -> Verdict:
         return Verdict(row, NOT_RUN, (), "", False)
     statements = tuple(_examine(statement, record) for statement in row["statements"])
     outcomes = [statement.outcome for statement in statements]
-    if all(outcome == "holds" for outcome in outcomes):
+    required = [_examine(statement, record) for statement in row.get("requires", [])]
+    unmet = tuple(statement for statement in required if statement.outcome != "holds")
+    if unmet:
+        verdict = NOT_TESTED
+    elif all(outcome == "holds" for outcome in outcomes):
         verdict = REPRODUCED
     elif "holds" in outcomes:
         verdict = PARTLY
     else:
         verdict = NOT if "fails" in outcomes else UNDECIDED
     tier, stale = record.attrs["tier"], records.is_stale(record)
-    return Verdict(row, verdict, statements, tier, stale, records.partial_note(record))
+    return Verdict(row, verdict, statements, tier, stale, records.partial_note(record), unmet)
 
 
 def _examine(statement: dict, record) -> Statement:
-    name = statement["statistic"]
-    if name not in record:
+    name = statement.get("condition") or statement["statistic"]
+    if "condition" in statement:
+        bounds = conditions.of(record, name)
+    elif name in record:
+        bounds = np.asarray(record[name])
+    else:
         raise ValueError(f"record {record.attrs['experiment']} has no statistic {name!r}")
     rule = next(iter(statement.keys() & RULES.keys()))
     value = float(statement[rule])
     low, high = RULES[rule](value)
-    estimate, lower, upper = (float(v) for v in np.asarray(record[name]))
+    estimate, lower, upper = (float(v) for v in bounds)
     unknown = math.isnan(estimate + abs(lower) + abs(upper))
     if unknown and not records.missing_runs(record):
         raise ValueError(f"record {record.attrs['experiment']}: statistic {name!r} is not a number")

@@ -7,6 +7,7 @@ from IPython.display import HTML, display
 from iterlin.study.claims import (
     NOT,
     NOT_RUN,
+    NOT_TESTED,
     PARTLY,
     REPRODUCED,
     UNDECIDED,
@@ -16,12 +17,13 @@ from iterlin.study.claims import (
 )
 
 # Words carry the verdict; the colours (of the book's theme, colour-blind safe) only help.
-MARKS = {REPRODUCED: "✔", PARTLY: "◐", UNDECIDED: "?", NOT: "✘", NOT_RUN: "○"}
+MARKS = {REPRODUCED: "✔", PARTLY: "◐", UNDECIDED: "?", NOT: "✘", NOT_TESTED: "–", NOT_RUN: "○"}
 COLOURS = {
     REPRODUCED: "#0173b2",
     PARTLY: "#a66a00",
     UNDECIDED: "#a66a00",
     NOT: "#b5301a",
+    NOT_TESTED: "#666666",
     NOT_RUN: "#666666",
 }
 
@@ -61,7 +63,9 @@ def _row(verdict: Verdict, linked: bool) -> str:
     )
     notes = [f"{verdict.tier} tier", verdict.partial, "stale" if verdict.stale else ""]
     tier = f"<br><small>{', '.join(note for note in notes if note)}</small>"
-    found = "<br>".join(_statement(s) for s in verdict.statements) or escape(row.get("why", ""))
+    found = [_statement(s, "for a test required") for s in verdict.unmet]
+    found = "<br>".join([*found, *map(_statement, verdict.statements)])
+    found = found or escape(row.get("why", ""))
     return (
         f"<tr><td>{name}<br><small>{escape(row['version'])}, {escape(row['place'])}</small></td>"
         f"<td>{escape(row['claim'])}<br><small>{escape(row['paper'])}</small></td>"
@@ -69,9 +73,9 @@ def _row(verdict: Verdict, linked: bool) -> str:
     )
 
 
-def _statement(statement: Statement) -> str:
+def _statement(statement: Statement, word: str = "required") -> str:
     estimate, lower, upper = statement.found
     return (
         f"{escape(statement.says)}: {estimate:.3g} [{lower:.3g}, {upper:.3g}], "
-        f"required {statement.rule} {statement.value:g}: {statement.outcome}"
+        f"{word} {statement.rule} {statement.value:g}: {statement.outcome}"
     )

@@ -12,7 +12,15 @@ import xarray as xr
 from iterlin.exact.choice import ENGINES
 from iterlin.exact.integrate import STEPWISE, integrator
 from iterlin.runtime.chunks import OutOfTime, out_of_time
-from iterlin.study.groups import Problem, Run, algorithm_of, key_of, schedule_of
+from iterlin.study.groups import (
+    SLICE,
+    Problem,
+    Run,
+    algorithm_of,
+    key_of,
+    schedule_of,
+    with_own_examples,
+)
 from iterlin.study.runs import Result, check_settings, run_all, say, tabulate
 from iterlin.validation import one_of
 
@@ -30,7 +38,7 @@ def exact_grid(
     """`runs.grid` with an engine of `integrate` for each run, one run after the other.
 
     engine(run) names it; "steps" are those of `runs.run_all`. The variables are those of
-    `runs.grid` without its diagnostics, and "evaluations" (products with J J^T by then),
+    `runs.grid` without kernel diagnostics, and "evaluations" (products with J J^T by then),
     "stability" and "seconds" as `integrate` gives them. A seed draws the initial parameters
     and examples that it draws in `runs.grid`.
 
@@ -40,7 +48,7 @@ def exact_grid(
     for name in STEPWISE:
         if getattr(problem.algorithm, name) is not None:
             raise ValueError(f"exact engines train on the full batch as it is: no {name}")
-    problem = replace(problem, diagnose=0, observe=None)
+    problem = replace(problem, diagnose=0)
     runs = [make(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
     engines = [engine(run) for run in runs]
     for run, name in zip(runs, engines, strict=True):
@@ -84,11 +92,13 @@ def _by_steps(problem: Problem, run: Run, label: str, folder: Path | None) -> Re
 
 def _integrator(problem: Problem, run: Run, engine: str, tolerance: float):
     x, y = problem.train
+    watch = problem.watch._replace(observe=problem.observe, batch_size=SLICE)
     if run.examples is not None:
         chosen = jnp.asarray(problem.subset(run.examples, run.seed), jnp.int32)
+        watch = watch._replace(sets=with_own_examples(watch.sets, problem.train, chosen))
         x, y = jnp.take(x, chosen, 0), jnp.take(y, chosen, 0)
     algorithm = replace(algorithm_of(problem, run), optimizer=run.step_size)
-    return integrator(algorithm, (x, y), engine=engine, tolerance=tolerance, watch=problem.watch)
+    return integrator(algorithm, (x, y), engine=engine, tolerance=tolerance, watch=watch)
 
 
 def _integrate(integrated, problem: Problem, run: Run, folder: Path | None):

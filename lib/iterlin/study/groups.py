@@ -22,7 +22,7 @@ from iterlin.runtime.chunks import Outcome, OutOfTime, out_of_time, run_in_chunk
 from iterlin.schedules import NEVER, Schedule, every, when_solved
 from iterlin.state import RUN_AXES, TrainState
 from iterlin.study.diagnostics import kernel_diagnostics
-from iterlin.watching import Watch, observer
+from iterlin.watching import Sets, Watch, observer
 
 OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
 SLICE = 500
@@ -186,6 +186,8 @@ def _advance(problem, example):
 def _observe(problem, example):
     def observe(state, values, examples, train, sets):
         algorithm = algorithm_of(problem, example, values["step_size"], values["penalty"])
+        if example.examples is not None:
+            sets = with_own_examples(sets, train, examples)
         seen = observer(algorithm, problem.watch._replace(batch_size=SLICE))(state, sets)
         if problem.diagnose:
             sample = tuple(part[: problem.diagnose] for part in train)
@@ -196,6 +198,15 @@ def _observe(problem, example):
         return seen
 
     return observe
+
+
+def with_own_examples(sets: Sets, train: tuple[Array, Array], chosen: Array) -> Sets:
+    """The sets that are looked at, the one called "train" taken from a run's own examples: as many
+    of the first of them as it has, at most."""
+    if "train" not in sets:
+        return sets
+    first = chosen[: len(sets["train"][1])]
+    return {**sets, "train": tuple(jnp.take(leaf, first, 0) for leaf in train)}
 
 
 def inputs(problem: Problem, runs: Sequence[Run]):

@@ -40,8 +40,8 @@ def image_problem(
     network: {"name": "lenet", ...} with the settings of that function. train, validation, test:
     numbers of examples, None for all; the subsets are class-balanced and drawn by `seed`, the same
     for every run, and runs on fewer examples take nested subsets of the training set. Loss and
-    accuracy are recorded on the first `seen` training examples and on all of validation (where
-    there are any) and test. The loss is the mean over the examples of a batch, or their sum.
+    accuracy are recorded on the first `seen` of a run's training examples and on all of validation
+    (where there are any) and test. The loss is the mean over the examples of a batch, or their sum.
     diagnose and observe are those of `groups.Problem`, `settings` further ones of its algorithm.
 
     Raises ValueError for an unknown data set, network or reduction, and as those functions do.
