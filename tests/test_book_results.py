@@ -264,7 +264,7 @@ def test_a_wrong_order_is_refused(book, text, message):
 def test_the_projects_own_order_is_right():
     names = pages.toc(toy_book.ROOT)
     ordered = pages.by_priority(toy_book.ROOT, names)
-    assert ordered[:2] == ["experiments/few_updates", "experiments/period_sweep"]
+    assert ordered[:2] == ["experiments/converged", "experiments/few_updates"]
     assert sorted(ordered) == sorted(names)
 
 

@@ -1,12 +1,14 @@
 """Grids by exact engines: the runs of `runs.grid`, kept, resumed, and refused by name."""
 
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from iterlin.exact import run as exact_run
 from iterlin.runtime.chunks import OutOfTime
 from iterlin.study import exact_runs, runs
+from iterlin.study import problems as study_problems
 from test_runs import STEPS, problem
 
 FULL_BATCH = problem(batch_size=None)
@@ -35,6 +37,30 @@ def test_grid_is_that_of_steps(examples):
         np.testing.assert_allclose(found[name], expected[name], atol=1e-10, err_msg=name)
     np.testing.assert_array_equal(found.evaluations.sel(period=1, seed=0), STEPS)
     assert found.missing == 0
+
+
+def test_training_accuracy_is_that_on_a_run_s_own_examples():
+    """Whatever grid it is of; what is observed besides is in the history, too."""
+    everything = FULL_BATCH.train
+    watch = FULL_BATCH.watch._replace(sets={"train": everything})
+    looked = replace(FULL_BATCH, watch=watch, observe=study_problems.snapshot)
+    axes = {"examples": (12,), "seed": (0, 1)}
+
+    def chosen(examples, seed):
+        return make(5, seed, examples)
+
+    settings = {"engine": lambda run: "function_space"}
+    for found in (
+        exact_runs.exact_grid(looked, axes, chosen, **settings),
+        runs.grid(looked, axes, chosen),
+    ):
+        for seed in (0, 1):
+            own = [part[looked.subset(12, seed)] for part in everything]
+            vector = found.snapshot.isel(evaluation=-1).sel(examples=12, seed=seed)
+            params = study_problems.restored(looked, vector.values)
+            loss = looked.algorithm.loss(looked.algorithm.f(params, own[0]), own[1])
+            at = found.train_loss.isel(evaluation=-1).sel(examples=12, seed=seed)
+            np.testing.assert_allclose(at, loss, rtol=1e-5)
 
 
 def test_period_may_end_when_solved_and_go_on_for_ever():

@@ -62,6 +62,19 @@ TINY = {
         "max_steps": 100,
     },
     "experiments/few_updates": IMAGES | {"periods": [1, 10], "num_steps": 40},
+    "experiments/converged": IMAGES
+    | {
+        "pool": 60,
+        "sizes": [20, 40],
+        "times": [1, 5],
+        "updates": [3, 2],
+        "num_looks": 3,
+        "few": 1,
+        "long": 5,
+        "lazy_time": 20,
+        "sgd_batch_size": 10,
+        "sgd_steps": [20, 30],
+    },
     "experiments/filters": IMAGES | {"periods": [1, 10], "num_steps": 40, "num_columns": 3},
     "experiments/probes": IMAGES
     | {"periods": [1, 10], "num_steps": 40, "probe_size": 40, "num_snapshots": 3},
