@@ -74,6 +74,11 @@ def scanned(p, x):
 
 
 W, B = normal(3, 3), normal(3)
+def convolved(x, w):
+    layout = ("NWC", "WIO", "NWC")
+    return jax.lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=layout)
+
+
 ANYTHING = {
     "shared weight": (lambda p, x: jnp.tanh(x @ p) @ p.T, W),
     "used nonlinearly": (lambda p, x: x @ jnp.exp(p["w"]) * p["b"][None] ** 2, {"w": W, "b": B}),
@@ -92,6 +97,23 @@ ANYTHING = {
     ),
     "relu at zero": (lambda p, x: jax.nn.relu(x @ p["w"] * 0 + p["b"][None] * x), {"w": W, "b": B}),
     "remembered less": (lambda p, x: jax.checkpoint(lambda h: jnp.tanh(h @ p))(x) @ W, W),
+    "one bias for all features": (lambda p, x: x @ p["w"] + p["b"][None], {"w": W, "b": B[:1]}),
+    "one bias for all hidden features": (
+        lambda p, x: jnp.tanh(x @ p["w"] + p["b"][None]) @ p["v"],
+        {"w": W, "b": B[:1], "v": W},
+    ),
+    "many biases of one feature": (
+        lambda p, x: jnp.tanh(x @ p["w"] + p["b"][None]) @ p["v"],
+        {"w": W[:, :1], "b": B, "v": W},
+    ),
+    "biases at more positions than the product": (
+        lambda p, x: jnp.tanh(x[:, None] @ p["w"] + jnp.broadcast_to(p["b"], (1, 5, 3))).sum(1),
+        {"w": W, "b": B},
+    ),
+    "convolution with one bias for all features": (
+        lambda p, x: jnp.tanh(convolved(x[:, :, None], p["w"]) + p["b"][None, None]).sum(1),
+        {"w": normal(2, 1, 4), "b": B[:1]},
+    ),
 }
 
 
