@@ -312,13 +312,13 @@ def test_the_kernel_of_the_last_anchor_makes_room_before_the_next(monkeypatch):
     loss = losses.mean(losses.cross_entropy)
     task = Task(lambda p, x: x @ p, (x, y), loss, 0.1, 0.0, 1e-3, 2**20, None)
     engine = ENGINES["function_space"](task)
-    kernel_of, held = modelled.linear_model.kernel_of, []
+    ntk_matrix, held = modelled.ntk_matrix, []
 
     def noted(*arguments, **settings):
         held.append(engine._kernel[1])
-        return kernel_of(*arguments, **settings)
+        return ntk_matrix(*arguments, **settings)
 
-    monkeypatch.setattr(modelled.linear_model, "kernel_of", noted)
+    monkeypatch.setattr(modelled, "ntk_matrix", noted)
     for scale in (0.0, 1.0):
         engine.begin(scale * jnp.ones((3, 2)))
     assert len(held) == 2
