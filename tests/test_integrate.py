@@ -233,6 +233,7 @@ def moved_far(step, state):
         ({"engine": "closed_form"}, "squared error"),
         ({"engine": "minimum"}, "positive penalty"),
         ({"engine": "function_space", "memory_limit": 100}, "memory_limit"),
+        ({"memory_limit": 0}, "memory_limit must be a positive integer, got 0"),
         ({"step_size": 0.0}, "step size"),
         ({"tolerance": 2.0}, "tolerance"),
         ({"num_steps": 2**31}, "num_steps"),

@@ -107,7 +107,8 @@ def jacobian(
     that couples its examples (batch normalisation in training mode, or an f that ignores x).
 
     Raises ValueError if `independent` is claimed of an f that couples its examples, for an f that
-    does not return one array (N, ...), and as `parameters.split`.
+    does not return one array (N, ...) of floating point numbers, inputs without an example, and as
+    `parameters.split`.
 
     >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     >>> params = {"bias": jnp.zeros(()), "weight": jnp.zeros(2)}
@@ -143,7 +144,8 @@ def jacobian_rows(
 
 
 def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
-    """Shape and type of f(params, x); ValueError unless it is one array that leads with N."""
+    """Shape and type of f(params, x); ValueError unless it is one array that leads with N, of at
+    least one floating point number for each example."""
     count = examples.count(x)
     found = jax.eval_shape(f, params, x)
     if not isinstance(found, jax.ShapeDtypeStruct):
@@ -152,6 +154,10 @@ def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
         raise ValueError(
             f"f must return an array that leads with the {count} examples, got shape {found.shape}"
         )
+    if found.size == 0:
+        raise ValueError(f"f must return numbers for each example, got shape {found.shape}")
+    if not jnp.issubdtype(found.dtype, jnp.floating):
+        raise ValueError(f"f must return floating point numbers, got {found.dtype}")
     return found
 
 
