@@ -1,6 +1,9 @@
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import problems
+import pytest
 from iterlin.runtime import costs
 
 
@@ -47,3 +50,21 @@ def test_kept_bytes_are_those_of_the_activations():
     few, many = (costs.kept_bytes(f, params, x[:n]) for n in (50, 100))
     assert many - few >= 50 * 64 * 8
     assert many < 2 * few
+
+
+@pytest.mark.parametrize(
+    ("platform", "stats", "expected"),
+    [
+        ("cpu", {"bytes_limit": 100}, 7),
+        ("gpu", {"bytes_limit": 100}, 50),
+        ("gpu", {"bytes_limit": 0}, 7),
+        ("gpu", {}, 7),
+        ("tpu", None, 7),
+    ],
+)
+def test_memory_of_a_device_that_does_not_say_is_that_of_a_cpu(
+    monkeypatch, platform, stats, expected
+):
+    device = SimpleNamespace(platform=platform, memory_stats=lambda: stats)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    assert costs.device_memory(7, 0.5) == expected

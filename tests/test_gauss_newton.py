@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -567,6 +568,17 @@ def test_bad_damping_is_refused(problem, damping):
         gauss_newton(*problem, damping=damping, max_steps=1, tolerance=0.0)
 
 
+def test_a_damping_of_several_numbers_is_refused(problem):
+    settings = {"max_steps": 1, "tolerance": 0.0}
+    for call in (
+        lambda damping: gauss_newton(*problem, damping=damping, **settings),
+        lambda damping: truncated_gauss_newton(*problem, beta=0.1, damping=damping, **settings),
+        lambda damping: LevenbergMarquardt.__post_init__(SimpleNamespace(start=damping)),
+    ):
+        with pytest.raises(ValueError, match=r"damping must be one number, .* shape \(3,\)"):
+            call(jnp.ones(3))
+
+
 def test_cholesky_needs_damping(problem):
     with pytest.raises(ValueError, match=r"damping of the cholesky solver must be .*positive"):
         gauss_newton(*problem, solver="cholesky", max_steps=1, tolerance=0.0)
@@ -600,6 +612,12 @@ def test_targets_of_another_shape_are_refused(problem):
     for run in (gauss_newton, lambda *a, **k: truncated_gauss_newton(*a, beta=0.5, **k)):
         with pytest.raises(ValueError, match=r"targets have shape \(6,\).*outputs.*\(3, 2\)"):
             run(f, params, x, y.ravel(), max_steps=1, tolerance=0.0)
+    settings = {"max_steps": 1, "tolerance": 0.0}
+    with pytest.raises(ValueError, match=r"targets must be one array .* got list"):
+        bare(gauss_newton)(f, params, x, list(y), **settings)
+    settings |= {"beta": 0.1, "damping": 1.0, "loss": losses.cross_entropy}
+    with pytest.raises(ValueError, match=r"targets\[1\]\[0\] must lead with the examples, got a"):
+        truncated_gauss_newton(f, params, x, [1, 0, 1], **settings)
 
 
 @pytest.mark.parametrize("period", [0, -1, 2.5, True, "3"])

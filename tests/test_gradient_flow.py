@@ -375,6 +375,8 @@ def test_targets_of_another_shape_are_refused(problem):
     f, params, x, y = problem
     with pytest.raises(ValueError, match=r"targets have shape \(3,\).*outputs.*\(3, 2\)"):
         eigenmodes(f, params, x, y[:, 0])
+    with pytest.raises(ValueError, match=r"targets must be one array .* got list"):
+        bare(eigenmodes)(f, params, x, list(y))
 
 
 def test_step_size_or_beta_out_of_range_is_refused(problem):

@@ -248,6 +248,7 @@ def moved_far(step, state):
         ({"engine": "closed_form"}, "squared error"),
         ({"engine": "minimum"}, "positive penalty"),
         ({"engine": "function_space", "memory_limit": 100}, "memory_limit"),
+        ({"memory_limit": 0}, "memory_limit must be a positive integer, got 0"),
         ({"step_size": 0.0}, "step size"),
         ({"tolerance": 2.0}, "tolerance"),
         ({"num_steps": 2**31}, "num_steps"),
@@ -327,13 +328,13 @@ def test_the_kernel_of_the_last_anchor_makes_room_before_the_next(monkeypatch):
     loss = losses.mean(losses.cross_entropy)
     task = Task(lambda p, x: x @ p, (x, y), loss, 0.1, 0.0, 1e-3, 2**20, None)
     engine = ENGINES["function_space"](task)
-    kernel_of, held = modelled.linear_model.kernel_of, []
+    ntk_matrix, held = modelled.ntk_matrix, []
 
     def noted(*arguments, **settings):
         held.append(engine._kernel[1])
-        return kernel_of(*arguments, **settings)
+        return ntk_matrix(*arguments, **settings)
 
-    monkeypatch.setattr(modelled.linear_model, "kernel_of", noted)
+    monkeypatch.setattr(modelled, "ntk_matrix", noted)
     for scale in (0.0, 1.0):
         engine.begin(scale * jnp.ones((3, 2)))
     assert len(held) == 2

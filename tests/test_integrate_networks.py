@@ -7,8 +7,8 @@ import numpy as np
 import optax
 import problems
 import pytest
-from iterlin import losses, schedules, timed
-from iterlin.exact import engines, linear_model
+from iterlin import losses, ntk_matrix, schedules, timed
+from iterlin.exact import engines
 from iterlin.exact.choice import ENGINES
 from iterlin.exact.integrate import integrate, integrator
 from iterlin.parameters import bound, split
@@ -174,7 +174,7 @@ def test_other_fixed_values_compile_nothing_anew(monkeypatch):
 
 def test_the_kernel_is_that_of_what_is_trained():
     moving, fixed = split(PARAMS, not_frozen)
-    kernel = linear_model.kernel_of(sequences, PARAMS, X, trainable=not_frozen)
+    kernel = ntk_matrix(sequences, PARAMS, X, trainable=not_frozen)
     jacobian = problems.dense(bound(sequences, fixed), moving, X)
     np.testing.assert_allclose(kernel, jacobian @ jacobian.T, atol=1e-12)
 

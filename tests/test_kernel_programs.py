@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import empirical_ntk
+from iterlin import eigenmodes, empirical_ntk
 from iterlin.kernels import compiled
 from iterlin.linearization import jacobian
 from test_compilations import compilations
@@ -81,6 +81,19 @@ def test_the_same_function_compiles_once_whatever_it_closes_over(monkeypatch):
         np.testing.assert_allclose(kernel, expected(other, NEGATIVE, X), rtol=1e-11)
 
 
+@pytest.mark.optimized
+def test_eigenmodes_from_the_kernel_compile_it_once_for_a_network_with_fixed_parameters():
+    def modes():
+        settings = {"trainable": lambda name: name == "w", "memory_limit": 900}
+        return eigenmodes(with_a_rule, W, X, jnp.ones((4, 2)), **settings).singular_values
+
+    first = modes()
+    with compilations() as found:
+        second = modes()
+    assert not {"outputs", "factors_of"} & set(found)
+    np.testing.assert_array_equal(first, second)
+
+
 def test_functions_with_rules_of_their_own_share_no_program():
     """The operations of these are the same, their derivatives are not."""
 
@@ -111,6 +124,28 @@ def test_nothing_is_kept_of_a_function_that_is_dropped(kind):
     gc.collect()
     assert array() is None
     assert function() is None
+
+
+def test_a_function_that_its_own_rule_holds_stays_until_others_take_its_place(monkeypatch):
+    monkeypatch.setattr(compiled, "MOST", 2)
+
+    class Held(Module):
+        def apply(self, p, x):
+            @jax.custom_vjp
+            def act(h):
+                return jnp.tanh(h)
+
+            act.defvjp(lambda h: (act(h), h), lambda h, g: (g * self.scale,))
+            return act(x @ p["w"]) @ p["v"]
+
+    held = Held(normal(5)[None])
+    found = weakref.ref(held)
+    empirical_ntk(held.apply, W, X, trace=True)
+    del held
+    assert found() is not None
+    empirical_ntk(closure(normal(5)[None]), W, X, trace=True)
+    gc.collect()
+    assert found() is None
 
 
 def test_programs_of_a_dropped_function_go_with_it():

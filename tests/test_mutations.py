@@ -144,8 +144,8 @@ MUTANTS = (
     Mutant(
         "half the penalty",
         "algorithm",
-        "g + 2 * self.penalty * d",
-        "g + self.penalty * d",
+        "total = self.penalty * optax",
+        "total = self.penalty / 2 * optax",
         ("test_algorithm.py", "penalty_is_that_of"),
     ),
     Mutant(

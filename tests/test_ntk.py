@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import empirical_ntk, kernel_alignment, kernel_drift, linearization, ntk, ntk_product
+from iterlin.gradient_flow import eigenmodes
 from iterlin.kernels import blocks, compiled, factors
 from iterlin.kernels.blocks import assemble
 from iterlin.krylov import power_iteration
 from iterlin.networks import convnets
 from iterlin.networks.convolution import conv2d
 from iterlin.ntk import kernel_matrix
-from problems import affine, affine_problem, dense, network
+from problems import affine, affine_problem, bare, dense, network
 
 FORMS = {"full": "ijoq->ijoq", "matrix": "ijoq->iojq", "diagonal": "ijoo->ijo", "trace": "ijoo->ij"}
 
@@ -73,6 +74,11 @@ def scanned(p, x):
     return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, p["layers"])[0] @ p["w"]
 
 
+def convolved(x, w):
+    layout = ("NWC", "WIO", "NWC")
+    return jax.lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=layout)
+
+
 W, B = normal(3, 3), normal(3)
 ANYTHING = {
     "shared weight": (lambda p, x: jnp.tanh(x @ p) @ p.T, W),
@@ -91,6 +97,23 @@ ANYTHING = {
         W,
     ),
     "relu at zero": (lambda p, x: jax.nn.relu(x @ p["w"] * 0 + p["b"][None] * x), {"w": W, "b": B}),
+    "one bias for all features": (lambda p, x: x @ p["w"] + p["b"][None], {"w": W, "b": B[:1]}),
+    "one bias for all hidden features": (
+        lambda p, x: jnp.tanh(x @ p["w"] + p["b"][None]) @ p["v"],
+        {"w": W, "b": B[:1], "v": W},
+    ),
+    "many biases of one feature": (
+        lambda p, x: jnp.tanh(x @ p["w"] + p["b"][None]) @ p["v"],
+        {"w": W[:, :1], "b": B, "v": W},
+    ),
+    "biases at more positions than the product": (
+        lambda p, x: jnp.tanh(x[:, None] @ p["w"] + jnp.broadcast_to(p["b"], (1, 5, 3))).sum(1),
+        {"w": W, "b": B},
+    ),
+    "convolution with one bias for all features": (
+        lambda p, x: jnp.tanh(convolved(x[:, :, None], p["w"]) + p["b"][None, None]).sum(1),
+        {"w": normal(2, 1, 4), "b": B[:1]},
+    ),
     "remembered less": (lambda p, x: jax.checkpoint(lambda h: jnp.tanh(h @ p))(x) @ W, W),
 }
 
@@ -222,6 +245,38 @@ def test_memory_limit_below_two_examples_is_refused():
     size = 2 * 8 * ((3 + 1 + 5) + (5 + 1 + 2))  # inputs, ones for biases, cotangents
     with pytest.raises(ValueError, match=f"memory_limit of {size - 1} bytes.*{size}"):
         empirical_ntk(f, params, x, memory_limit=size - 1)
+
+
+@pytest.mark.parametrize("limit", [0, -1, None, "1GB", 1e9])
+def test_a_memory_limit_that_is_no_number_of_bytes_is_refused(limit):
+    f, params, x, y = network()
+    for call in (
+        lambda: bare(ntk._kernel)(f, params, x, None, None, "trace", limit),
+        lambda: bare(eigenmodes)(f, params, x, y, memory_limit=limit),
+    ):
+        with pytest.raises(ValueError, match="memory_limit must be a positive integer, got"):
+            call()
+
+
+def test_examples_of_two_types():
+    """Within one kind both are of the wider type, whichever comes first; kinds do not mix."""
+    f, params, x, _ = network()
+    narrow = x.astype(jnp.bfloat16)
+    expected = reference(f, params, narrow.astype(x.dtype), x)
+    np.testing.assert_allclose(empirical_ntk(f, params, narrow, x), expected, atol=1e-13)
+    flipped = empirical_ntk(f, params, x, narrow).transpose(1, 0, 3, 2)
+    np.testing.assert_allclose(flipped, expected, atol=1e-13)
+    table, ids = normal(300, 2), jnp.asarray([[0], [299]])
+    look_up = lambda p, t: p[t].sum(1)  # noqa: E731
+    shared = empirical_ntk(look_up, table, jnp.asarray([[43], [0]], jnp.uint8), ids, trace=True)
+    np.testing.assert_array_equal(shared, [[0, 0], [2, 0]])
+    keys = jax.random.split(jax.random.key(0), 3)
+    drawn = empirical_ntk(lambda p, k: p * jax.vmap(jax.random.normal)(k), x[0, 0], keys, keys[:2])
+    assert drawn.shape == (3, 2)
+    for pair in ((x.astype(int), x), (x, x > 0)):
+        types = " and ".join(str(a.dtype) for a in pair)
+        with pytest.raises(ValueError, match=f"x1 and x2 must be of one kind, got {types}"):
+            empirical_ntk(f, params, *pair)
 
 
 def test_two_forms_at_once_are_refused():

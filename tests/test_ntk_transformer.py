@@ -189,6 +189,16 @@ def test_any_lookup_gives_the_products_of_the_jacobian(name):
     np.testing.assert_allclose(ntk_matrix(f, params, X), rows @ rows.T, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8])
+def test_indices_of_a_type_that_cannot_count_the_rows(dtype):
+    ids = jnp.asarray([[100, 3, 7], [120, 9, 1], [100, 9, 43]], dtype)
+    table = normal(300, WIDTH)
+    f = lambda table, ids: jnp.take(table, ids, axis=0).sum(1)  # noqa: E731
+    assert kinds_of_factors(f, table, ids)["lookups"]
+    rows = jacobian(f, table, ids)
+    np.testing.assert_allclose(ntk_matrix(f, table, ids), rows @ rows.T, atol=1e-12)
+
+
 def test_bad_input_is_refused_by_name():
     shorter = {"ids": X["ids"][:, :2], "mask": X["mask"][:, :2]}
     with pytest.raises(ValueError, match="examples of x2 must be shaped as those of x1"):

@@ -127,6 +127,15 @@ def test_what_is_not_floating_point_is_left_alone():
     assert il.jacobian(classifier, params, X).shape == (N * CLASSES, 54)
 
 
+def test_complex_parameters_are_refused_where_they_would_be_trained():
+    params = {**PARAMS, "phase": jnp.asarray([1j])}
+    for call in (run, lambda f, params, _: il.empirical_ntk(f, params, X)):
+        with pytest.raises(ValueError, match=r"params hold complex128 at 'phase'.* real and imag"):
+            call(classifier, params, (X, LABELS))
+    fixed = il.jacobian(classifier, params, X, trainable=lambda name: name != "phase")
+    np.testing.assert_array_equal(fixed, il.jacobian(classifier, PARAMS, X))
+
+
 def test_the_fixed_part_is_an_argument_of_the_programs():
     """As a constant, XLA would fold a frozen network over the data when it compiles."""
     moving, fixed = parameters.split(PARAMS, lambda name: name == "head")
@@ -277,6 +286,9 @@ def test_cross_entropy_sums_over_places():
         (lambda p, x: (x, x), "f must return one array"),
         (lambda p, x: x.sum(), "leads with the 12 examples, got shape \\(\\)"),
         (lambda p, x: x.T, "leads with the 12 examples, got shape \\(5, 12\\)"),
+        (lambda p, x: x[:, :0], "f must return numbers for each example, got shape \\(12, 0\\)"),
+        (lambda p, x: jnp.argmax(x, 1), "f must return floating point numbers, got int64"),
+        (lambda p, x: x * 1j, "f must return floating point numbers, got complex128"),
     ],
 )
 def test_outputs_that_are_no_array_are_refused(f, message):
@@ -333,6 +345,7 @@ def test_decompositions_need_float32():
         ({"a": X, "b": X[:3]}, r"inputs differ .*\['a'\]: 12, inputs\['b'\]: 3"),
         ({}, "inputs must hold an array that leads with the examples"),
         ({"a": 3.0}, r"inputs\['a'\] must lead with the examples, got a single 3.0"),
+        ({"a": X[:0]}, r"inputs\['a'\] must hold an example, got shape \(0, 5\)"),
     ],
 )
 def test_bad_inputs_are_named(tree, message):

@@ -1,5 +1,6 @@
 """Products are computed in full precision on devices that would round their operands first."""
 
+import iterlin as il
 import jax
 import jax.numpy as jnp
 import pytest
@@ -84,6 +85,42 @@ def test_a_precision_that_was_set_stays(accelerator):
     with jax.default_matmul_precision("tensorfloat32"), precision.full_precision():
         assert precision.product_precision() == "tensorfloat32"
         assert FULL not in product()
+
+
+PRODUCTS = {
+    "ntk_product": lambda f, p: il.ntk_product(f, p, X)(jnp.ones((4, 2))),
+    "jvp": lambda f, p: il.jacobian_products(f, p, X).jvp(p),
+    "vjp": lambda f, p: il.jacobian_products(f, p, X).vjp(jnp.ones((4, 2))),
+    "jacobian": lambda f, p: il.jacobian(f, p, X),
+    "jacobian of coupled examples": lambda f, p: il.jacobian(f, p, X, independent=False),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_with_the_jacobian_are_in_full_precision(accelerator, name):
+    def product(params):
+        return PRODUCTS[name](lambda p, x: jnp.tanh(x @ p), params)
+
+    program = " ".join(str(jax.make_jaxpr(product)(jnp.ones((3, 2)))).split())
+    assert program.count("dot_general[") == program.count(FULL) > 0
+
+
+def test_a_rule_of_ones_own_is_in_full_precision(accelerator, seen):
+    """That of a custom_vjp is traced where the product is asked for."""
+    f, found = seen
+
+    @jax.custom_vjp
+    def ruled(params, x):
+        return f(params, x)
+
+    def back(x, u):
+        found.append(jax.config.jax_default_matmul_precision)
+        return {"weight": x.T @ u}, jnp.zeros_like(x)
+
+    ruled.defvjp(lambda params, x: (f(params, x), x), back)
+    _, _, vjp = il.jacobian_products(ruled, {"weight": jnp.zeros((3, 2))}, X)
+    vjp(jnp.ones((4, 2)))
+    assert set(found) == {"highest"}
 
 
 @pytest.mark.parametrize("train", [run_all, integrating])

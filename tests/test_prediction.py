@@ -142,6 +142,7 @@ def test_whole_numbers_and_numpy_arrays_serve():
         ({"time": -1.0}, "time must be non-negative, got"),
         ({"time": math.nan}, "time must be non-negative, got"),
         ({"damping": -1.0}, "damping must be finite and non-negative, got"),
+        ({"damping": jnp.ones(3)}, r"damping must be one number, got an array of shape \(3,\)"),
         ({"step_size": 0.1}, "step_size and num_steps go together, got"),
         ({"num_steps": 3}, "step_size and num_steps go together, got"),
         ({"step_size": 0.1, "num_steps": 3, "time": 2.0}, "give either a time or step_size"),

@@ -55,6 +55,35 @@ def test_other_types_are_refused(value):
         validation.non_negative("damping", value)
 
 
+def test_numbers_of_bfloat16_pass_and_complex_ones_do_not():
+    validation.positive("step_size", jnp.bfloat16(0.5))
+    with pytest.raises(ValueError, match="step_size must be a positive real number, got"):
+        validation.positive("step_size", 1j)
+    validation.factorable("params", np.dtype("float32"))
+    with pytest.raises(ValueError, match=r"must be float32 or float64, .*: got complex64"):
+        validation.factorable("params", np.dtype("complex64"))
+
+
+@pytest.mark.parametrize("value", [(), (3,), [1, 2], np.array([4, 5])])
+def test_sequences_of_positive_integers_pass(value):
+    validation.positive_integers("widths", value)
+
+
+@pytest.mark.parametrize("value", [5, None, (3, 0), [2.5], "12", {1, 2}, iter((1, 2))])
+def test_other_sequences_are_refused(value):
+    with pytest.raises(ValueError, match="widths must be a sequence of positive integers, got"):
+        validation.positive_integers("widths", value)
+
+
+def test_one_number():
+    for value in (1, 0.5, np.float32(2), jnp.asarray(3.0)):
+        validation.one_number("damping", value)
+    for value in (np.ones(1), jnp.ones((2, 3)), [1.0]):
+        with pytest.raises(ValueError, match=r"damping must be one number, .* of shape \("):
+            validation.one_number("damping", value)
+    jax.jit(lambda value: validation.one_number("damping", value))(jnp.ones(3))
+
+
 def test_zero_is_not_negative_and_not_positive():
     validation.non_negative("damping", 0)
     with pytest.raises(ValueError, match="damping must be finite and positive, got 0"):
@@ -74,6 +103,8 @@ def test_same_shape_and_one_of():
         ValueError, match=r"targets have shape \(2,\).*outputs have shape\s\(2, 1\)"
     ):
         validation.same_shape(np.zeros((2, 1)), np.zeros(2))
+    with pytest.raises(ValueError, match=r"targets must be one array \(N, ...\), got list"):
+        validation.same_shape(np.zeros(2), [1.0, 3.0])
     validation.one_of("tier", "gpu", ("quick", "gpu"))
     with pytest.raises(ValueError, match="unknown tier 'cloud'; allowed: gpu, quick"):
         validation.one_of("tier", "cloud", ("quick", "gpu"))

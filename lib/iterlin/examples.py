@@ -9,13 +9,16 @@ from jaxtyping import PyTree
 
 
 def count(tree: PyTree, name: str = "inputs") -> int:
-    """N. Raises ValueError, by `name`, for no array at all, one without axes or unequal lengths."""
+    """N. Raises ValueError, by `name`, for no array at all, one without axes or examples, or
+    unequal lengths."""
     sizes = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         where = name + jax.tree_util.keystr(path)
         if np.ndim(leaf) == 0:
             raise ValueError(f"{where} must lead with the examples, got a single {leaf!r}")
         sizes[where] = np.shape(leaf)[0]
+        if sizes[where] == 0:
+            raise ValueError(f"{where} must hold an example, got shape {np.shape(leaf)}")
     if not sizes:
         raise ValueError(f"{name} must hold an array that leads with the examples, got {tree!r}")
     if len(set(sizes.values())) > 1:

@@ -164,18 +164,19 @@ def eigenmodes(
     but only singular values above sqrt(eps N O) s_max are told from zero. `independent=False` is
     for an f that couples its examples (see `jacobian`); then J must fit.
 
-    Raises ValueError if y has not the shape of the outputs, for parameters narrower than float32,
-    and as `jacobian` and `parameters.split`.
+    Raises ValueError if y is not one array of the shape of the outputs, for parameters narrower
+    than float32, a memory_limit that is not a positive integer, and as `jacobian`.
 
     >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     >>> modes = il.eigenmodes(lambda p, x: x @ p, jnp.zeros(2), x, jnp.ones(2))
     >>> print(modes.eigenvalues.round(2), modes.flow(jnp.inf).round(3))
     [29.87  0.13] [-1.  1.]
     """
+    positive_integer("memory_limit", memory_limit)
     same_shape(output_shape(f, params, x), y)
-    params, fixed = split(params, trainable)
-    f = bound(f, fixed)
-    flat, unravel = ravel_pytree(params)
+    moving, fixed = split(params, trainable)
+    network = bound(f, fixed)
+    flat, unravel = ravel_pytree(moving)
     factorable("params", flat.dtype)
     size = y.size * flat.size * flat.dtype.itemsize
     if size > memory_limit and not independent:
@@ -184,16 +185,16 @@ def eigenmodes(
             "worked on in blocks only for independent examples"
         )
     if size <= memory_limit:
-        outputs = f(params, x)
-        left, values, right = thin_svd(jacobian(f, params, x, independent=independent))
+        outputs = network(moving, x)
+        left, values, right = thin_svd(jacobian(network, moving, x, independent=independent))
         threshold = max(y.size, flat.size) * jnp.finfo(values.dtype).eps * jnp.max(values)
         values = jnp.where(values > threshold, values, 0)
 
         def combine(weights):
             return unravel(weights @ right)
     else:
-        outputs, _, vjp = jacobian_products(f, params, x)
-        kernel = ntk_matrix(f, params, x, memory_limit=memory_limit)
+        outputs, _, vjp = jacobian_products(network, moving, x)
+        kernel = ntk_matrix(f, params, x, trainable=trainable, memory_limit=memory_limit)
         eigenvalues, left = jnp.linalg.eigh(kernel)
         threshold = y.size * jnp.finfo(eigenvalues.dtype).eps * jnp.max(eigenvalues)
         values = jnp.sqrt(jnp.where(eigenvalues > threshold, eigenvalues, 0))
@@ -203,7 +204,7 @@ def eigenmodes(
             scaled = jnp.where(values > 0, weights / jnp.where(values > 0, values, 1), 0)
             return vjp((left @ scaled).reshape(y.shape))
 
-    return Eigenmodes(params, values, left.T @ (outputs - y).reshape(-1), combine, fixed)
+    return Eigenmodes(moving, values, left.T @ (outputs - y).reshape(-1), combine, fixed)
 
 
 @full_precision()

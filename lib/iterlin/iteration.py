@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
+from iterlin import examples
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.curvature.products import loss_derivatives
 from iterlin.krylov import norm
 from iterlin.linearization import Network, output_shape, tree_sub
-from iterlin.losses import Loss, squared_error
+from iterlin.losses import Loss, as_sum, squared_error
 from iterlin.parameters import Trainable, bound, join, split
 from iterlin.validation import non_negative, positive_integer, same_shape
 
@@ -89,9 +90,11 @@ def prepare(
         numbers = loss is squared_error or jnp.issubdtype(leaf.dtype, jnp.floating)
         return leaf.astype(dtype) if numbers else leaf
 
-    y = jax.tree.map(converted, y)
     if loss is squared_error:
         same_shape(outputs, y)
+    elif as_sum(loss) is not None:  # of another loss the targets may be anything
+        examples.count((x, y), "inputs and targets")
+    y = jax.tree.map(converted, y)
     same = f if outputs.dtype == dtype else lambda p, x: f(p, x).astype(dtype)
     found = jax.eval_shape(lambda: loss(jnp.zeros(outputs.shape, dtype), y))
     if getattr(found, "shape", None) != ():

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, PyTree
 
 from iterlin import examples
 from iterlin.parameters import Trainable, bound, split, trainable_mask
+from iterlin.runtime.precision import full_precision
 from iterlin.validation import is_traced
 
 Network = Callable[[PyTree, Any], Array]
@@ -34,7 +35,8 @@ def linearize(f: Network, params: PyTree, *, trainable: Trainable = None) -> Net
 
     Returns a pure function of the same signature as f; one Jacobian-vector product a call, and
     nothing is stored. It is exact where f is affine in its parameters. Of theta, those that are not
-    trained are not looked at: they stay those of params.
+    trained are not looked at: they stay those of params. Products are computed in the precision
+    that f's are where it is called, so that proxy and network are equal at params.
 
     Raises ValueError as `parameters.split`.
 
@@ -66,10 +68,14 @@ class JacobianProducts(NamedTuple):
     vjp: Callable[[Array], PyTree]
 
 
+@full_precision()
 def jacobian_products(
     f: Network, params: PyTree, x: Any, *, trainable: Trainable = None
 ) -> JacobianProducts:
     """J v and J^T u at (params, x), both from one primal pass, whose activations they share.
+
+    Nothing is divided by N, and f may couple its examples. Outputs and products are computed in
+    full precision (`runtime.precision`). Raises ValueError as `parameters.split`.
 
     >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     >>> outputs, jvp, vjp = il.jacobian_products(lambda p, x: x @ p, jnp.zeros(2), x)
@@ -80,9 +86,11 @@ def jacobian_products(
     of_moving = bound(f, fixed)
     outputs, jvp = jax.linearize(lambda p: of_moving(p, x), moving)
     transpose = jax.linear_transpose(jvp, moving)
-    return JacobianProducts(outputs, jvp, lambda u: transpose(u)[0])
+    # The reverse rule of a custom_vjp is traced where J^T u is asked for.
+    return JacobianProducts(outputs, jvp, full_precision()(lambda u: transpose(u)[0]))
 
 
+@full_precision()
 def jacobian(
     f: Network,
     params: PyTree,
@@ -99,7 +107,8 @@ def jacobian(
     that couples its examples (batch normalisation in training mode, or an f that ignores x).
 
     Raises ValueError if `independent` is claimed of an f that couples its examples, for an f that
-    does not return one array (N, ...), and as `parameters.split`.
+    does not return one array (N, ...) of floating point numbers, inputs without an example, and as
+    `parameters.split`.
 
     >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     >>> params = {"bias": jnp.zeros(()), "weight": jnp.zeros(2)}
@@ -135,7 +144,8 @@ def jacobian_rows(
 
 
 def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
-    """Shape and type of f(params, x); ValueError unless it is one array that leads with N."""
+    """Shape and type of f(params, x); ValueError unless it is one array that leads with N, of at
+    least one floating point number for each example."""
     count = examples.count(x)
     found = jax.eval_shape(f, params, x)
     if not isinstance(found, jax.ShapeDtypeStruct):
@@ -144,6 +154,10 @@ def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
         raise ValueError(
             f"f must return an array that leads with the {count} examples, got shape {found.shape}"
         )
+    if found.size == 0:
+        raise ValueError(f"f must return numbers for each example, got shape {found.shape}")
+    if not jnp.issubdtype(found.dtype, jnp.floating):
+        raise ValueError(f"f must return floating point numbers, got {found.dtype}")
     return found
 
 

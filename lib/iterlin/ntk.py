@@ -3,7 +3,9 @@
 Examples must not be coupled by f (no batch normalisation in training mode): each row of J is
 taken from its own example. The network is traced at each call, so that what it closes over is what
 it is then, and compiled where no program of that structure has been: for a new function, too, or
-other values of the same arrays (see `kernels.compiled`). Nothing of it is kept alive.
+other values of the same arrays (see `kernels.compiled`). Nothing of it is kept alive, unless a
+derivative rule or callback of its own closes over the function or its object: such ones stay until
+other programs have taken their place, of which 64 are kept.
 """
 
 import math
@@ -21,6 +23,7 @@ from iterlin.kernels.factors import PAIRWISE
 from iterlin.linearization import Network, jacobian_products, require_independent
 from iterlin.parameters import Trainable
 from iterlin.runtime.precision import full_precision
+from iterlin.validation import positive_integer
 
 
 @full_precision()
@@ -53,9 +56,10 @@ def empirical_ntk(
     `memory_limit` bounds, in bytes, the inputs, cotangents and rows of J kept at a time; the result
     and the activations of a few examples come on top. Not for f that couples examples.
 
-    Raises ValueError if both trace and diagonal are asked for, if the bound does not hold one
-    output of two examples, if the examples of x2 are not shaped as those of x1, if nothing is
-    trainable, or if f couples its examples or returns anything but one array.
+    Raises ValueError if both trace and diagonal are asked for; for a bound that is not a positive
+    integer or does not hold one output of two examples; examples of x2 that are not shaped as those
+    of x1, or of another kind (integers beside floats); an f that couples its examples; and as
+    `jacobian`.
 
     >>> net, x = il.mlp((2, 16, 3)), jnp.ones((5, 2))
     >>> params = net.init(jax.random.key(0))
@@ -86,6 +90,7 @@ def ntk_matrix(
     """`kernel_matrix` of the full `empirical_ntk`, at once: without its copy in another order.
 
     Rows and columns are ordered as those of the Jacobian; of outputs ``(N, *out)``, O = prod(out).
+    Not divided by N or O. Raises ValueError as `empirical_ntk`.
 
     >>> net = il.mlp((2, 16, 3))
     >>> il.ntk_matrix(net.apply, net.init(jax.random.key(0)), jnp.ones((5, 2))).shape
@@ -100,9 +105,10 @@ def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array,
 
     Returns the kernel and the shape of an example's outputs, which are counted in one axis.
     """
-    count = examples.count(x1)
-    other = count if x2 is None else examples.count(x2)
-    x2 = None if x2 is None else _like(x2, x1)
+    positive_integer("memory_limit", limit)
+    count = examples.count(x1, "x1")
+    other = count if x2 is None else examples.count(x2, "x2")
+    x1, x2 = (x1, None) if x2 is None else _alike(x1, x2)
     moving, fixed = parameters.split(params, trainable)
     network = _independent(f, moving, fixed, x1)
     out = network.result.shape[1:]
@@ -130,19 +136,28 @@ def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array,
     return sum(found[1:], found[0]) if form == "trace" else jnp.concatenate(found, 2), out
 
 
-def _like(x2: PyTree, x1: PyTree) -> PyTree:
-    """x2 in the types of x1, or ValueError."""
+def _alike(x1: PyTree, x2: PyTree) -> tuple[PyTree, PyTree]:
+    """Both in the wider of their types, or ValueError."""
     shapes1, shapes2 = ([np.shape(leaf)[1:] for leaf in jax.tree.leaves(x)] for x in (x1, x2))
     if shapes1 != shapes2 or jax.tree.structure(x1) != jax.tree.structure(x2):
         raise ValueError(
             f"examples of x2 must be shaped as those of x1, {shapes1}, but are {shapes2}"
         )
 
-    def cast(leaf, other):
-        kinds = (jax.dtypes.canonicalize_dtype(a.dtype) for a in (leaf, other))
-        return leaf if len(set(kinds)) == 1 else leaf.astype(other.dtype)
+    def wider(*leaves):
+        first, second = types = [jnp.result_type(leaf) for leaf in leaves]
+        kinds = (all(jnp.issubdtype(t, k) for t in types) for k in (jnp.floating, jnp.integer))
+        if first == second:
+            return first
+        if not any(kinds):
+            raise ValueError(f"x1 and x2 must be of one kind, got {first} and {second}")
+        return jnp.result_type(*types)
 
-    return jax.tree.map(cast, x2, x1)
+    def cast(leaf, dtype):
+        return leaf if jnp.result_type(leaf) == dtype else leaf.astype(dtype)
+
+    types = jax.tree.map(wider, x1, x2)
+    return jax.tree.map(cast, x1, types), jax.tree.map(cast, x2, types)
 
 
 def _independent(f: Network, moving: PyTree, fixed: PyTree, x: PyTree) -> compiled.Traced:
@@ -186,15 +201,15 @@ def ntk_product(
     """The map v -> J J^T v on arrays like the outputs ``(N, *out)``, without forming J.
 
     One VJP and one JVP a product, with respect to the `trainable` parameters (as of
-    `empirical_ntk`; errors as of `parameters.split`).
+    `empirical_ntk`); not divided by N. f may couple its examples. Raises ValueError as
+    `jacobian_products`.
 
     >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     >>> product = il.ntk_product(lambda p, x: x @ p, jnp.zeros(2), x)
     >>> print(product(jnp.ones(2)))
     [16. 36.]
     """
-    moving, fixed = parameters.split(params, trainable)
-    products = jacobian_products(parameters.bound(f, fixed), moving, x)
+    products = jacobian_products(f, params, x, trainable=trainable)
     return lambda v: products.jvp(products.vjp(v))
 
 

@@ -22,8 +22,9 @@ def split(params: PyTree, trainable: Trainable = None) -> tuple[PyTree, PyTree]:
 
     Only floating point leaves can be trained, and without `trainable` all of these are.
 
-    Raises ValueError for a leaf that is no array or number, naming it; a mask that is not a prefix
-    of params or holds anything but bools; or where nothing is left to train.
+    Raises ValueError for a leaf that is no array or number, or a complex one that is to be trained,
+    naming it; a mask that is not a prefix of params or holds anything but bools; or where nothing
+    is left to train.
     """
     mask = trainable_mask(params, trainable)
     moving = jax.tree.map(lambda leaf, chosen: leaf if chosen else None, params, mask)
@@ -35,7 +36,7 @@ def trainable_mask(params: PyTree, trainable: Trainable = None) -> PyTree:
     """A bool for each leaf of params: whether it is trained. Errors as of `split`."""
     paths, tree = jax.tree_util.tree_flatten_with_path(params)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
-    floating = [_is_floating(name, leaf) for name, (_, leaf) in zip(names, paths, strict=True)]
+    types = [_type(name, leaf) for name, (_, leaf) in zip(names, paths, strict=True)]
     if trainable is None:
         asked = [True] * len(names)
     elif callable(trainable) and jax.tree_util.all_leaves([trainable]):  # no Equinox module
@@ -47,10 +48,17 @@ def trainable_mask(params: PyTree, trainable: Trainable = None) -> PyTree:
             raise ValueError(
                 f"trainable, {trainable!r}, is not a prefix of params: {tree}"
             ) from None
-    for name, chosen in zip(names, asked, strict=True):
+    for name, chosen, dtype in zip(names, asked, types, strict=True):
         if not isinstance(chosen, bool | np.bool_):
             raise ValueError(f"trainable must be true or false of '{name}', got {chosen!r}")
-    chosen = [bool(a and b) for a, b in zip(asked, floating, strict=True)]
+        if chosen and jnp.issubdtype(dtype, jnp.complexfloating):
+            raise ValueError(
+                f"params hold {dtype} at '{name}', which cannot be trained: give real and "
+                "imaginary part as two leaves"
+            )
+    chosen = [
+        bool(a) and jnp.issubdtype(t, jnp.floating) for a, t in zip(asked, types, strict=True)
+    ]
     if not any(chosen):
         listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise ValueError(f"trainable leaves no floating point leaf to train, of {listed}")
@@ -100,9 +108,9 @@ def _is_statistic(node: Any) -> bool:
     return any(kind.__name__ == "BatchStat" for kind in type(node).__mro__)
 
 
-def _is_floating(name: str, leaf: Any) -> bool:
+def _type(name: str, leaf: Any) -> Any:
     try:
-        return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
+        return jnp.result_type(leaf)
     except TypeError:
         raise ValueError(
             f"params hold {leaf!r} at '{name}', which is no array: take apart what f is made of, "

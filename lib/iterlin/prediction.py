@@ -15,7 +15,14 @@ from jaxtyping import Array, Float
 from iterlin.gradient_flow import descent_filter, flow_filter
 from iterlin.ntk import kernel_matrix
 from iterlin.runtime.precision import full_precision
-from iterlin.validation import factorable, is_traced, non_negative, positive, positive_integer
+from iterlin.validation import (
+    factorable,
+    is_traced,
+    non_negative,
+    one_number,
+    positive,
+    positive_integer,
+)
 
 
 @full_precision()
@@ -46,8 +53,8 @@ def predict(
     by its pseudo-inverse. For many times ``jax.vmap`` over them: one decomposition serves all.
 
     Raises ValueError for kernels, outputs or test_outputs whose shapes do not fit y or each other;
-    a kernel_dd narrower than float32; a time or damping that is negative or NaN; a step_size
-    without num_steps, the other way round, or with a time.
+    a kernel_dd narrower than float32; a time or damping that is negative or NaN, or a damping that
+    is an array of them; a step_size without num_steps, the other way round, or with a time.
 
     >>> kernel_dd, kernel_td = jnp.array([[2.0, 0.0], [0.0, 1.0]]), jnp.array([[1.0, 1.0]])
     >>> print(il.predict(kernel_dd, jnp.ones(2), kernel_td))  # 1 / 2 + 1 / 1
@@ -57,6 +64,7 @@ def predict(
     """
     filtered = _filter(time, step_size, num_steps)
     non_negative("damping", damping)
+    one_number("damping", damping)
     kernel_dd, kernel_td = jnp.asarray(kernel_dd), jnp.asarray(kernel_td)
     out = np.shape(y)[1:]
     factorable("kernel_dd", kernel_dd.dtype)

@@ -17,8 +17,8 @@ from jaxtyping import Array, Bool, PyTree
 
 from iterlin.linearization import Network
 from iterlin.losses import Loss, loss_over_slices
-from iterlin.parameters import join
 from iterlin.runtime.slices import in_slices
+from iterlin.state import whole
 from iterlin.validation import positive_integer
 
 Schedule = Callable[[Array, Any], Array]
@@ -136,8 +136,7 @@ def of_whole(schedule: Schedule, fixed: PyTree) -> Schedule:
         return schedule
 
     def asked(step, state):
-        params, anchor = join(state.params, fixed), join(state.anchor, fixed)
-        return schedule(step, state._replace(params=params, anchor=anchor))
+        return schedule(step, whole(state, fixed))
 
     asked.__dict__.update(schedule.__dict__)
     return asked

@@ -31,6 +31,17 @@ def positive_integer(name: str, value, *, infinity: bool = False) -> None:
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
 
 
+def positive_integers(name: str, values) -> None:
+    """Refuses anything but a sequence of whole numbers of at least 1."""
+    try:
+        for index in range(len(values)):
+            positive_integer(name, values[index])
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name} must be a sequence of positive integers, got {values!r}"
+        ) from None
+
+
 def whole_number(name: str, value) -> None:
     """Refuses anything but an integer of at least 0."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
@@ -51,12 +62,21 @@ def _real(name, value, infinity, sign, holds) -> None:
     if is_traced(value):
         return
     array = None if isinstance(value, bool) else np.asarray(value)
-    if array is None or not (isinstance(value, Real) or np.issubdtype(array.dtype, np.number)):
+    kinds = jnp.floating, jnp.integer  # of JAX, whose bfloat16 is none of NumPy's numbers
+    if array is None or not (
+        isinstance(value, Real) or any(jnp.issubdtype(array.dtype, kind) for kind in kinds)
+    ):
         raise ValueError(f"{name} must be a {sign} real number, got {value!r}")
     in_range = holds(array) & (True if infinity else np.isfinite(array))
     if not np.all(in_range):
         finite = "" if infinity else "finite and "
         raise ValueError(f"{name} must be {finite}{sign}, got {value!r}")
+
+
+def one_number(name: str, value) -> None:
+    """Refuses an array of several axes or numbers; what is in it is not looked at."""
+    if not is_traced(value) and np.ndim(value) > 0:
+        raise ValueError(f"{name} must be one number, got an array of shape {np.shape(value)}")
 
 
 def open_unit(name: str, value) -> None:
@@ -67,7 +87,10 @@ def open_unit(name: str, value) -> None:
 
 
 def same_shape(outputs, targets) -> None:
-    """Refuses targets whose shape differs from the outputs' (broadcasting would hide the error)."""
+    """Refuses targets that are no array, or whose shape differs from the outputs' (broadcasting
+    would hide the error)."""
+    if not hasattr(targets, "shape"):
+        raise ValueError(f"targets must be one array (N, ...), got {type(targets).__name__}")
     if np.shape(outputs) != np.shape(targets):
         raise ValueError(
             f"targets have shape {np.shape(targets)} but the network's outputs have shape "
@@ -95,7 +118,7 @@ def like(name: str, tree, model) -> None:
 
 def factorable(name: str, dtype) -> None:
     """Refuses a type narrower than those that matrices can be decomposed in."""
-    if not jnp.issubdtype(dtype, jnp.inexact) or jnp.finfo(dtype).bits < 32:
+    if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 32:
         raise ValueError(
             f"{name} must be float32 or float64, in which matrices can be decomposed: got {dtype}"
         )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from iterlin.validation import positive
+from iterlin.validation import one_number, positive
 
 
 class Damping(NamedTuple):
@@ -25,7 +25,7 @@ class LevenbergMarquardt:
     max(1/3, 1 - (2 rho - 1)^3). A step that would not decrease the loss is rejected, and multiplies
     the damping by 2, the next one in a row by 4, then by 8 (Marquardt 1963; Nielsen 1999).
 
-    Raises ValueError for a start that is not positive and finite.
+    Raises ValueError for a start that is not one positive and finite number.
 
     >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
     >>> settings = {"damping": il.LevenbergMarquardt(10.0), "max_steps": 50, "tolerance": 1e-6}
@@ -37,6 +37,7 @@ class LevenbergMarquardt:
 
     def __post_init__(self):
         positive("start of the damping", self.start)
+        one_number("start of the damping", self.start)
 
     def begin(self, dtype) -> Damping:
         return Damping(jnp.asarray(self.start, dtype), jnp.asarray(2, dtype))

@@ -15,7 +15,7 @@ from iterlin.linearization import Network, jacobian_products, tree_add, tree_sub
 from iterlin.losses import Loss, as_sum, squared_error
 from iterlin.parameters import Trainable
 from iterlin.runtime.precision import full_precision
-from iterlin.validation import is_traced, non_negative, open_unit, positive_integer
+from iterlin.validation import is_traced, non_negative, one_number, open_unit, positive_integer
 
 
 @full_precision()
@@ -64,6 +64,7 @@ def truncated_gauss_newton(
     adaptive = isinstance(damping, LevenbergMarquardt)
     if not adaptive:
         non_negative("damping", damping)
+        one_number("damping", damping)
     undamped = not adaptive and not is_traced(damping) and not jnp.any(damping)
     if max_inner_steps is None:
         if undamped and as_sum(loss) is not squared_error:

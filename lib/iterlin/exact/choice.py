@@ -14,6 +14,7 @@ from iterlin.exact.engines import ClosedForm, GradientFlow, Steps, ToMinimum
 from iterlin.exact.flow import Objective, begin
 from iterlin.exact.task import Task, kernel_workspace, quadratic, slice_size
 from iterlin.linearization import output_shape
+from iterlin.ntk import ntk_matrix
 from iterlin.parameters import bound, join, split
 from iterlin.runtime import costs
 from iterlin.schedules import Schedule
@@ -95,7 +96,7 @@ def _kernel_operations(task: Task, moving: PyTree, fixed: PyTree) -> int | None:
     limit = kernel_workspace(task)
 
     def kernel(moving):
-        return linear_model.kernel_of(
+        return ntk_matrix(
             task.f,
             join(moving, fixed),
             task.data[0],

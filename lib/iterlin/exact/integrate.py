@@ -34,7 +34,7 @@ from iterlin.runtime.chunks import History
 from iterlin.runtime.precision import full_precision
 from iterlin.schedules import NEVER, Schedule, as_schedule, of_whole
 from iterlin.state import TrainState, whole
-from iterlin.validation import one_of, open_unit
+from iterlin.validation import one_of, open_unit, positive_integer
 from iterlin.watching import UPDATES, Watch, check_watch, observer
 
 # Settings of an algorithm that only steps, one by one, can follow.
@@ -86,10 +86,10 @@ def integrate(
     minibatches, augmentation, normalisation or a keyed f; the state of a run in the place of
     parameters; an unknown engine; closed_form and a loss that is not half a squared error; minimum
     without penalty, which for cross-entropy has no minimum to find, or with a schedule that looks
-    at the parameters; a kernel beyond memory_limit; a rule `solved` that counts labels where there
-    are none; and for an engine other than "steps" or "auto", a schedule that looks at the
-    parameters without check_every, a regularizer, less than single precision, or parameters and
-    outputs of different types.
+    at the parameters; a memory_limit that is not a positive integer, or a kernel beyond it; a rule
+    `solved` that counts labels where there are none; and for an engine other than "steps" or
+    "auto", a schedule that looks at the parameters without check_every, a regularizer, less than
+    single precision, or parameters and outputs of different types.
 
     >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=1e-4)
@@ -206,6 +206,8 @@ def _task(algorithm: Algorithm, data, tolerance: float, memory_limit: int | None
             "of a fixed time (`timed.for_time`), with the schedule every(time / step size)"
         )
     training.check_run(algorithm, data, 1, None, None)
+    if memory_limit is not None:
+        positive_integer("memory_limit", memory_limit)
     return Task(
         f=algorithm.f,
         data=jax.tree.map(jnp.asarray, tuple(data)),

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from iterlin import examples
+from iterlin.krylov import dot
 from iterlin.linearization import Network, jacobian_products
-from iterlin.ntk import ntk_matrix
-from iterlin.parameters import Trainable
 from iterlin.runtime.slices import in_slices, sum_over_slices
 
 
@@ -69,9 +68,7 @@ def from_products(
         return direction, jvp(direction)
 
     def inner(c1, image1, c2, image2):
-        return sum(
-            jnp.vdot(a, b) for a, b in zip(jax.tree.leaves(c1), jax.tree.leaves(c2), strict=True)
-        )
+        return dot(c1, c2)
 
     origin = jax.tree.map(jnp.zeros_like, params)
     return LinearModel(outputs, push, jvp, inner, lambda c: c, origin)
@@ -83,7 +80,8 @@ def from_kernel(
     x: PyTree,
     kernel: Float[Array, "NO NO"],
 ) -> LinearModel:
-    """In function space: coordinates a (N, ...) stand for J^T a; kernel is J J^T at params."""
+    """In function space: coordinates a (N, ...) stand for J^T a; kernel is J J^T at params, as
+    `ntk_matrix` gives it."""
     outputs, _, vjp = jacobian_products(f, params, x)
 
     def image(g):
@@ -94,16 +92,3 @@ def from_kernel(
 
     origin = jnp.zeros_like(outputs)
     return LinearModel(outputs, lambda g: (g, image(g)), image, inner, vjp, origin)
-
-
-def kernel_of(
-    f: Network,
-    params: PyTree,
-    x: PyTree,
-    *,
-    trainable: Trainable = None,
-    memory_limit: int = 2**28,
-) -> Float[Array, "NO NO"]:
-    """J J^T as a matrix, for `from_kernel`, within `ntk_matrix`'s memory limit; of all parameters,
-    of which J is with respect to those that are trained."""
-    return ntk_matrix(f, params, x, trainable=trainable, memory_limit=memory_limit)

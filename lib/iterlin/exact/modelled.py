@@ -8,6 +8,7 @@ from iterlin.exact import linear_model
 from iterlin.exact.flow import Objective
 from iterlin.exact.task import Position, Task, kernel_workspace, slice_size
 from iterlin.linearization import tree_add
+from iterlin.ntk import ntk_matrix
 from iterlin.parameters import bound, join
 
 
@@ -59,14 +60,13 @@ class Modelled:
         """Of the compiled functions; the kernel is that of the latest anchor."""
         x, y = self.task.data
         if self.with_kernel and self._kernel[0] is not anchor:
-            limit = kernel_workspace(self.task)
             self._kernel = (None, ())  # two at a time may be more than there is room for
-            kernel = linear_model.kernel_of(
+            kernel = ntk_matrix(
                 self.task.f,
                 join(anchor, fixed),
                 x,
                 trainable=self.task.trainable,
-                memory_limit=limit,
+                memory_limit=kernel_workspace(self.task),
             )
             self._kernel = (anchor, kernel)
         return anchor, fixed, x, y, self._kernel[1]

@@ -2,6 +2,8 @@
 
 A trace takes milliseconds and sees what a network closes over as it is now. Compiled programs take
 these arrays as arguments, so that they hold none of them, and serve all programs of one structure.
+They do hold derivative rules (custom_jvp, custom_vjp) and callbacks: a function or object that one
+of its own closes over stays alive while its programs are among the `MOST` last used.
 """
 
 import weakref

@@ -181,10 +181,14 @@ def _with_bias(program, users, layer: Layer, biases) -> Layer:
         operation, position = sole_user(users, value)
     if operation is None or operation.name != "add" or operation.inputs[1 - position] not in biases:
         return layer
-    bias, axis = biases[operation.inputs[1 - position]]
+    added, result = operation.inputs[1 - position], operation.outputs[0]
+    bias, axis = biases[added]
     if layer.feature_axes(len(shape)) != [axis]:
         return layer
-    return layer._replace(bias=bias, output=operation.outputs[0], scale=scale)
+    # A sum that broadcasts has more features than bias or weight, or more positions than inputs.
+    if program.types[added].shape[axis] != shape[axis] or program.types[result].shape != shape:
+        return layer
+    return layer._replace(bias=bias, output=result, scale=scale)
 
 
 def _dense_inputs(value, contracted) -> Float[Array, "S D"]:

@@ -45,7 +45,8 @@ class Lookup(NamedTuple):
         g = cotangents.transpose(0, *(axis + 1 for axis in order))
         g = g.reshape(len(g), self.positions, self.features)
         indices = indices[..., numbers.start_index_map.index(0)].reshape(-1)
-        taken = jnp.clip(indices, 0, self.rows - 1)
+        # A narrow type may not hold the number of the last row, which would wrap.
+        taken = jnp.clip(indices, 0, min(self.rows - 1, jnp.iinfo(indices.dtype).max))
         if self.operation.settings["mode"] == jax.lax.GatherScatterMode.CLIP:
             return taken, g
         return taken, jnp.where((taken == indices)[None, :, None], g, 0)

@@ -19,7 +19,7 @@ from iterlin.networks.mlp import Model
 from iterlin.networks.modules import RESNET_STRIDES, LeNet, ResNet18
 from iterlin.networks.normalization import NORMALIZATIONS, NormalizedModel
 from iterlin.runtime.slices import in_slices
-from iterlin.validation import one_of, positive_integer
+from iterlin.validation import one_of, positive_integer, positive_integers
 
 # Variance of a weight times its fan-in.
 GAINS = {"lecun": 1.0, "he": 2.0}
@@ -57,8 +57,7 @@ def lenet(
     """
     height, width, depth = _check_images(input_shape, classes=classes, channels=channels)
     positive_integer("kernel_size", kernel_size)
-    for size in hidden:
-        positive_integer("hidden", size)
+    positive_integers("hidden", hidden)
     one_of("padding", padding, PADDINGS)
     one_of("weight", weight, GAINS)
     one_of("method", method, METHODS)
@@ -164,10 +163,9 @@ def _init(params: PyTree, gain: float = 1.0):
 
 
 def _check_images(shape, **sizes) -> tuple[int, int, int]:
+    positive_integers("input_shape", shape)
     if len(shape) != 3:
         raise ValueError(f"input_shape must be (height, width, channels), got {tuple(shape)}")
-    for size in shape:
-        positive_integer("input_shape", size)
     for name, size in sizes.items():
         positive_integer(name, size)
     return tuple(shape)

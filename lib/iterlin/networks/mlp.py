@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from iterlin.validation import non_negative, one_of, positive_integer
+from iterlin.validation import non_negative, one_of, positive_integers
 
 ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "identity": lambda h: h}
 
@@ -46,8 +46,7 @@ def mlp(
     """
     one_of("activation", activation, ACTIVATIONS)
     one_of("parameterization", parameterization, ("standard", "ntk"))
-    for width in widths:
-        positive_integer("width", width)
+    positive_integers("widths", widths)
     if len(widths) < 2:
         raise ValueError(f"widths must hold at least inputs and outputs, got {tuple(widths)}")
     non_negative("bias_scale", bias_scale)

@@ -10,11 +10,12 @@ from iterlin.linearization import Network
 
 
 def device_memory(on_cpu: int, share: float) -> int:
-    """Bytes to plan with on the device that JAX computes on: `on_cpu`, or a share of a GPU's."""
+    """Bytes to plan with on the device that JAX computes on: a share of a GPU's; or `on_cpu`, also
+    on a device that does not say what it has."""
     device = jax.devices()[0]
-    if device.platform == "cpu":
-        return on_cpu
-    return int(share * device.memory_stats()["bytes_limit"])
+    known = {} if device.platform == "cpu" else device.memory_stats() or {}
+    limit = known.get("bytes_limit")
+    return int(share * limit) if limit else on_cpu
 
 
 def operations(function: Callable, *arguments) -> int:
