@@ -239,6 +239,7 @@ def test_normalisation_is_the_framework_s_own_in_training_and_in_evaluation(make
     close(outputs, trained(X))
     assert jax.tree.structure(batch) == jax.tree.structure(normalization.initial)
     close(jax.jit(normalization.evaluate)(net.params, batch, X), evaluated(X, layers(batch)))
+    assert net.evaluated is net.evaluated  # or kernels would compile anew
     looked_at = jax.jit(net.evaluated)
     close(looked_at(net.params, X), evaluated(X, [(jnp.zeros(n), jnp.ones(n)) for n in (3, 4)]))
     require_independent(looked_at, net.params, X)
@@ -393,6 +394,97 @@ def test_a_linen_layer_with_fixed_statistics_keeps_them():
     _, batch = normalization.apply(net.params, X)
     jax.tree.map(lambda a, b: close(a, b, 0), batch, normalization.initial)
     close(net.f(net.params, X), net.evaluated(net.params, X), 1e-6)
+
+
+class FixedThenLive(nn.Module):
+    """Statistics that stay, and below them those of the batch."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        h = nn.BatchNorm(use_running_average=True)(x)
+        return nn.BatchNorm(use_running_average=not train, momentum=0.9)(h * h)
+
+
+def test_fixed_statistics_are_looked_at_and_the_next_are_the_batch_s():
+    module = FixedThenLive()
+    variables = module.init(jax.random.key(0), X, train=False)
+    known = {"mean": X.mean(0).astype("f"), "var": X.var(0).astype("f")}
+    variables["batch_stats"]["BatchNorm_0"] = known
+    net = from_linen(module, variables, train=True)
+    outputs, batch = net.settings["normalization"].apply(net.params, X)
+    expected, _ = module.apply(variables, X, train=True, mutable=["batch_stats"])
+    close(outputs, expected)
+    h = ((X - X.mean(0)[None]) / jnp.sqrt(X.var(0) + 1e-5)[None]) ** 2
+    close(batch["BatchNorm_1"]["mean"], h.mean(0), 1e-5)
+    close(batch["BatchNorm_1"]["var"], h.var(0), 1e-5)
+    jax.tree.map(lambda a, b: close(a, b, 0), batch["BatchNorm_0"], known)
+
+
+class One(eqx.Module):
+    norm: eqx.nn.BatchNorm
+
+    def __init__(self, mode, momentum):
+        self.norm = eqx.nn.BatchNorm(3, "batch", mode=mode, momentum=momentum, dtype=jnp.float32)
+
+    def __call__(self, x, state):
+        return self.norm(x, state)
+
+
+def nnx_one(momentum):
+    return from_nnx(nnx.BatchNorm(3, momentum=momentum, rngs=nnx.Rngs(0)))
+
+
+def linen_one(momentum):
+    module = nn.BatchNorm(momentum=momentum, use_running_average=None)
+    variables = module.init(jax.random.key(0), X.astype("f"), use_running_average=False)
+    return from_linen(module, variables, use_running_average=False)
+
+
+def equinox_one(mode):
+    return lambda momentum: from_equinox(*eqx.nn.make_with_state(One)(mode, momentum))
+
+
+@pytest.mark.parametrize("momentum", [0.99, 0.999])
+@pytest.mark.parametrize(
+    "make",
+    [nnx_one, linen_one, equinox_one("batch"), equinox_one("ema")],
+    ids=["nnx", "linen", "equinox", "equinox ema"],
+)
+def test_small_variances_survive_a_large_momentum(make, momentum):
+    x = (4e-3 * X).astype(jnp.float32)
+    net = make(momentum)
+    _, batch = net.settings["normalization"].apply(net.params, x)
+    mean_, var = jax.tree.leaves(batch)
+    np.testing.assert_allclose(mean_, x.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(var, x.var(0), rtol=1e-4)
+
+
+def test_statistics_of_another_form_are_taken_as_they_are():
+    class Spectral(nn.Module):
+        @nn.compact
+        def __call__(self, x, train):
+            return nn.SpectralNorm(nn.Dense(2))(x, update_stats=train)
+
+    module, x = Spectral(), X.astype(jnp.float32)
+    variables = module.init(jax.random.key(0), x, train=False)
+    net = from_linen(module, variables, train=True)
+    outputs, batch = net.settings["normalization"].apply(net.params, x)
+    expected, after = module.apply(variables, x, train=True, mutable=["batch_stats"])
+    close(outputs, expected)
+    jax.tree.map(close, batch, after["batch_stats"])
+
+
+def test_evaluation_is_that_of_the_module_also_without_statistics_or_keys():
+    class Scaled(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=True):
+            return nn.Dense(2)(x) * (10 if train else 1)
+
+    module = Scaled()
+    variables = module.init(jax.random.key(0), X)
+    net = from_linen(module, variables, train=True)
+    close(net.evaluated(net.params, X), module.apply(variables, X, train=False), 1e-12)
+    close(net.f(net.params, X), 10 * net.evaluated(net.params, X))
 
 
 def test_a_mutated_or_retrained_nnx_module_is_left_as_it_was():

@@ -144,6 +144,28 @@ def test_a_vector_of_another_structure_or_shape_is_refused(problem):
         product(jax.tree.map(lambda leaf: jnp.ones(1), params))
 
 
+@pytest.mark.parametrize("slice_size", [None, 2])
+def test_a_vector_of_integers_is_one_of_numbers(problem, slice_size):
+    product = ggn_product(*problem, losses.squared_error, slice_size=slice_size)
+    whole = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, int), problem[1])
+    floats = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), problem[1])
+    np.testing.assert_array_equal(flat(product(whole)), flat(product(floats)))
+
+
+@pytest.mark.parametrize("slice_size", [None, 2])
+def test_products_are_in_full_precision(problem, slice_size, monkeypatch):
+    f, params, x, y = problem
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    product = ggn_product(f, params, x, y, losses.squared_error, slice_size=slice_size)
+    text = " ".join(str(jax.make_jaxpr(product)(params)).split())
+    assert text.count("dot_general") == text.count("precision=(Precision.HIGHEST") > 0
+
+
+def test_a_loss_that_is_no_function_is_refused(problem):
+    with pytest.raises(ValueError, match=r"loss must be a function of .*, got 'mse'"):
+        bare(ggn_product)(*problem, "mse")
+
+
 @pytest.mark.parametrize("slice_size", [0, 2.5, True, "3"])
 def test_a_bad_slice_size_is_refused(problem, slice_size):
     with pytest.raises(ValueError, match="slice_size must be a positive integer, got"):

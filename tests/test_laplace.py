@@ -1,17 +1,19 @@
 """The Laplace posterior is the Gaussian process with the NTK, and the dense posterior otherwise."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin import losses
 from iterlin.curvature.laplace import laplace
-from problems import dense, flat, network, paired
+from problems import bare, dense, flat, network, paired
 from scipy.stats import multivariate_normal
 
-# More outputs than parameters (the primal problem), and fewer (the dual).
-WIDTHS = {"primal": (2, 2, 2), "dual": (3, 6, 2)}
-every_problem = pytest.mark.parametrize("widths", WIDTHS.values(), ids=WIDTHS.keys())
+# More outputs than parameters, and fewer: if J does not fit the bytes, the kernel is decomposed.
+PROBLEMS = {"primal": ((2, 2, 2), 2**28), "dual": ((3, 6, 2), 2**28), "kernel": ((3, 6, 2), 4000)}
+every_problem = pytest.mark.parametrize(("widths", "limit"), PROBLEMS.values(), ids=PROBLEMS.keys())
 
 
 def posed(widths, examples=8):
@@ -20,13 +22,17 @@ def posed(widths, examples=8):
     return f, params, x, y, x_new
 
 
+def single(tree):
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
+
+
 def dense_posterior(f, params, x, blocks, precision):
     rows = dense(f, params, x).reshape(*blocks.shape[:2], -1)
     return np.einsum("nop,noq,nqr->pr", rows, blocks, rows) + precision * np.eye(rows.shape[-1])
 
 
 @every_problem
-def test_the_squared_error_gives_the_gaussian_process_with_the_ntk(widths):
+def test_the_squared_error_gives_the_gaussian_process_with_the_ntk(widths, limit):
     f, params, x, y, x_new = posed(widths)
     precision, noise = 0.7, 0.09
     train, test = dense(f, params, x), dense(f, params, x_new)
@@ -42,8 +48,9 @@ def test_the_squared_error_gives_the_gaussian_process_with_the_ntk(widths):
         prior_precision=precision,
         noise_variance=noise,
         prior_mean=params,
+        memory_limit=limit,
     )
-    assert posterior.dual == (widths == WIDTHS["dual"])
+    assert posterior.dual == (limit == 4000)
     expected = np.stack([covariance[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] for i in range(3)])
     np.testing.assert_allclose(posterior.variance(x_new), expected, atol=1e-10)
     evidence = multivariate_normal(np.ravel(f(params, x)), data).logpdf(np.ravel(y))
@@ -51,7 +58,7 @@ def test_the_squared_error_gives_the_gaussian_process_with_the_ntk(widths):
 
 
 @every_problem
-def test_the_evidence_of_a_prior_around_zero_is_that_of_the_affine_model(widths):
+def test_the_evidence_of_a_prior_around_zero_is_that_of_the_affine_model(widths, limit):
     """y ~ N(f - J theta, J J^T / delta + s^2 I): the prior at 0, seen from params."""
     f, params, x, y, _ = posed(widths)
     precision, noise = 0.7, 0.3
@@ -59,14 +66,21 @@ def test_the_evidence_of_a_prior_around_zero_is_that_of_the_affine_model(widths)
     prior = np.ravel(f(params, x)) - rows @ flat(params)
     data = rows @ rows.T / precision + noise * np.eye(len(rows))
     posterior = laplace(
-        f, params, x, y, loss=losses.squared_error, prior_precision=precision, noise_variance=noise
+        f,
+        params,
+        x,
+        y,
+        loss=losses.squared_error,
+        prior_precision=precision,
+        noise_variance=noise,
+        memory_limit=limit,
     )
     expected = multivariate_normal(prior, data).logpdf(np.ravel(y))
     assert float(posterior.log_marginal_likelihood()) == pytest.approx(expected, rel=1e-9)
 
 
 @every_problem
-def test_cross_entropy_gives_the_dense_posterior(widths):
+def test_cross_entropy_gives_the_dense_posterior(widths, limit):
     f, params, x, y, x_new = posed(widths)
     labels = jnp.argmax(y, 1)
     outputs = np.asarray(f(params, x))
@@ -75,7 +89,15 @@ def test_cross_entropy_gives_the_dense_posterior(widths):
     precision = dense_posterior(f, params, x, blocks, 0.2)
     rows = dense(f, params, x_new).reshape(3, 2, -1)
     expected = np.einsum("mop,pq,mrq->mor", rows, np.linalg.inv(precision), rows)
-    posterior = laplace(f, params, x, labels, loss=losses.cross_entropy, prior_precision=0.2)
+    posterior = laplace(
+        f,
+        params,
+        x,
+        labels,
+        loss=losses.cross_entropy,
+        prior_precision=0.2,
+        memory_limit=limit,
+    )
     np.testing.assert_allclose(posterior.variance(x_new), expected, atol=1e-10)
     # Likelihood and prior at params, and the volume of the Gaussian around them.
     theta = flat(params)
@@ -87,12 +109,11 @@ def test_cross_entropy_gives_the_dense_posterior(widths):
 
 
 @every_problem
-def test_a_prior_is_replaced_without_starting_again(widths):
+def test_a_prior_is_replaced_without_starting_again(widths, limit):
     f, params, x, y, x_new = posed(widths)
-    posterior = laplace(f, params, x, y, loss=losses.squared_error, prior_precision=1.0)
-    anew = laplace(
-        f, params, x, y, loss=losses.squared_error, prior_precision=0.1, noise_variance=0.5
-    )
+    settings = {"loss": losses.squared_error, "memory_limit": limit}
+    posterior = laplace(f, params, x, y, prior_precision=1.0, **settings)
+    anew = laplace(f, params, x, y, prior_precision=0.1, noise_variance=0.5, **settings)
     replaced = posterior._replace(prior_precision=0.1, noise_variance=0.5)
     np.testing.assert_allclose(replaced.variance(x_new), anew.variance(x_new), rtol=1e-12)
     assert float(replaced.log_marginal_likelihood()) == float(anew.log_marginal_likelihood())
@@ -105,7 +126,9 @@ def test_a_prior_is_replaced_without_starting_again(widths):
 
 
 @pytest.mark.parametrize(
-    ("examples", "limit"), [(12, 1), (2, 2**28)], ids=["primal, one by one", "dual"]
+    ("examples", "limit"),
+    [(12, 1), (2, 2**28), (2, 180)],
+    ids=["primal, one by one", "dual", "kernel"],
 )
 @pytest.mark.parametrize("out", [(), (2, 2)])
 def test_pytrees_outputs_of_any_rank_and_parameters_that_stay(out, examples, limit):
@@ -125,8 +148,8 @@ def test_pytrees_outputs_of_any_rank_and_parameters_that_stay(out, examples, lim
         trainable=lambda path: path == "out",
         memory_limit=limit,
     )
-    assert posterior.dual == (examples == 2)
     size = int(np.prod(out))
+    assert posterior.dual == (limit == 180 and size > 1)
     blocks = np.stack([np.eye(size)] * examples)
     precision = dense_posterior(last, params["out"], x, blocks, 0.5)
     rows = dense(last, params["out"], x_new).reshape(2, size, -1)
@@ -137,13 +160,63 @@ def test_pytrees_outputs_of_any_rank_and_parameters_that_stay(out, examples, lim
 
 
 @every_problem
-def test_variance_falls_with_data_and_is_the_priors_far_from_it(widths):
+def test_variance_falls_with_data_and_is_the_priors_far_from_it(widths, limit):
     f, params, x, y, x_new = posed(widths)
-    settings = {"loss": losses.squared_error, "prior_precision": 0.5}
+    settings = {"loss": losses.squared_error, "prior_precision": 0.5, "memory_limit": limit}
     few = laplace(f, params, x[:2], y[:2], **settings).variance(x_new)
     many = laplace(f, params, x, y, **settings).variance(x_new)
     assert np.all(np.linalg.eigvalsh(few - many) > -1e-10)
     assert np.all(np.linalg.eigvalsh(many) > -1e-10)
+
+
+@pytest.mark.parametrize(("examples", "precision", "noise"), [(100, 1e-4, 1e-2), (8, 1e-5, 1e-4)])
+def test_nothing_is_squared_in_float32(examples, precision, noise):
+    """Eigenvalues of J^T J below eps times the largest decide here, and are right."""
+    f, params, x, _, _ = posed((2, 16, 1), examples)
+    params, points = single(params), jnp.concatenate([x[:8], 10 * x[:3]])
+    settings = {
+        "loss": losses.squared_error,
+        "prior_precision": precision,
+        "noise_variance": noise,
+    }
+    exact = laplace(f, jax.tree.map(lambda a: a.astype(float), params), x, x[:, :1], **settings)
+    found = laplace(f, params, single(x), single(x[:, :1]), **settings)
+    assert not found.dual
+    assert found.eigenvalues.dtype == jnp.float32
+    np.testing.assert_allclose(found.variance(single(points)), exact.variance(points), rtol=5e-3)
+    np.testing.assert_allclose(
+        found.log_marginal_likelihood(), exact.log_marginal_likelihood(), atol=0.05
+    )
+
+
+def test_a_kernel_that_is_too_coarse_is_warned_of():
+    f, params, x, _, _ = posed((2, 16, 1))
+    settings = {"loss": losses.squared_error, "prior_precision": 1.0, "memory_limit": 2000}
+    posterior = laplace(f, single(params), single(x), single(x[:, :1]), **settings)
+    assert posterior.dual
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        posterior.log_marginal_likelihood()
+    posterior = posterior._replace(prior_precision=1e-5, noise_variance=1e-4)
+    with pytest.warns(UserWarning, match="float32 does not resolve the kernel.*float64"):
+        posterior.variance(single(x))
+    with pytest.warns(UserWarning, match="float32 does not resolve the kernel.*float64"):
+        posterior.log_marginal_likelihood()
+
+
+@pytest.mark.parametrize("limit", [2**28, 10])
+def test_parameters_may_be_numbers(limit):
+    x = jnp.arange(1.0, 4.0)
+    posterior = laplace(
+        lambda p, x: p["a"] * x,
+        {"a": 1.0},
+        x,
+        x,
+        loss=losses.squared_error,
+        prior_precision=2.0,
+        memory_limit=limit,
+    )
+    np.testing.assert_allclose(posterior.variance(x), x**2 / 16, rtol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +230,7 @@ def problem():
         ({"prior_precision": 0.0}, "prior_precision must be finite and positive, got"),
         ({"noise_variance": -1.0}, "noise_variance must be finite and positive, got"),
         ({"memory_limit": 0}, "memory_limit must be a positive integer, got"),
+        ({"loss": "mse"}, r"loss must be a function of \(outputs, targets\), got 'mse'"),
         ({"loss": losses.mean(losses.squared_error)}, "loss must be a sum over the examples"),
         ({"loss": lambda o, y: jnp.sum((o - y).sum(0) ** 2)}, "loss couples its examples"),
         ({"prior_mean": jnp.zeros(3)}, "prior_mean must be a pytree of structure"),
@@ -165,7 +239,7 @@ def problem():
 def test_bad_input_is_refused(problem, change, message):
     settings = {"loss": losses.squared_error, "prior_precision": 1.0}
     with pytest.raises(ValueError, match=message):
-        laplace(*problem, **settings | change)
+        bare(laplace)(*problem, **settings | change)
 
 
 def test_a_bad_replacement_and_bad_data_are_refused(problem):
@@ -180,3 +254,12 @@ def test_a_bad_replacement_and_bad_data_are_refused(problem):
         laplace(f, params, x, y[1:], **settings)
     with pytest.raises(ValueError, match="f couples its examples"):
         laplace(lambda p, x: f(p, x) + jnp.sum(x), params, x, y, **settings)
+
+
+@every_problem
+def test_examples_of_another_shape_are_refused(widths, limit):
+    f, params, x, y, _ = posed(widths)
+    settings = {"loss": losses.squared_error, "prior_precision": 1.0, "memory_limit": limit}
+    posterior = laplace(f, params, x, y, **settings)
+    with pytest.raises(ValueError, match=r"an example of x_new must have shape .*got \(5,\)"):
+        posterior.variance(jnp.ones((2, 5)))

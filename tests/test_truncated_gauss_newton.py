@@ -108,6 +108,27 @@ def test_cross_entropy_is_minimised_as_scipy_does(damping):
     np.testing.assert_allclose(flat(solution.params), oracle.x, atol=1e-5)
 
 
+def poisson(outputs, targets):
+    """-log p(targets) of the log-rates `outputs`, but for a constant: it may be negative."""
+    return jnp.sum(jnp.exp(outputs) - targets * outputs)
+
+
+@pytest.mark.parametrize("start", [0.0, 1.0])
+@pytest.mark.parametrize("damping", [LevenbergMarquardt(), 1e-3], ids=["adaptive", "fixed"])
+def test_a_loss_that_may_be_negative_is_minimised(start, damping):
+    y = jnp.array([[5.0], [9.0]])
+    run = {"beta": 0.1, "max_steps": 50, "tolerance": 1e-12, "loss": poisson, "damping": damping}
+    problem = (lambda p, x: x @ p, jnp.full((2, 1), start), jnp.eye(2), y)
+    solution = truncated_gauss_newton(*problem, **run)
+    assert int(solution.status) == Status.CONVERGED
+    np.testing.assert_allclose(solution.params, np.log(y), atol=1e-4)
+    least = float(poisson(jnp.log(y), y))
+    early = truncated_gauss_newton(*problem, **run, target_loss=0.9 * least)
+    assert int(early.status) == Status.CONVERGED
+    assert least < early.history["loss"][early.num_steps] <= 0.9 * least
+    assert int(early.num_steps) < int(solution.num_steps)
+
+
 def test_inner_steps_stand_in_for_a_damping():
     f, params, x, y = posed(losses.cross_entropy)
     solution = truncated_gauss_newton(
@@ -262,6 +283,22 @@ def test_bad_damping_is_refused(problem, damping):
         bare(truncated_gauss_newton)(*problem, loss=losses.cross_entropy, damping=damping, **RUN)
 
 
+@pytest.mark.parametrize(
+    ("loss", "target", "message"),
+    [
+        (losses.cross_entropy, -1.0, "finite and non-negative"),
+        (quartic, math.nan, "a finite real number"),
+        (quartic, math.inf, "a finite real number"),
+        (quartic, "1", "a finite real number"),
+    ],
+)
+def test_a_bad_target_loss_is_refused(loss, target, message):
+    with pytest.raises(ValueError, match=f"target_loss must be {message}, got"):
+        bare(truncated_gauss_newton)(
+            *posed(loss), loss=loss, damping=1.0, target_loss=target, **RUN
+        )
+
+
 @pytest.mark.parametrize("start", [0.0, -1.0, math.nan, math.inf])
 def test_a_bad_start_of_the_damping_is_refused(start):
     with pytest.raises(ValueError, match="start of the damping must be finite and positive, got"):
@@ -270,6 +307,8 @@ def test_a_bad_start_of_the_damping_is_refused(start):
 
 def test_a_loss_of_many_numbers_and_targets_that_it_refuses(problem):
     f, params, x, y = problem
+    with pytest.raises(ValueError, match=r"loss must be a function of .*, got 'mse'"):
+        bare(truncated_gauss_newton)(f, params, x, y, loss="mse", damping=1.0, **RUN)
     with pytest.raises(ValueError, match="loss must return one number"):
         truncated_gauss_newton(f, params, x, y, loss=lambda o, y: o, damping=1.0, **RUN)
     with pytest.raises(ValueError, match="integer labels"):

@@ -66,10 +66,10 @@ def gauss_newton(
     Only what is `trainable` moves (`iterlin.parameters`); the Solution's params are whole.
     Everything is computed in the precision of the trained parameters.
 
-    Raises ValueError for a negative or non-finite damping or tolerance, a damping that is an array,
-    a max_steps that is not a positive integer, targets that are not one array of the shape of the
-    outputs, parameters narrower than float32, or (unless traced) an f that couples examples said to
-    be independent.
+    Raises ValueError for a negative or non-finite damping, tolerance or target_loss, a damping that
+    is an array, a max_steps that is not a positive integer, targets that are not one array of the
+    shape of the outputs, parameters narrower than float32, or (unless traced) an f that couples
+    examples said to be independent.
 
     >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
     >>> found = il.gauss_newton(f, jnp.zeros(2), x, y, max_steps=20, tolerance=1e-6)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from iterlin import examples
@@ -15,7 +16,7 @@ from iterlin.krylov import norm
 from iterlin.linearization import Network, output_shape, tree_sub
 from iterlin.losses import Loss, as_sum, squared_error
 from iterlin.parameters import Trainable, bound, join, split
-from iterlin.validation import non_negative, positive_integer, same_shape
+from iterlin.validation import is_traced, non_negative, positive_integer, same_shape
 
 
 class Status(IntEnum):
@@ -37,7 +38,8 @@ class Solution(NamedTuple):
     "gradient_norm" ||J^T z||, "step_norm" (the step taken from t) and, for the truncated form,
     "certificate" ||r|| / ||J^T z|| and "inner_steps" of the step taken from t. Where the damping
     adapts: the "damping" of the step tried from t, and whether it was "accepted" (1) or left the
-    parameters where they were (0).
+    parameters where they were (0). Of a loss divided by N, "loss", "gradient_norm" and "damping"
+    are, too.
     """
 
     params: PyTree
@@ -111,10 +113,21 @@ def iterate(
     tolerance,
     target_loss,
 ) -> Solution:
-    """Repeat `step` (theta, damping -> new theta, info) until the loss settles or blows up."""
+    """Repeat `step` (theta, damping -> new theta, info) until the loss settles or blows up.
+
+    Without a target_loss it is 0 for a loss that is known not to be negative, -infinity for others.
+    """
     positive_integer("max_steps", max_steps)
     non_negative("tolerance", tolerance)
-    non_negative("target_loss", target_loss)
+    if as_sum(problem.loss) is not None:
+        target_loss = 0.0 if target_loss is None else target_loss
+        non_negative("target_loss", target_loss)
+    elif target_loss is None:
+        target_loss = -jnp.inf
+    elif not is_traced(target_loss):
+        value = np.asarray(target_loss)
+        if not (np.issubdtype(value.dtype, np.number) and np.all(np.isfinite(value))):
+            raise ValueError(f"target_loss must be a finite real number, got {target_loss!r}")
     adaptive = isinstance(damping, LevenbergMarquardt)
 
     def going(carry):
@@ -128,7 +141,9 @@ def iterate(
         info["step_norm"] = norm(displacement)
         new_loss = problem.value(proposal)
         accepted = jnp.isfinite(new_loss) & jnp.isfinite(info["step_norm"])
-        settled = (jnp.abs(new_loss - loss) <= tolerance * loss) | (new_loss <= target_loss)
+        settled = (jnp.abs(new_loss - loss) <= tolerance * jnp.abs(loss)) | (
+            new_loss <= target_loss
+        )
         # A flat region far above the start (an unbounded step into saturation) is no solution.
         lost = ~accepted | (settled & (new_loss > history["loss"][0]))
         if adaptive:

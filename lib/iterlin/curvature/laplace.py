@@ -7,30 +7,30 @@ are those of the Gaussian process whose kernel is J J^T / delta (Khan et al. 201
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from iterlin import examples
-from iterlin.curvature.products import loss_blocks
+from iterlin.curvature.products import loss_blocks, require_function
+from iterlin.gradient_flow import ASPECT, thin_svd
 from iterlin.krylov import dot
 from iterlin.linearization import (
     Network,
     jacobian_rows,
     output_shape,
     require_independent,
-    tree_sub,
 )
 from iterlin.losses import Loss, Mean, squared_error
 from iterlin.ntk import ntk_matrix
 from iterlin.parameters import Trainable, bound, split, trainable_mask
 from iterlin.runtime.precision import full_precision
-from iterlin.runtime.slices import in_slices, sum_over_slices
-from iterlin.validation import factorable, like, positive, positive_integer
+from iterlin.runtime.slices import fold_slices, in_slices
+from iterlin.validation import factorable, is_traced, like, positive, positive_integer
 
 
 class Laplace(NamedTuple):
@@ -39,12 +39,13 @@ class Laplace(NamedTuple):
     prior_precision delta and noise_variance s^2 may be replaced at no cost, and differentiated in:
     ``posterior._replace(prior_precision=0.1).log_marginal_likelihood()``.
 
-    Vectors v (P,) of parameter space are held as coordinates (R,) in the eigenvectors of J^T H J or
-    (dual) as U^T H^(1/2) J v, U the eigenvectors of H^(1/2) J J^T H^(1/2); both matrices have the
-    eigenvalues (R,). project(x_new) gives coordinates (M, O, R) and Gram matrices (M, O, O) of the
-    rows of J there; vectors and gram are those of the loss's gradient and of params - prior_mean.
-    value is the loss at params, out the shape of an example's outputs; normal counts the numbers
-    that the normalisation of a Gaussian likelihood is of.
+    W = H^(1/2) J = U S V^T has the squared singular values `eigenvalues` (R,). project(x_new) gives
+    the rows of J there as coordinates (M, O, R) in V, and the Gram matrices (M, O, O) of what is
+    orthogonal to V; or (dual, where U is of the kernel) U^T W j for each row j, and the Gram
+    matrices of the rows. For the squared error residual (R,) is U^T r of the residuals r of the
+    linearised network at the prior's mean, misfit ||r - U U^T r||^2, normal their number; for
+    another loss misfit is twice the loss at params, and distance ||params - prior_mean||^2. out is
+    the shape of an example's outputs.
     """
 
     prior_precision: Any
@@ -52,21 +53,30 @@ class Laplace(NamedTuple):
     eigenvalues: Float[Array, " R"]
     dual: bool
     project: Callable[[PyTree], tuple[Array, Array]]
-    vectors: Float[Array, "2 R"]
-    gram: Float[Array, "2 2"]
-    value: Float[Array, ""]
+    residual: Float[Array, " R"]
+    misfit: Float[Array, ""]
+    distance: Float[Array, ""]
     out: tuple[int, ...]
     normal: int
 
     @full_precision()
     def variance(self, x_new: PyTree) -> Float[Array, "..."]:
-        """Covariance (M, ..., ...) of the outputs of each of M examples; noise is not included.
+        """Covariance (M, *out, *out) of the outputs (M, *out) at M examples, in squared outputs.
 
-        Takes memory for M O min(P, N O) numbers: pass some examples at a time if need be.
+        Of the network's outputs: the noise of observations is not included. Takes memory for
+        M O min(P, N O) numbers: pass some examples at a time if need be. Warns where the kernel is
+        too coarse in its precision (see `laplace`).
+
+        Raises ValueError for examples that are not shaped as those of x, or a replaced
+        prior_precision or noise_variance that is not positive and finite.
         """
         examples.count(x_new, "x_new")
-        covariance = self._covariance(*self.project(x_new))
-        return covariance.reshape(len(covariance), *self.out, *self.out)
+        weights = self._weights()
+        coordinates, gram = self.project(x_new)
+        inner = jnp.einsum("mir,r,mjr->mij", coordinates, weights, coordinates)
+        delta, noise = self.prior_precision, self.noise_variance
+        found = (gram - inner) / delta if self.dual else gram / delta + noise * inner
+        return found.reshape(len(found), *self.out, *self.out)
 
     @full_precision()
     def log_marginal_likelihood(self) -> Float[Array, ""]:
@@ -75,26 +85,30 @@ class Laplace(NamedTuple):
         Exact for the squared error, at any params. For another loss params are taken for the mode,
         which they are once loss / s^2 + delta/2 ||params - prior_mean||^2 has been minimised, and
         what exp(-loss / s^2) lacks to be normalised in y is left out (nothing for cross-entropy).
+        Warns and raises as `variance`.
         """
+        weights = self._weights()
         delta, noise = self.prior_precision, self.noise_variance
-        covariance = self._covariance(self.vectors, self.gram)
+        fit = delta * jnp.sum(weights * self.residual**2) + self.misfit / noise
         volume = jnp.sum(jnp.log1p(self.eigenvalues / (noise * delta)))
-        found = -self.value / noise - 0.5 * delta * self.gram[1, 1] - 0.5 * volume
-        if not self.normal:
-            return found
-        # How far the mode is from params: half g^T (J^T J / s^2 + delta I)^-1 g.
-        weights = jnp.stack([1 / jnp.asarray(noise), jnp.asarray(delta)])
-        shift = 0.5 * weights @ covariance @ weights
-        return found + shift - 0.5 * self.normal * jnp.log(2 * math.pi * noise)
+        normal = self.normal * jnp.log(2 * math.pi * noise)
+        return -0.5 * (fit + delta * self.distance + volume + normal)
 
-    def _covariance(self, coordinates, gram):
-        """V^T (J^T H J / s^2 + delta I)^-1 V for the vectors of those coordinates."""
+    def _weights(self) -> Float[Array, " R"]:
         delta, noise = self.prior_precision, self.noise_variance
         positive("prior_precision", delta)
         positive("noise_variance", noise)
-        weights = 1 / (self.eigenvalues + noise * delta)
-        inner = jnp.einsum("...ir,r,...jr->...ij", coordinates, weights, coordinates)
-        return (gram - inner) / delta if self.dual else noise * inner
+        if self.dual:
+            eps = jnp.finfo(self.eigenvalues.dtype).eps
+            coarse = eps * jnp.max(self.eigenvalues) > noise * delta
+            if not is_traced(coarse) and jnp.any(coarse):
+                warnings.warn(
+                    f"{self.eigenvalues.dtype} does not resolve the kernel down to noise_variance "
+                    "* prior_precision: variances may be wrong, even negative. Compute in float64 "
+                    "(jax_enable_x64), or give `laplace` a memory_limit that holds the Jacobian",
+                    stacklevel=4,
+                )
+        return 1 / (self.eigenvalues + noise * delta)
 
 
 @full_precision()
@@ -115,18 +129,23 @@ def laplace(
 
     `loss` of (outputs, y) over `noise_variance` is the negative log-likelihood: a sum over the
     examples and convex in the outputs, as `losses.squared_error` and `losses.cross_entropy` are.
-    The noise variance is that of the observations for the squared error, and a temperature for
-    other losses. The prior has `prior_precision` (a penalty prior_precision/2 ||theta||^2 in
-    training) and mean `prior_mean`, like params, by default 0. Of what is not `trainable` nothing
-    is uncertain.
+    The noise variance is that of the observations for the squared error, in squared outputs, and a
+    temperature for other losses. The prior has `prior_precision` (a penalty
+    prior_precision/2 ||theta||^2 in training) and mean `prior_mean`, like params, by default 0. Of
+    what is not `trainable` nothing is uncertain.
 
-    Whichever is smaller is decomposed: J^T H J (P, P), or its dual (N O, N O) from the kernel
-    J J^T, where variances below eps J J^T / prior_precision are lost to rounding. `memory_limit`
-    bounds, in bytes, the rows of J kept at a time; that matrix comes on top.
+    H^(1/2) J (N O, P) is decomposed by singular values, so that nothing is squared: reduced to
+    (P, P) first, slice by slice, where N O >= P, and otherwise as a whole if it fits `memory_limit`
+    bytes. If it does not, the kernel H^(1/2) J J^T H^(1/2) (N O, N O) is. That takes less, but
+    loses variances below eps J J^T / prior_precision to rounding, and warns where they matter:
+    where noise_variance prior_precision is below eps times the kernel's largest eigenvalue.
+    `memory_limit` bounds the rows of J kept at a time; what is decomposed comes on top.
 
     Raises ValueError for a prior_precision or noise_variance that is not positive and finite; a
-    loss that is a mean, or (unless traced) couples examples; an f that couples them; parameters
-    narrower than float32; or a prior_mean that is not like params.
+    loss that is no function, is a mean, or (unless traced) couples examples; an f that couples
+    them; targets of another number than the inputs, or that the loss refuses; parameters narrower
+    than float32, or none to train; a prior_mean that is not like params; a memory_limit that is not
+    a positive integer, or too small for the kernel (`empirical_ntk`).
 
     >>> f, x, y = lambda p, x: x @ p, jnp.eye(2), jnp.array([1.0, 3.0])
     >>> settings = {"loss": il.losses.squared_error, "prior_precision": 1.0, "noise_variance": 0.25}
@@ -138,88 +157,114 @@ def laplace(
     positive("noise_variance", noise_variance)
     positive_integer("memory_limit", memory_limit)
     examples.count((x, y), "inputs and targets")
+    require_function(loss)
     if isinstance(loss, Mean):
         raise ValueError("loss must be a sum over the examples: pass what `losses.mean` was given")
-    moving, fixed = split(params, trainable)
-    factorable("params", jnp.result_type(*jax.tree.leaves(moving)))
+    mask = trainable_mask(params, trainable)
+    moving, fixed = split(params, mask)
+    moving = jax.tree.map(jnp.asarray, moving)
+    dtype = jnp.result_type(*jax.tree.leaves(moving))
+    factorable("params", dtype)
     network = bound(f, fixed)
     require_independent(network, moving, x)
     displacement = moving
     if prior_mean is not None:
         like("prior_mean", prior_mean, params)
-        mask = trainable_mask(params, trainable)
-        displacement = tree_sub(
-            moving, jax.tree.map(lambda m, a: a if m else None, mask, prior_mean)
-        )
+        mean = jax.tree.map(lambda chosen, leaf: leaf if chosen else None, mask, prior_mean)
+        displacement = jax.tree.map(lambda a, b: (a - b).astype(a.dtype), moving, mean)
 
     def kernel(x1, x2=None):
         return ntk_matrix(f, params, x1, x2, trainable=trainable, memory_limit=memory_limit)
 
-    def gradient(x, y):
-        return jax.grad(lambda p: loss(network(p, x), y))(moving)
-
     shape = output_shape(network, moving, x)
     size = sum(leaf.size for leaf in jax.tree.leaves(moving))
-    dual = shape.size < size
     row_bytes = math.prod(shape.shape[1:]) * size * shape.dtype.itemsize
-    slice_size = max(1, memory_limit // row_bytes)
-    sliced = in_slices(network, slice_size)
-    outputs = sliced(moving, x)
-    blocks = loss_blocks(loss, outputs, y)
-    vectors = (sum_over_slices(gradient, slice_size, x, y), displacement)
-    if dual:
-        eigenvalues, project, coordinates = _dual(sliced, moving, x, blocks, kernel)
-    else:
-        eigenvalues, project, coordinates = _primal(sliced, moving, x, blocks)
+    dual = shape.size < size and shape.shape[0] * row_bytes > memory_limit
+    sliced = in_slices(network, max(1, memory_limit // row_bytes))
+    outputs, image = jax.jvp(lambda p: sliced(p, x), (moving,), (displacement,))
+    roots = _roots(loss_blocks(loss, outputs, y).astype(dtype))
+    value, exact = loss(outputs, y), loss is squared_error
+    residual = (outputs - y - image if exact else jnp.zeros_like(outputs)).astype(dtype)
+    given = (sliced, moving, x, roots, residual.reshape(roots.shape[:2]))
+    eigenvalues, project, residual, left = _by_kernel(*given, kernel) if dual else _by_rows(*given)
+
+    def project_alike(x_new):
+        like("an example of x_new", _example(x_new), _example(x))
+        return project(x_new)
+
     return Laplace(
         prior_precision,
         noise_variance,
         eigenvalues,
         dual,
-        project,
-        jnp.stack([coordinates(v) for v in vectors]),
-        jnp.stack([jnp.stack([dot(u, v) for v in vectors]) for u in vectors]),
-        loss(outputs, y),
+        project_alike,
+        residual,
+        left if exact else 2 * value,
+        jnp.zeros_like(value) if exact else dot(displacement, displacement),
         outputs.shape[1:],
-        outputs.size if loss is squared_error else 0,
+        outputs.size if exact else 0,
     )
 
 
-def _primal(f, moving, x, blocks):
-    """Eigenvalues of J^T H J, and what gives coordinates in its eigenvectors."""
+def _example(x):
+    """Shapes and types of one example."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf)[1:], jnp.result_type(leaf)), x
+    )
 
-    def term(x, blocks):
-        rows = jacobian_rows(f.f, moving, x)
-        return jnp.einsum("nop,noq,nqr->pr", rows, blocks, rows)
 
-    eigenvalues, basis = jnp.linalg.eigh(sum_over_slices(term, f.size, x, blocks))
+def _roots(blocks):
+    """H^(1/2), block by block."""
+    values, vectors = jnp.linalg.eigh(blocks)
+    return (vectors * jnp.sqrt(jnp.maximum(values, 0))[:, None]) @ vectors.mT
+
+
+def _by_rows(f, moving, x, roots, residual):
+    """Of W = U S V^T: S^2, what projects onto V, U^T residual, and the square of what that leaves.
+
+    Tall W are reduced to the R of a QR decomposition, with the residual as one more column.
+    """
+
+    def rows_of(x, roots, residual):
+        rows = jnp.einsum("nop,npq->noq", roots, jacobian_rows(f.f, moving, x))
+        return jnp.concatenate([rows, residual[..., None]], 2).reshape(-1, rows.shape[2] + 1)
+
+    def reduce(triangle, *part):
+        return jnp.linalg.qr(jnp.concatenate([triangle, rows_of(*part)]), mode="r")
+
+    outputs = residual.shape[1]
+    size = sum(leaf.size for leaf in jax.tree.leaves(moving))
+    if residual.size < size:
+        matrix = rows_of(x, roots, residual)
+    else:
+        # Fewer rows at a time than R has would cost more, and many more do not stay in cache.
+        part = max(size, min(f.size * outputs, ASPECT * size)) // outputs
+        start = jnp.zeros((size + 1, size + 1), residual.dtype)
+        matrix = fold_slices(reduce, start, max(1, part), x, roots, residual)
+    left, values, right = thin_svd(matrix[:, :-1])
+    image = matrix[:, -1] @ left
 
     def project(x_new):
         def part(params, x):
             rows = jacobian_rows(f.f, params, x)
-            return rows @ basis, rows @ rows.mT
+            inside = rows @ right.T
+            outside = rows - inside @ right
+            return inside, outside @ outside.mT
 
         return in_slices(part, f.size)(moving, x_new)
 
-    return jnp.maximum(eigenvalues, 0), project, lambda v: ravel_pytree(v)[0] @ basis
+    return values**2, project, image, jnp.sum((matrix[:, -1] - left @ image) ** 2)
 
 
-def _dual(f, moving, x, blocks, kernel):
-    """The same of H^(1/2) J J^T H^(1/2), from the kernel."""
-    count, outputs, _ = blocks.shape
-    values, vectors = jnp.linalg.eigh(blocks)
-    roots = (vectors * jnp.sqrt(jnp.maximum(values, 0))[:, None]) @ vectors.mT
+def _by_kernel(f, moving, x, roots, residual, kernel):
+    """The same from the kernel W W^T, but that W is projected on and not V."""
 
     def whiten(rows):
         """rows H^(1/2), for rows (..., N O)."""
-        parted = rows.reshape(-1, count, outputs)
+        parted = rows.reshape(-1, *residual.shape)
         return jnp.einsum("mno,nop->mnp", parted, roots).reshape(rows.shape)
 
-    def coordinates(v):
-        image = jax.jvp(lambda p: f(p, x), (moving,), (v,))[1]
-        return whiten(image.reshape(-1)) @ basis
-
-    eigenvalues, basis = jnp.linalg.eigh(whiten(whiten(kernel(x)).T))
+    values, basis = jnp.linalg.eigh(whiten(whiten(kernel(x)).T))
 
     def project(x_new):
         def gram(params, x):
@@ -227,6 +272,8 @@ def _dual(f, moving, x, blocks, kernel):
             return rows @ rows.mT
 
         rows = whiten(kernel(x_new, x)) @ basis
-        return rows.reshape(-1, outputs, len(basis)), in_slices(gram, f.size)(moving, x_new)
+        grams = in_slices(gram, f.size)(moving, x_new)
+        return rows.reshape(-1, residual.shape[1], len(basis)), grams
 
-    return jnp.maximum(eigenvalues, 0), project, coordinates
+    nothing = jnp.zeros((), values.dtype)  # is left: U is complete
+    return jnp.maximum(values, 0), project, residual.reshape(-1) @ basis, nothing

@@ -23,7 +23,8 @@ class LevenbergMarquardt:
     With the gain rho = actual / predicted decrease of the loss, the prediction being that of the
     undamped quadratic model, an accepted step multiplies the damping by
     max(1/3, 1 - (2 rho - 1)^3). A step that would not decrease the loss is rejected, and multiplies
-    the damping by 2, the next one in a row by 4, then by 8 (Marquardt 1963; Nielsen 1999).
+    the damping by 2, the next one in a row by 4, then by 8 (Marquardt 1963; Nielsen 1999). It is in
+    the units of J^T H J: for a loss divided by N, divide `start` by N, too.
 
     Raises ValueError for a start that is not one positive and finite number.
 

@@ -21,6 +21,7 @@ from iterlin.runtime.precision import full_precision
 from iterlin.validation import is_traced, like, positive_integer
 
 
+@full_precision()
 def ggn_product(
     f: Network,
     params: PyTree,
@@ -41,8 +42,9 @@ def ggn_product(
     activations anew: those of one slice are all the memory there is need for. f must then treat its
     examples independently, and the loss must be a sum over them (`losses.as_sum`).
 
-    Raises ValueError for a v of another structure or other shapes, a slice_size that is not a
-    positive integer, or one given with a loss not known to be a sum over examples.
+    v is taken in the types of params. Raises ValueError for a v of another structure or other
+    shapes, a loss that is no function, a slice_size that is not a positive integer, or one given
+    with a loss not known to be a sum over examples.
 
     >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     >>> f, loss = lambda p, x: x @ p, il.losses.squared_error
@@ -50,15 +52,21 @@ def ggn_product(
     >>> print(product(jnp.ones(2)))  # x^T x v
     [24. 34.]
     """
+    require_function(loss)
     moving, fixed = split(params, trainable)
     f = bound(f, fixed)
+
+    def typed(v):
+        like("v", v, moving)
+        return jax.tree.map(lambda a, b: jnp.asarray(a, jnp.result_type(b)), v, moving)
+
     if slice_size is None:
         products = jacobian_products(f, moving, x)
         _, hessian = loss_derivatives(loss, products.outputs, y)
 
         @full_precision()
         def product(v):
-            like("v", v, moving)
+            v = typed(v)
             return products.vjp(hessian(products.jvp(v)))
 
         return product
@@ -73,7 +81,7 @@ def ggn_product(
 
     @full_precision()
     def sliced(v):
-        like("v", v, moving)
+        v = typed(v)
 
         def term(loss, x, y):
             return ggn_product(f, moving, x, y, loss)(v)
@@ -81,6 +89,12 @@ def ggn_product(
         return loss_over_slices(term, loss, slice_size, x, y)
 
     return sliced
+
+
+def require_function(loss) -> None:
+    """Refuses a loss that cannot be called, such as the name of one."""
+    if not callable(loss):
+        raise ValueError(f"loss must be a function of (outputs, targets), got {loss!r}")
 
 
 def loss_derivatives(

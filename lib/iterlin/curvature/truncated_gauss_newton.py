@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
-from iterlin.curvature.products import loss_derivatives
+from iterlin.curvature.products import loss_derivatives, require_function
 from iterlin.iteration import Solution, iterate, prepare
 from iterlin.krylov import axpy, conjugate_gradients, dot, norm
 from iterlin.linearization import Network, jacobian_products, tree_add, tree_sub
@@ -28,7 +28,7 @@ def truncated_gauss_newton(
     beta: float,
     max_steps: int,
     tolerance: float,
-    target_loss: float = 0.0,
+    target_loss: float | None = None,
     max_inner_steps: int | None = None,
     loss: Loss = squared_error,
     damping=0.0,
@@ -44,14 +44,17 @@ def truncated_gauss_newton(
     With another `loss` of (outputs, y), convex in the outputs, or with a damping the steps solve
     (J^T H J + damping I) s = -J^T g + r: g and H are gradient and Hessian of the loss in the
     outputs (`curvature`; Schraudolph 2002, Martens 2010), and g takes the place of z in the norms
-    above. Of a loss divided by N the damping is, too. A `LevenbergMarquardt` adapts it: then steps
-    that would raise the loss are rejected, and count as steps.
+    above. For a loss divided by N divide the damping, too. A `LevenbergMarquardt` adapts it: then
+    steps that would raise the loss are rejected, and count as steps. A `target_loss` may be any
+    number for a loss that may be negative, and without one such a run ends by `tolerance`, relative
+    to the size of the loss; for the losses of `iterlin.losses` it is 0 unless given.
 
     x, outputs, `trainable` and the precision are as in `gauss_newton`; y is what the loss takes.
 
     Raises ValueError if beta is not in (0, 1); for a negative or non-finite damping; for a loss
     other than the squared error with neither a damping nor max_inner_steps, where the equations may
-    have no solution (cross-entropy, once the examples are told apart); and as `gauss_newton`.
+    have no solution (cross-entropy, once the examples are told apart); for a loss that is no
+    function, or does not give one number; and as `gauss_newton`.
 
     >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
     >>> settings = {"beta": 0.1, "max_steps": 20, "tolerance": 1e-6}
@@ -60,6 +63,7 @@ def truncated_gauss_newton(
     [0.    1.099] 6
     """
     open_unit("beta", beta)
+    require_function(loss)
     problem = prepare(f, params, x, y, trainable, loss)
     adaptive = isinstance(damping, LevenbergMarquardt)
     if not adaptive:

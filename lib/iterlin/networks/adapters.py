@@ -8,8 +8,9 @@ No framework is imported before one of its modules comes. A haiku network needs 
 """
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +24,9 @@ from iterlin.networks.normalization import Normalization
 Run = Callable[[PyTree, PyTree, PyTree, Array | None, bool], tuple[Array, PyTree]]
 
 
-class Adapted(NamedTuple):
-    """A module, taken apart.
+@dataclass(frozen=True, eq=False)
+class Adapted:
+    """A module, taken apart; ``f, params, settings = adapted`` takes what `Algorithm` needs.
 
     f(params, x) -> outputs, the network as it is trained: batch normalisation with the moments of
     x, for which `settings` has the rest. With dropout or other noise it is f(params, x, key), and
@@ -32,22 +34,17 @@ class Adapted(NamedTuple):
     params: the parameters to begin with, in nested dicts (Flax) or as the module (Equinox).
     settings: all else that `Algorithm` must know, as keywords: "normalization", where the module
     has running statistics, and "keyed", where f takes a key.
+    evaluated(params, x) -> outputs in evaluation, with the running statistics that the module came
+    with. It treats its examples independently, as kernels and Jacobians ask for.
     """
 
     f: Callable[..., Array]
     params: PyTree
     settings: dict[str, Any]
+    evaluated: Callable[[PyTree, PyTree], Array]
 
-    @property
-    def evaluated(self) -> Callable[[PyTree, PyTree], Array]:
-        """f(params, x) in evaluation, with the running statistics that the module came with.
-
-        It treats its examples independently, as kernels and Jacobians ask for.
-        """
-        if "normalization" not in self.settings:
-            return self.f
-        normalization = self.settings["normalization"]
-        return lambda params, x: normalization.evaluate(params, normalization.initial, x)
+    def __iter__(self) -> Iterator:
+        return iter((self.f, self.params, self.settings))
 
 
 def from_nnx(module) -> Adapted:
@@ -59,7 +56,7 @@ def from_nnx(module) -> Adapted:
     statistics follow `update_statistics`, with its momentum and not the module's own.
 
     Raises ValueError for what is no such module, one without parameters, or statistics of a layer
-    that has no `momentum`.
+    that has no `momentum`; ImportError if flax is not installed.
 
     >>> from flax import nnx
     >>> f, params, settings = il.from_nnx(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
@@ -109,7 +106,8 @@ def from_linen(module, variables, *, streams: str | tuple[str, ...] = (), **sett
     follow `update_statistics`, with its momentum and not the module's own.
 
     Raises ValueError for what is no such module, or variables without "params"; f does where the
-    module asks for a key that `streams` does not name.
+    module asks for a key that `streams` does not name. ImportError if flax is not
+    installed.
 
     >>> from flax import linen
     >>> module, x = linen.BatchNorm(), jnp.ones((5, 2))
@@ -157,7 +155,7 @@ def from_equinox(module, state=None, *, axis_name: str = "batch") -> Adapted:
     momentum and not the module's own.
 
     Raises ValueError for what is no such module or has no array to train, or layers with a state
-    that is not given.
+    that is not given; ImportError if equinox is not installed.
 
     >>> import equinox as eqx
     >>> module = eqx.nn.MLP(2, 3, 16, 1, key=jax.random.key(0))
@@ -216,30 +214,55 @@ def _adapted(run: Run, params: PyTree, initial: PyTree, keyed: bool) -> Adapted:
     def evaluate(params, statistics, x):
         return run(params, statistics, x, None, False)[0]
 
+    def evaluated(params, x):
+        return evaluate(params, initial, x)
+
     settings = {"keyed": True} if keyed else {}
     if jax.tree.leaves(initial):
         settings["normalization"] = Normalization(initial, apply, evaluate)
-    return Adapted(f, params, settings)
+    return Adapted(f, params, settings, evaluated)
 
 
 def _without_momentum(run: Run) -> Run:
     """The same, with the batch's own statistics where `run` gives momentum * old + (1 - momentum) *
-    the batch's own: the momentum is the derivative. Where it is 1, the old ones stay."""
+    the batch's own, and what it gives where it is not of that form.
+
+    The momentum is the derivative, and the batch's own are had at old = 0, where nothing cancels.
+    That is seen beside the actual ones, by a vmap in which all that does not depend on them is
+    computed once. Statistics that no layer writes to may be looked at, and stay.
+    """
 
     def own(params, statistics, x, key, training):
-        if not (training and jax.tree.leaves(statistics)):
+        old, tree = jax.tree.flatten(statistics)
+        if not (training and old):
             return run(params, statistics, x, key, training)
 
-        def after(statistics):
-            return run(params, statistics, x, key, training)[::-1]
+        def after(*leaves):
+            outputs, mixed = run(params, tree.unflatten(leaves), x, key, True)
+            return jax.tree.leaves(mixed), outputs
 
-        ones = jax.tree.map(jnp.ones_like, statistics)
-        mixed, momentum, outputs = jax.jvp(after, (statistics,), (ones,), has_aux=True)
+        written = []
 
-        def batch(new, m, old):
-            return jnp.where(m < 1, (new - m * old) / jnp.where(m < 1, 1 - m, 1), old)
+        def look(*leaves):
+            pairs = zip(after(*leaves)[0], leaves, strict=True)
+            written.extend(new is not leaf for new, leaf in pairs)
 
-        return outputs, jax.tree.map(batch, mixed, momentum, statistics)
+        jax.eval_shape(look, *old)
+        axes = tuple(0 if w else None for w in written)
+        both = jax.vmap(after, axes, axis_size=2)
+        start = [
+            jnp.stack([a, jnp.zeros_like(a)]) if w else a for w, a in zip(written, old, strict=True)
+        ]
+        direction = [jnp.full_like(a, w) for w, a in zip(written, start, strict=True)]
+        found, momentum, outputs = jax.jvp(both, start, direction, has_aux=True)
+
+        def batch(old, found, momentum):
+            (new, zero), m = found, momentum[1]
+            rounding = 1e2 * jnp.finfo(new.dtype).eps * (jnp.abs(old) + jnp.abs(new))
+            mixed = (m < 1) & (jnp.abs(m * old + zero - new) <= rounding)
+            return jnp.where(mixed, zero / jnp.where(mixed, 1 - m, 1), new)
+
+        return outputs[0], tree.unflatten(map(batch, old, found, momentum))
 
     return own
 

@@ -71,17 +71,22 @@ def sum_over_slices(term: Callable[..., PyTree], size: int, *trees: PyTree) -> P
     Raises ValueError if size is not a positive integer or the trees differ in length.
     """
     positive_integer("size", size)
+    if examples.count(trees, "arrays") <= size:
+        return term(*trees)
+    shapes = jax.eval_shape(term, *examples.part(trees, 0, size))
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return fold_slices(lambda total, *part: tree_add(total, term(*part)), zero, size, *trees)
+
+
+def fold_slices(step: Callable[..., PyTree], start: PyTree, size: int, *trees: PyTree) -> PyTree:
+    """``step(carry, *part)`` of one slice of the trees after another, the first from `start`."""
     count = examples.count(trees, "arrays")
     whole = count - count % size
-    if count <= size:
-        return term(*trees)
-    parts = _parts(trees, whole, size)
-    shapes = jax.eval_shape(term, *jax.tree.map(lambda leaf: leaf[0], parts))
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    total, _ = jax.lax.scan(lambda sum_, part: (tree_add(sum_, term(*part)), None), zero, parts)
-    if whole < count:
-        total = tree_add(total, term(*examples.part(trees, whole)))
-    return total
+    carry = start
+    if whole:
+        parts = _parts(trees, whole, size)
+        carry, _ = jax.lax.scan(lambda carry, part: (step(carry, *part), None), carry, parts)
+    return step(carry, *examples.part(trees, whole)) if whole < count else carry
 
 
 def _parts(tree: PyTree, whole: int, size: int) -> PyTree:
