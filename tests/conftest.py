@@ -35,13 +35,16 @@ settings.load_profile(FEW)
 # time, and what they compare with is an oracle, within a tolerance. A test among them that is about
 # bits, memory, buffers or what is compiled is marked `optimized`.
 UNOPTIMIZED = {
+    "test_bench.py",
     "test_convnets.py",
     "test_curvature.py",
+    "test_diagnostics.py",
     "test_laplace.py",
     "test_neural_tangents.py",
     "test_ntk.py",
     "test_ntk_transformer.py",
     "test_own_networks.py",
+    "test_runs.py",
     "test_slices.py",
     "test_truncated_gauss_newton.py",
 }
@@ -107,3 +110,13 @@ def pytest_runtest_setup(item):
     if jax.config.read(SWITCH) != wanted:
         jax.config.update(SWITCH, wanted)
         jax.clear_caches()  # of programs compiled the other way
+
+
+@pytest.fixture
+def no_constants():
+    """A program that captures more than a few numbers is an error."""
+    name = "jax_captured_constants_warn_bytes"
+    before = getattr(jax.config, name)
+    jax.config.update(name, 200)
+    yield
+    jax.config.update(name, before)

@@ -295,7 +295,8 @@ def test_noise_comes_from_the_key_alone(make):
     first, again, other = (f(params, X, jax.random.key(seed)) for seed in (1, 1, 2))
     close(first, again, 0)
     assert np.abs(first - other).max() > 1e-3
-    assert np.abs(first[0] - first[1] - (f(params, X)[0] - f(params, X)[1])).max() > 1e-3
+    alike = jnp.tile(X[:1], (6, 1))
+    assert np.abs(np.diff(f(params, alike, jax.random.key(1)), axis=0)).max() > 1e-3
 
 
 def test_nnx_layers_and_examples_draw_apart():
@@ -372,6 +373,15 @@ def test_equinox_s_own_modules_take_a_key_where_there_is_dropout():
     kept = drawn != 0
     assert 0.3 < kept.mean() < 0.9
     close(drawn[kept] * (1 - RATE), np.asarray(net.f(net.params, X))[kept])
+
+
+def test_trained_parameters_and_an_equinox_module_make_the_trained_module():
+    module = Equinox(jax.random.key(0))
+    net = from_equinox(module)
+    trained = trained_by(net, 2).params
+    outputs = jax.vmap(eqx.combine(trained, module))(X)
+    close(outputs, net.f(trained, X), 1e-12)
+    assert squared_error(outputs, Y) < squared_error(jax.vmap(module)(X), Y)
 
 
 def test_a_mask_may_be_a_module_that_can_be_called():

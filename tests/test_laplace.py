@@ -160,7 +160,7 @@ def test_pytrees_outputs_of_any_rank_and_parameters_that_stay(out, examples, lim
 
 
 @every_problem
-def test_variance_falls_with_data_and_is_the_priors_far_from_it(widths, limit):
+def test_variance_falls_with_data(widths, limit):
     f, params, x, y, x_new = posed(widths)
     settings = {"loss": losses.squared_error, "prior_precision": 0.5, "memory_limit": limit}
     few = laplace(f, params, x[:2], y[:2], **settings).variance(x_new)

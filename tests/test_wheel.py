@@ -166,4 +166,5 @@ def test_the_readme_s_python_runs_with_the_library_alone(installed, tmp_path):
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     if not blocks:
         pytest.skip("the README shows no Python")
-    run("\n".join(blocks), installed, tmp_path, [], options=())
+    promised = 'assert history["evaluations"][-1] < 3000'  # "about a thousand products"
+    run("\n".join([*blocks, promised]), installed, tmp_path, [], options=())

@@ -2,7 +2,7 @@
 
 What a period of K steps of size eta moves is eta K, and how large eta may be depends on the kernel,
 which changes from one linearisation to the next. Here the time is given; the curvature is measured
-at each linearisation, and the steps are as few as are stable there.
+at each linearisation, and the steps are a fraction of the largest known to be stable there.
 """
 
 from typing import NamedTuple
@@ -37,7 +37,7 @@ class TimedState(NamedTuple):
 
 
 def for_time(time: float, *, fraction: float = 0.5) -> Timed:
-    """Gradient descent on each linear problem for the same time, in as few steps as are stable.
+    """Gradient descent on each linear problem for the same time, in steps known to be stable.
 
     At each linearisation lambda_max(J J^T) is measured on the batch (20 products) and a bound
     L = b lambda_max + 2 penalty on the curvature taken, b that of the loss in the outputs wherever
