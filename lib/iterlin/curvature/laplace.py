@@ -61,7 +61,7 @@ class Laplace(NamedTuple):
 
     @full_precision()
     def variance(self, x_new: PyTree) -> Float[Array, "..."]:
-        """Covariance ``(M, *out, *out)`` of outputs ``(M, *out)`` at M examples, in squared outputs.
+        """Covariance ``(M, *out, *out)`` of outputs ``(M, *out)`` at M examples, squared units.
 
         Of the network's outputs: the noise of observations is not included. Takes memory for
         M O min(P, N O) numbers: pass some examples at a time if need be. Warns where the kernel is
