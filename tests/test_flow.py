@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from iterlin import gradient_flow, losses, ntk_matrix
+from iterlin import gradient_flow, kept_ntk, losses
 from iterlin.exact import linear_model
 from iterlin.exact.flow import Objective, advance, begin, max_stages
 
@@ -16,8 +16,7 @@ MEAN_CROSS_ENTROPY = losses.mean(losses.cross_entropy)
 def objective_of(loss=MEAN_CROSS_ENTROPY, *, penalty=0.0, examples=12):
     f, params, x, y = problems.network((3, 6, 4), examples=examples)
     targets = jnp.argmax(y, 1) if loss is MEAN_CROSS_ENTROPY else y
-    kernel = ntk_matrix(f, params, x)
-    model = linear_model.from_kernel(f, params, x, kernel)
+    model = linear_model.from_kernel(f, params, x, kept_ntk(f, params, x).product)
     return Objective(model, loss, targets, penalty), f, params, x, y
 
 

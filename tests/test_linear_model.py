@@ -5,7 +5,7 @@ import problems
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterlin import ntk_matrix
+from iterlin import kept_ntk
 from iterlin.exact import linear_model
 
 FORMS = ("kernel", "products", "slices")
@@ -13,7 +13,7 @@ FORMS = ("kernel", "products", "slices")
 
 def model_of(form, f, params, x):
     if form == "kernel":
-        return linear_model.from_kernel(f, params, x, ntk_matrix(f, params, x))
+        return linear_model.from_kernel(f, params, x, kept_ntk(f, params, x).product)
     return linear_model.from_products(f, params, x, slice_size=3 if form == "slices" else None)
 
 

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from iterlin import gradient_flow, losses, ntk_matrix
+from iterlin import gradient_flow, kept_ntk, losses
 from iterlin.exact import linear_model
 from iterlin.exact.flow import Objective
 from iterlin.exact.newton import minimize
@@ -15,8 +15,7 @@ SPACES = ("function", "parameter")
 def objective_of(space, loss, penalty):
     f, params, x, y = problems.network((3, 6, 4), examples=12)
     if space == "function":
-        kernel = ntk_matrix(f, params, x)
-        model = linear_model.from_kernel(f, params, x, kernel)
+        model = linear_model.from_kernel(f, params, x, kept_ntk(f, params, x).product)
     else:
         model = linear_model.from_products(f, params, x)
     targets = jnp.argmax(y, 1) if loss is not losses.squared_error else y

@@ -21,7 +21,14 @@ from iterlin.infinite_width import relu_mlp_ntk
 from iterlin.linearization import jacobian, jacobian_products, linearize
 from iterlin.networks.adapters import from_equinox, from_linen, from_nnx
 from iterlin.networks.mlp import mlp
-from iterlin.ntk import empirical_ntk, kernel_alignment, kernel_drift, ntk_matrix, ntk_product
+from iterlin.ntk import (
+    empirical_ntk,
+    kept_ntk,
+    kernel_alignment,
+    kernel_drift,
+    ntk_matrix,
+    ntk_product,
+)
 from iterlin.prediction import predict
 from iterlin.runtime.slices import in_slices
 from iterlin.schedules import every, never, when, when_solved
@@ -53,6 +60,7 @@ __all__ = [
     "iterative_linearization",
     "jacobian",
     "jacobian_products",
+    "kept_ntk",
     "kernel_alignment",
     "kernel_drift",
     "laplace",

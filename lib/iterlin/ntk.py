@@ -20,10 +20,14 @@ from iterlin import examples, parameters
 from iterlin.kernels import compiled
 from iterlin.kernels.blocks import assemble
 from iterlin.kernels.factors import PAIRWISE
+from iterlin.kernels.kept import KeptKernel, Sizes, kept_factors, sizes
 from iterlin.linearization import Network, jacobian_products, require_independent
 from iterlin.parameters import Trainable
 from iterlin.runtime.precision import full_precision
 from iterlin.validation import positive_integer
+
+# Bytes of rows of J alive while a matrix is formed that is kept.
+WORKSPACE = 2**28
 
 
 @full_precision()
@@ -98,6 +102,66 @@ def ntk_matrix(
     """
     kernel, _ = _kernel(f, params, x1, x2, trainable, "matrix", memory_limit)
     return kernel.reshape(kernel.shape[0] * kernel.shape[1], -1)
+
+
+@full_precision()
+def kept_ntk(
+    f: Network,
+    params: PyTree,
+    x: PyTree,
+    *,
+    trainable: Trainable = None,
+    memory_limit: int = 2**31,
+) -> KeptKernel:
+    """J J^T of N examples, kept for many products with it: ``kept_ntk(...).product(v)``.
+
+    v and its product are arrays like the outputs ``(N, *out)``; nothing is divided by N. Kept is
+    what a product reads less of: the matrix, (N O)^2 numbers, or the inputs and cotangents of f's
+    layers, whose number is proportional to N and of which no pairs are formed. Either is exact. f
+    must not couple its examples; `trainable` as of `empirical_ntk`. Memory is that of what is kept,
+    at most memory_limit bytes, and of a few examples' activations.
+
+    Raises ValueError if neither fits into the limit, and as `empirical_ntk`.
+
+    >>> net, x = il.mlp((2, 16, 3)), jnp.ones((5, 2))
+    >>> kernel = il.kept_ntk(net.apply, net.init(jax.random.key(0)), x)
+    >>> kernel.product(jnp.ones((5, 3))).shape
+    (5, 3)
+    """
+    network, number, found = _kept(f, params, x, trainable, memory_limit)
+    if found.form is None:
+        size = network.result.dtype.itemsize
+        raise ValueError(
+            f"J J^T of {examples.count(x)} examples takes {size * found.matrix} bytes as a matrix "
+            f"and {size * found.factors} as factors: more than memory_limit={memory_limit}"
+        )
+    if found.form == "factors":
+        return KeptKernel(factors=kept_factors(network, x, number))
+    workspace = min(memory_limit, WORKSPACE)
+    matrix = ntk_matrix(f, params, x, trainable=trainable, memory_limit=workspace)
+    return KeptKernel(matrix=matrix)
+
+
+def kept_sizes(
+    f: Network,
+    params: PyTree,
+    x: PyTree,
+    *,
+    trainable: Trainable = None,
+    memory_limit: int = 2**31,
+) -> Sizes:
+    """What `kept_ntk` would keep, without computing it. Raises ValueError as `empirical_ntk`."""
+    return _kept(f, params, x, trainable, memory_limit)[2]
+
+
+def _kept(f, params, x, trainable, memory_limit) -> tuple[compiled.Traced, int, Sizes]:
+    """The network traced for one example, its number of outputs, what keeping J J^T takes."""
+    positive_integer("memory_limit", memory_limit)
+    examples.count(x, "x")
+    moving, fixed = parameters.split(params, trainable)
+    network = _independent(f, moving, fixed, x)
+    number = math.prod(network.result.shape[1:])
+    return network, number, sizes(network, x, number, memory_limit)
 
 
 def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array, tuple[int, ...]]:

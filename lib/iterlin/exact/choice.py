@@ -12,9 +12,10 @@ from iterlin.exact import linear_model
 from iterlin.exact.calendar import ends_when_solved, looks_at
 from iterlin.exact.engines import ClosedForm, GradientFlow, Steps, ToMinimum
 from iterlin.exact.flow import Objective, begin
-from iterlin.exact.task import Task, kernel_workspace, quadratic, slice_size
+from iterlin.exact.task import Task, quadratic, slice_size
+from iterlin.kernels.kept import Sizes
 from iterlin.linearization import output_shape
-from iterlin.ntk import ntk_matrix
+from iterlin.ntk import kept_ntk, kept_sizes
 from iterlin.parameters import bound, join, split
 from iterlin.runtime import costs
 from iterlin.schedules import Schedule
@@ -32,7 +33,7 @@ ENGINES: dict[str, Callable[[Task], object] | None] = {
 }
 # A flow may stand for steps, unasked, while eta lambda_max at theta_s is below this.
 SMALL_STEP = 0.1
-# A product with a matrix in memory waits for it: about as long as this many operations each.
+# A product with what lies in memory waits for it: about as long as so many times its operations.
 MEMORY_BOUND = 20
 # Products that a stop on its way costs a flow at least: two stages, and those for lambda_max.
 STOP = 4
@@ -60,12 +61,8 @@ def estimate(
         return linear_model.from_products(f, p, x).push(u)
 
     products = costs.operations(product, params, outputs) - primal
-    kernel = (
-        _kernel_operations(task, params, fixed)
-        if _kernel_bytes(outputs) <= task.memory_limit
-        else None
-    )
-    with_kernel = MEMORY_BOUND * 2 * outputs.size**2
+    kernel = _kernel_operations(task, params, fixed)
+    with_kernel = 0 if kernel is None else MEMORY_BOUND * 2 * _kept_sizes(task, params, fixed).read
     found = {"steps": num_steps * (primal + products)}
     if task.solved is None and _is_quadratic(task, outputs):
         smaller, larger = sorted((outputs.size, numbers))
@@ -91,18 +88,18 @@ def estimate(
     return found
 
 
+def _kept_sizes(task: Task, moving: PyTree, fixed: PyTree) -> Sizes:
+    settings = {"trainable": task.trainable, "memory_limit": task.memory_limit}
+    return kept_sizes(task.f, join(moving, fixed), task.data[0], **settings)
+
+
 def _kernel_operations(task: Task, moving: PyTree, fixed: PyTree) -> int | None:
-    """Of J J^T as a matrix; None if even its smallest parts do not fit into the memory limit."""
-    limit = kernel_workspace(task)
+    """Of keeping J J^T; None if it, or the least that it is built from, is beyond the memory limit,
+    or f couples its examples."""
+    settings = {"trainable": task.trainable, "memory_limit": task.memory_limit}
 
     def kernel(moving):
-        return ntk_matrix(
-            task.f,
-            join(moving, fixed),
-            task.data[0],
-            trainable=task.trainable,
-            memory_limit=limit,
-        )
+        return kept_ntk(task.f, join(moving, fixed), task.data[0], **settings)
 
     try:
         return costs.operations(kernel, moving)
@@ -113,10 +110,6 @@ def _kernel_operations(task: Task, moving: PyTree, fixed: PyTree) -> int | None:
 def _flow_evaluations(reach: float, tolerance: float) -> float:
     """Products that a flow of time * lambda_max = reach takes, as seen on small networks."""
     return 8 + 35 * reach ** (1 / 3) * (1e-3 / tolerance) ** 0.25
-
-
-def _kernel_bytes(outputs) -> int:
-    return outputs.size**2 * outputs.dtype.itemsize
 
 
 def _is_quadratic(task: Task, outputs) -> bool:
@@ -185,11 +178,14 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
             "engine 'minimum' takes no steps at which the schedule could look at the parameters: "
             "take 'flow', or a schedule that does not look"
         )
-    if engine.startswith("function_space") and _kernel_bytes(outputs) > task.memory_limit:
-        raise ValueError(
-            f"the kernel of {outputs.size} outputs takes {_kernel_bytes(outputs)} bytes, more than "
-            f"memory_limit={task.memory_limit}: take engine 'flow', or fewer examples"
-        )
+    if engine.startswith("function_space"):
+        sizes = _kept_sizes(task, *split(params, task.trainable))
+        if sizes.form is None:
+            taken = outputs.dtype.itemsize * min(sizes.matrix, sizes.factors)
+            raise ValueError(
+                f"the kernel of {outputs.size} outputs takes {taken} bytes, more than memory_limit="
+                f"{task.memory_limit}: take engine 'flow', or fewer examples"
+            )
 
 
 def check_outputs(task: Task, params: PyTree) -> None:

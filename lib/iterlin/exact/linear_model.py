@@ -3,7 +3,7 @@
 Training moves the parameters by -J^T a for some a, one number for each output of each example:
 (N, ...), like the outputs. So
 every first or second order method needs one operation, g -> (J^T g, J J^T g), and it comes in two
-forms: with the kernel J J^T as a matrix, where J^T g is left unformed and stands as g itself
+forms: with the kernel J J^T kept, where J^T g is left unformed and stands as g itself
 (function space), and by Jacobian products, where it is a pytree of parameters (parameter space).
 """
 
@@ -78,14 +78,11 @@ def from_kernel(
     f: Network,
     params: PyTree,
     x: PyTree,
-    kernel: Float[Array, "NO NO"],
+    image: Callable[[Array], Array],
 ) -> LinearModel:
-    """In function space: coordinates a (N, ...) stand for J^T a; kernel is J J^T at params, as
-    `ntk_matrix` gives it."""
+    """In function space: coordinates a (N, ...) stand for J^T a; image(a) is J J^T a at params, as
+    `kept_ntk` has it."""
     outputs, _, vjp = jacobian_products(f, params, x)
-
-    def image(g):
-        return (kernel @ g.reshape(-1)).reshape(g.shape)
 
     def inner(c1, image1, c2, image2):
         return jnp.vdot(c1, image2)

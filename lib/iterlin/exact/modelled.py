@@ -6,9 +6,10 @@ from jaxtyping import Array, Bool, PyTree
 
 from iterlin.exact import linear_model
 from iterlin.exact.flow import Objective
-from iterlin.exact.task import Position, Task, kernel_workspace, slice_size
+from iterlin.exact.task import Position, Task, slice_size
+from iterlin.kernels.kept import KeptKernel
 from iterlin.linearization import tree_add
-from iterlin.ntk import ntk_matrix
+from iterlin.ntk import kept_ntk
 from iterlin.parameters import bound, join
 
 
@@ -21,7 +22,7 @@ class Modelled:
 
     def __init__(self, task: Task, *, with_kernel: bool = False):
         self.task, self.with_kernel = task, with_kernel
-        self._kernel = (None, ())
+        self._kernel = (None, KeptKernel())
         self._start = jax.jit(lambda model, before: self.start(self._objective(*model), before))
         self._go_on = jax.jit(
             lambda model, inner, steps: self.go_on(self._objective(*model), inner, steps)
@@ -60,13 +61,13 @@ class Modelled:
         """Of the compiled functions; the kernel is that of the latest anchor."""
         x, y = self.task.data
         if self.with_kernel and self._kernel[0] is not anchor:
-            self._kernel = (None, ())  # two at a time may be more than there is room for
-            kernel = ntk_matrix(
+            self._kernel = (None, KeptKernel())  # two may be more than there is room for
+            kernel = kept_ntk(
                 self.task.f,
                 join(anchor, fixed),
                 x,
                 trainable=self.task.trainable,
-                memory_limit=kernel_workspace(self.task),
+                memory_limit=self.task.memory_limit,
             )
             self._kernel = (anchor, kernel)
         return anchor, fixed, x, y, self._kernel[1]
@@ -74,7 +75,7 @@ class Modelled:
     def _objective(self, anchor, fixed, x, y, kernel) -> Objective:
         task, f = self.task, bound(self.task.f, fixed)
         if self.with_kernel:
-            model = linear_model.from_kernel(f, anchor, x, kernel)
+            model = linear_model.from_kernel(f, anchor, x, kernel.product)
         else:
             size = slice_size(f, anchor, x, task.memory_limit)
             model = linear_model.from_products(f, anchor, x, slice_size=size)

@@ -14,9 +14,6 @@ from iterlin.parameters import Trainable
 from iterlin.runtime.costs import kept_bytes
 from iterlin.schedules import Solved
 
-# Bytes of rows of J alive while a kernel is built.
-ROWS = 2**28
-
 
 class Task(NamedTuple):
     """What all linearisations of a run have in common: minimise loss(f(params, x), y) + penalty
@@ -64,11 +61,6 @@ def slice_size(f: Network, params: PyTree, x: PyTree, memory_limit: int) -> int 
     if needed <= memory_limit:
         return None
     return max(1, int(examples.count(x) * memory_limit / needed))
-
-
-def kernel_workspace(task: Task) -> int:
-    """Bytes for what a kernel is built from, beside the kernel itself."""
-    return min(task.memory_limit, ROWS)
 
 
 def quadratic(loss: Loss, y: PyTree) -> tuple[float, Array] | None:

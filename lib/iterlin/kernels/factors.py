@@ -21,6 +21,9 @@ from iterlin.kernels.layers import find_layers
 from iterlin.kernels.lookups import Lookup, find_lookups, find_parts
 
 PAIRWISE = ("full", "matrix")  # all pairs of outputs; the others pair each output with itself
+PRODUCT = "product"  # no pairs: factors that are kept, for products with J J^T
+# A number read from memory takes as long as about so many multiplications.
+READ = 10
 
 # Bytes of activations and cotangents alive in the backward passes, for as many examples at a time
 # as that allows: about a processor's cache.
@@ -128,7 +131,11 @@ def _example_factors(
 
 
 def _positions_are_cheaper(positions, inputs, features, *, outputs, form, count) -> bool:
-    """By multiplications for each pair of examples; rows are formed once for `count` pairs."""
+    """By multiplications for each pair of examples; rows are formed once for `count` pairs. For
+    products, by those of J^T v and by the numbers to be read."""
+    if form == PRODUCT:
+        kept = positions * (inputs + outputs * features)
+        return positions * inputs * features + READ * kept < READ * outputs * inputs * features
     pairs = outputs**2 if form in PAIRWISE else outputs
     size = inputs * features
     by_rows = pairs * size + 2 * outputs * positions * size / count
@@ -140,6 +147,8 @@ def _lookup_is_cheaper(lookup: Lookup, *, outputs, form) -> bool:
     """By multiplications for each pair of examples, and numbers kept of each of them."""
     pairs = outputs**2 if form in PAIRWISE else outputs
     s, rows = lookup.positions, lookup.rows
+    if form == PRODUCT:
+        return s < rows
     return s < rows and s**2 * outputs + pairs * s < pairs * rows
 
 
