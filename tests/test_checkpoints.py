@@ -19,6 +19,7 @@ from iterlin import losses
 from iterlin.networks.mlp import mlp
 from iterlin.runtime import checkpoints, chunks
 from iterlin.study import records, runs
+from jax._src import pretty_printer
 from problems import bare
 
 TREE = {"params": [jnp.arange(6.0).reshape(2, 3)], "key": jax.random.key(3), "step": jnp.int32(4)}
@@ -390,3 +391,12 @@ def test_a_grid_killed_by_the_signal_gives_the_record_of_one_left_alone(tmp_path
     assert set(record.variables) == set(alone.variables)
     for name in alone.variables:
         np.testing.assert_array_equal(record[name].values, alone[name].values, err_msg=name)
+
+
+def test_a_fingerprint_is_that_of_the_program_wherever_it_is_printed(monkeypatch):
+    program = jax.make_jaxpr(lambda x: jnp.sin(x) + 1)(1.0)
+    plain, text = checkpoints.fingerprint([program]), str(program)
+    monkeypatch.setattr(pretty_printer, "CAN_USE_COLOR", True)  # as in a notebook kernel
+    assert str(program) != text
+    assert checkpoints.fingerprint([program]) == plain
+    assert checkpoints.fingerprint([jax.make_jaxpr(lambda x: jnp.sin(x) + 2)(1.0)]) != plain

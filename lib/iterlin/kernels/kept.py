@@ -1,9 +1,9 @@
 """J J^T kept for many products with it: as a matrix, or as the factors of its layers.
 
-A product with the matrix reads (N O)^2 numbers. The factors, the inputs and cotangents of each layer
-or, of small layers with many positions, their rows of J, are proportional to N: they are read twice,
-for J^T v and for J of that, and nothing else is computed anew. From some hundred examples on they are
-the fewer numbers, and they take no products of all pairs of examples to begin with.
+A product with the matrix reads (N O)^2 numbers. The factors, which are the inputs and cotangents of
+each layer or, of small layers with many positions, its rows of J, are proportional to N. They are
+read twice, for J^T v and for J of that, and nothing is computed anew. From some hundred examples on
+that is less to read, and it takes no products of all pairs of examples to begin with.
 """
 
 from typing import NamedTuple

@@ -81,7 +81,9 @@ def fingerprint(programs: Iterable[Any], *trees: PyTree) -> str:
     """
     digest = hashlib.sha256()
     for program in programs:
-        digest.update(_ADDRESS.sub("", str(program)).encode())
+        # In a notebook kernel str() would put colours in.
+        text = program.pretty_print(use_color=False)
+        digest.update(_ADDRESS.sub("", text).encode())
         for constant in getattr(program, "consts", ()):
             _add(digest, constant)
     for tree in trees:
