@@ -74,15 +74,15 @@ def load(path: Path, like: PyTree, *, fingerprint: str) -> tuple[PyTree, dict] |
 
 
 def fingerprint(programs: Iterable[Any], *trees: PyTree) -> str:
-    """SHA-256 of programs (jaxprs, with the arrays they close over) and of arrays.
+    """SHA-256 of programs (jaxprs, with the arrays they close over; or texts) and of arrays.
 
     Two runs agree in it if they apply the same operations to the same numbers, whatever the
     settings were called; a change anywhere in what is computed makes another run of it.
     """
     digest = hashlib.sha256()
     for program in programs:
-        # In a notebook kernel str() would put colours in.
-        text = program.pretty_print(use_color=False)
+        # str() of a jaxpr has colours in a notebook kernel.
+        text = program if isinstance(program, str) else program.pretty_print(use_color=False)
         digest.update(_ADDRESS.sub("", text).encode())
         for constant in getattr(program, "consts", ()):
             _add(digest, constant)
