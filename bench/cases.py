@@ -134,6 +134,23 @@ def exact() -> Case:
     return Case("exact", "exact", contestants, settings, 0.05, inputs=False, goals=goals)
 
 
+def flows() -> list[Case]:
+    """One linearisation of LeNet, 8 channels, for a time eta K = 50 as a flow, float32."""
+    found = []
+    for examples in (400, 1000, 2000):
+        contestants = [
+            Contestant("J J^T as a matrix", options={"form": "matrix"}),
+            Contestant("as factors", options={"form": "factors"}),
+        ]
+        settings = {"network": "lenet", "channels": 8, "examples": examples, "time": 50.0}
+        goals = [Goal("as factors, against the matrix", "J J^T as a matrix", "as factors")]
+        name = f"flow, {examples:,} images"
+        found.append(
+            Case(name, "flow", contestants, settings, 0.05, alone=True, inputs=False, goals=goals)
+        )
+    return found
+
+
 def quintic() -> Case:
     """Damped Gauss-Newton from 4 initialisations to the same loss, float64."""
     settings = {"double": True, "seeds": 4, "damping": 0.1, "max_steps": 400, "target": 4.0}
@@ -258,7 +275,7 @@ def gpu_exact() -> Case:
 def all_cases(tier: str = "laptop") -> list[Case]:
     """The cases of a tier: laptop on a CPU, gpu on one GPU."""
     if PLATFORMS[tier] == "cpu":
-        return [stepping(), quintic(), exact(), sweeps(), *growth(), *kernels()]
+        return [stepping(), quintic(), exact(), *flows(), sweeps(), *growth(), *kernels()]
     rest = [on_gpu(case) for case in (sweeps(), *growth(), *kernels())]
     return [gpu_stepping(), *gpu_growth(), gpu_exact(), *rest]
 

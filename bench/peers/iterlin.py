@@ -1,7 +1,7 @@
 """The library itself as a contestant."""
 
 from bench import worker
-from bench.peers.ours import exact, kernels, quintic, steps, sweeps
+from bench.peers.ours import exact, flows, kernels, quintic, steps, sweeps
 
 KINDS = {
     "step": steps.step,
@@ -11,6 +11,7 @@ KINDS = {
     "sweep": sweeps.sweep,
     "ntk": kernels.kernel,
     "exact": exact.linearization,
+    "flow": flows.linearization,
     "gauss_newton": quintic.gauss_newton,
 }
 INPUTS = {
