@@ -74,6 +74,7 @@ TINY = {
         "lazy_time": 20,
         "sgd_batch_size": 10,
         "sgd_steps": [20, 30],
+        "probe_size": 40,
     },
     "experiments/filters": IMAGES | {"periods": [1, 10], "num_steps": 40, "num_columns": 3},
     "experiments/probes": IMAGES
