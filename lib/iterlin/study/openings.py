@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 import xarray as xr
 from IPython.display import Markdown, display
 
-from iterlin.study import claims, conditions, provenance, records
+from iterlin.study import claims, conditions, plotting, provenance, records
 from iterlin.study.claims import NOT, NOT_RUN, NOT_TESTED, PARTLY, Statement, Verdict
 from iterlin.study.claims_table import measured
 
@@ -39,6 +39,17 @@ def show(page: str, *, paper: str = "", finding: Callable[[xr.Dataset], str] | N
         raise ValueError(f"the book has no page {page!r}")
     record = records.best(page.rpartition("/")[2])
     display(Markdown(opening(claims.verdicts(page), record, paper=paper, finding=finding)))
+
+
+def figure(page: str, draw: Callable[[xr.Dataset], object]) -> None:
+    """Let a function draw the page's best record, in the book's style; nothing without a record.
+
+    So a page can show what was found before the code that finds it.
+    """
+    plotting.use_style()
+    record = records.best(page.rpartition("/")[2])
+    if record is not None:
+        draw(record)
 
 
 def opening(
