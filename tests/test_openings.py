@@ -205,6 +205,15 @@ def test_a_page_that_there_is_not_is_refused():
         openings.show("experiments/nowhere")
 
 
+def test_a_figure_is_drawn_of_the_record_that_there_is(monkeypatch):
+    drawn, kept = [], {"trial": record()}
+    monkeypatch.setattr(records, "best", kept.get)
+    openings.figure("experiments/trial", drawn.append)
+    openings.figure("experiments/other", drawn.append)
+    assert len(drawn) == 1
+    assert drawn[0] is kept["trial"]
+
+
 # The book's own pages.
 
 BOOK = provenance.project_root() / "book"
