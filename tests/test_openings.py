@@ -1,5 +1,7 @@
 """A page's opening says what the ledger and the record say, in a few lines, and no more."""
 
+import re
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -214,6 +216,28 @@ def test_a_figure_is_drawn_of_the_record_that_there_is(monkeypatch):
     assert drawn[0] is kept["trial"]
 
 
+def test_what_a_stale_record_lacks_is_said_and_does_not_stop_its_renewal(monkeypatch):
+    def fails(kept):
+        raise KeyError("new")
+
+    shown = []
+    monkeypatch.setattr(openings, "display", lambda markdown: shown.append(markdown.data))
+    monkeypatch.setattr(claims, "load_claims", lambda: [row("h") | {"page": "index"}])
+    fresh = record(other=HOLDS)
+    stale = fresh.assign_attrs(Origin([], [("live", "0" * 12)]).attributes())
+    monkeypatch.setattr(records, "best", lambda experiment: stale)
+    openings.show("index")
+    openings.figure("index", fails)
+    assert "record trial has no statistic 's0_h'" in shown[0]
+    assert "older than this page, which asks more of it: 'new'" in shown[1]
+    monkeypatch.setattr(records, "best", lambda experiment: fresh)
+    with pytest.raises(ValueError, match="record trial has no statistic 's0_h'"):
+        openings.show("index")
+    with pytest.raises(KeyError, match="new"):
+        openings.figure("index", fails)
+    assert len(shown) == 2
+
+
 # The book's own pages.
 
 BOOK = provenance.project_root() / "book"
@@ -240,4 +264,4 @@ def test_the_opening_is_the_first_thing_below_the_title(page, monkeypatch):
     if 'paper="' not in body:
         openings.show(page)
         assert len(shown[0].splitlines()) <= 8
-        assert "**Record:** " in shown[0]
+        assert re.search(r"\*\*Record:\*\* |The record is older than this page", shown[0])

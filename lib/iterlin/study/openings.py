@@ -6,6 +6,7 @@ than the table of verdicts at the page's end.
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import xarray as xr
 from IPython.display import Markdown, display
@@ -38,7 +39,9 @@ def show(page: str, *, paper: str = "", finding: Callable[[xr.Dataset], str] | N
     if not (provenance.project_root() / "book" / f"{page}.md").is_file():
         raise ValueError(f"the book has no page {page!r}")
     record = records.best(page.rpartition("/")[2])
-    display(Markdown(opening(claims.verdicts(page), record, paper=paper, finding=finding)))
+    with _of_an_earlier_page(record):
+        text = opening(claims.verdicts(page), record, paper=paper, finding=finding)
+        display(Markdown(text))
 
 
 def figure(page: str, draw: Callable[[xr.Dataset], object]) -> None:
@@ -49,7 +52,22 @@ def figure(page: str, draw: Callable[[xr.Dataset], object]) -> None:
     plotting.use_style()
     record = records.best(page.rpartition("/")[2])
     if record is not None:
-        draw(record)
+        with _of_an_earlier_page(record):
+            draw(record)
+
+
+@contextmanager
+def _of_an_earlier_page(record: xr.Dataset | None) -> Iterator[None]:
+    """Say what a stale record lacks and go on: the run that makes it anew is yet to come.
+
+    What fails with a fresh record is raised.
+    """
+    try:
+        yield
+    except Exception as error:
+        if record is None or not records.is_stale(record):
+            raise
+        display(Markdown(f"*The record is older than this page, which asks more of it: {error}.*"))
 
 
 def opening(
