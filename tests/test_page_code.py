@@ -72,6 +72,23 @@ def test_what_makes_the_record_counts(change):
     assert {name for name, _ in set(after) - set(before)} == names
 
 
+def test_a_pages_opening_does_not_count():
+    library = LIBRARY | {"study/openings.py": "def show(page, finding=None):\n    pass\n"}
+    opening = """
+```{code-cell} python
+from iterlin.study import openings
+
+
+def finding(record):
+    return str(record)
+
+
+openings.show("trial", finding=finding)
+```
+"""
+    assert code(edited("\n\nProse.", opening), library) == code(PAGE, library)
+
+
 def test_what_cannot_be_understood_is_refused():
     with pytest.raises(ValueError, match="iterlin has no module 'gone'"):
         code(edited("iterlin.steps import step", "iterlin.gone import step"))

@@ -43,8 +43,8 @@ class Statement:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim's ledger row, its statements and what follows from them; unmet: what the row requires
-    and the record does not meet."""
+    """A claim's ledger row, its statements and what follows from them; required: what the row asks
+    of the record before it counts."""
 
     row: dict
     verdict: str
@@ -52,7 +52,12 @@ class Verdict:
     tier: str
     stale: bool
     partial: str = ""  # as 'partial: 7 runs missing', of a record that lacks runs
-    unmet: tuple[Statement, ...] = ()
+    required: tuple[Statement, ...] = ()
+
+    @property
+    def unmet(self) -> tuple[Statement, ...]:
+        """What the row requires and the record does not meet."""
+        return tuple(statement for statement in self.required if statement.outcome != "holds")
 
     @property
     def changed(self) -> bool:
@@ -107,9 +112,8 @@ def judge(row: dict, record=None) -> Verdict:
         return Verdict(row, NOT_RUN, (), "", False)
     statements = tuple(_examine(statement, record) for statement in row["statements"])
     outcomes = [statement.outcome for statement in statements]
-    required = [_examine(statement, record) for statement in row.get("requires", [])]
-    unmet = tuple(statement for statement in required if statement.outcome != "holds")
-    if unmet:
+    required = tuple(_examine(statement, record) for statement in row.get("requires", []))
+    if any(statement.outcome != "holds" for statement in required):
         verdict = NOT_TESTED
     elif all(outcome == "holds" for outcome in outcomes):
         verdict = REPRODUCED
@@ -118,7 +122,7 @@ def judge(row: dict, record=None) -> Verdict:
     else:
         verdict = NOT if "fails" in outcomes else UNDECIDED
     tier, stale = record.attrs["tier"], records.is_stale(record)
-    return Verdict(row, verdict, statements, tier, stale, records.partial_note(record), unmet)
+    return Verdict(row, verdict, statements, tier, stale, records.partial_note(record), required)
 
 
 def _examine(statement: dict, record) -> Statement:

@@ -74,8 +74,12 @@ def _row(verdict: Verdict, linked: bool) -> str:
 
 
 def _statement(statement: Statement, word: str = "required") -> str:
+    found = escape(measured(statement))
+    return f"{found}, {word} {statement.rule} {statement.value:g}: {statement.outcome}"
+
+
+def measured(statement: Statement) -> str:
+    """A statement's words, its estimate and, where it has a width, the interval."""
     estimate, lower, upper = statement.found
-    return (
-        f"{escape(statement.says)}: {estimate:.3g} [{lower:.3g}, {upper:.3g}], "
-        f"{word} {statement.rule} {statement.value:g}: {statement.outcome}"
-    )
+    interval = "" if lower == upper else f" [{lower:.3g}, {upper:.3g}]"
+    return f"{statement.says}: {estimate:.3g}{interval}"

@@ -18,7 +18,7 @@ CELL = re.compile(
     re.MULTILINE,
 )
 # Modules whose functions show or keep things; their results are no part of what is computed.
-SHOWING = ("claims_table", "page", "plotting", "tables")
+SHOWING = ("claims_table", "openings", "page", "plotting", "tables")
 SHOWN_BY = {"display", "print"}
 DRAWING = "matplotlib."
 
