@@ -44,8 +44,9 @@ WORKSHOP = {
 TINY = {
     "algorithm/regimes": {
         "num_seeds": 2,
-        "periods": [1, 10, 1000, 100000000],
+        "periods": [1, 10, 1000, 1000000, 100000000],
         "max_gradient_steps": 2000,
+        "explicit_period": 1000,
     },
     "experiments/xor": {
         "num_seeds": 2,
