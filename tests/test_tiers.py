@@ -44,8 +44,9 @@ WORKSHOP = {
 TINY = {
     "algorithm/regimes": {
         "num_seeds": 2,
-        "periods": [1, 10, 1000, 100000000],
+        "periods": [1, 10, 1000, 1000000, 100000000],
         "max_gradient_steps": 2000,
+        "explicit_period": 1000,
     },
     "experiments/xor": {
         "num_seeds": 2,
@@ -59,6 +60,7 @@ TINY = {
         "num_seeds": 8,
         "dampings": [0.001, 0.01, 0.1, 1.0, 10.0],
         "function_dampings": [0.001, 0.01, 0.1, 1.0],
+        "times": [1000.0, 1.0],
         "max_steps": 100,
     },
     "experiments/few_updates": IMAGES | {"periods": [1, 10], "num_steps": 40},
