@@ -330,3 +330,18 @@ def test_outputs_that_are_no_array_are_refused(problem):
     f, params, x, y = problem
     with pytest.raises(ValueError, match="f must return one array"):
         truncated_gauss_newton(lambda p, x: {"a": f(p, x)}, params, x, y, **RUN)
+
+
+@pytest.mark.parametrize("transform", ["jit", "map"])
+def test_it_can_be_compiled_and_mapped_with_its_default_damping(transform):
+    f, params, x, y = network((3, 4, 3), examples=8)
+
+    def solved(p):
+        return truncated_gauss_newton(f, p, x, y, beta=0.1, max_steps=3, tolerance=1e-9).params
+
+    if transform == "jit":
+        found = jax.jit(solved)(params)
+    else:
+        several = jax.tree.map(lambda leaf: leaf[None], params)
+        found = jax.tree.map(lambda leaf: leaf[0], jax.lax.map(solved, several))
+    np.testing.assert_allclose(flat(found), flat(solved(params)), rtol=1e-10)

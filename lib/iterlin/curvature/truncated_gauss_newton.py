@@ -5,6 +5,7 @@ By products with the Jacobian alone, which is never formed. Can be vmapped and j
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
@@ -69,7 +70,7 @@ def truncated_gauss_newton(
     if not adaptive:
         non_negative("damping", damping)
         one_number("damping", damping)
-    undamped = not adaptive and not is_traced(damping) and not jnp.any(damping)
+    undamped = not adaptive and not is_traced(damping) and not np.any(damping)
     if max_inner_steps is None:
         if undamped and as_sum(loss) is not squared_error:
             raise ValueError(
