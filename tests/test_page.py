@@ -82,6 +82,19 @@ def test_the_record_of_the_highest_tier_is_shown_else_the_run(displayed):
     assert displayed.pop().startswith("*Shown: laptop tier: 3 seeds, 2 min on ")
 
 
+def test_a_record_older_than_the_page_gives_way_to_the_run(displayed):
+    Page("trial", VALUES).save(toy_sources.results(), seconds=120.0)
+    quick = Page("trial", VALUES | {"tier": "quick"})
+    live = quick.save(toy_sources.results().assign(more=0.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "is_stale", lambda record: record.attrs["tier"] == "laptop")
+        assert quick.shown(live) is live
+    said, shown = displayed
+    assert said == "*The record is older than this page: it lacks more.*"
+    assert shown.startswith("*Shown: quick tier")
+    assert quick.shown(live).attrs["tier"] == "laptop"  # a fresh one is what the page is about
+
+
 def test_limits_hold_for_whole_quick_runs():
     quick, laptop = Page("trial", VALUES | {"tier": "quick"}), Page("trial", VALUES)
     live = toy_sources.results()

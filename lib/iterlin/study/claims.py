@@ -5,7 +5,8 @@ record (a variable over ("bound",): estimate, lower, upper) with a value. It `ho
 95 % interval satisfies the rule, `fails` if no part of it does, and else is `unclear`. What a row
 `requires` is such statements, too, of statistics or of `conditions` of the runs: unless all hold,
 the record does not test the claim, whatever its statistics are. In a partial record a statistic may
-be NaN, which is `unclear`; in a whole one that is an error.
+be NaN, which is `unclear`; in a whole one that is an error. A stale record may lack what a rule asks
+for that was written after it: then the claim is not yet run.
 """
 
 import math
@@ -26,7 +27,12 @@ RULES = {
     "below": lambda value: (-math.inf, value),
     "within": lambda value: (-value, value),
 }
+OLDER = "the record is older than the rule"
 REQUIRED = {"id", "version", "claim", "place", "paper", "page", "expected"}
+
+
+class Lacks(ValueError):
+    """A record has no such statistic."""
 
 
 @dataclass(frozen=True)
@@ -104,15 +110,24 @@ def _problem(statement: dict) -> str:
 
 
 def judge(row: dict, record=None) -> Verdict:
-    """The verdict on one row, from the given record or the highest recorded tier."""
+    """The verdict on one row, from the given record or the highest recorded tier.
+
+    Raises ValueError for a statistic that a whole record has no number of, or a fresh one lacks.
+    """
     experiment = row.get("experiment")
     if record is None and experiment:
         record = records.best(experiment)
     if record is None or not row.get("statements"):
         return Verdict(row, NOT_RUN, (), "", False)
-    statements = tuple(_examine(statement, record) for statement in row["statements"])
+    tier, stale = record.attrs["tier"], records.is_stale(record)
+    try:
+        statements = tuple(_examine(statement, record) for statement in row["statements"])
+        required = tuple(_examine(statement, record) for statement in row.get("requires", []))
+    except Lacks:
+        if not stale:
+            raise
+        return Verdict({"why": OLDER} | row, NOT_RUN, (), tier, stale)
     outcomes = [statement.outcome for statement in statements]
-    required = tuple(_examine(statement, record) for statement in row.get("requires", []))
     if any(statement.outcome != "holds" for statement in required):
         verdict = NOT_TESTED
     elif all(outcome == "holds" for outcome in outcomes):
@@ -121,7 +136,6 @@ def judge(row: dict, record=None) -> Verdict:
         verdict = PARTLY
     else:
         verdict = NOT if "fails" in outcomes else UNDECIDED
-    tier, stale = record.attrs["tier"], records.is_stale(record)
     return Verdict(row, verdict, statements, tier, stale, records.partial_note(record), required)
 
 
@@ -132,7 +146,7 @@ def _examine(statement: dict, record) -> Statement:
     elif name in record:
         bounds = np.asarray(record[name])
     else:
-        raise ValueError(f"record {record.attrs['experiment']} has no statistic {name!r}")
+        raise Lacks(f"record {record.attrs['experiment']} has no statistic {name!r}")
     rule = next(iter(statement.keys() & RULES.keys()))
     value = float(statement[rule])
     low, high = RULES[rule](value)
