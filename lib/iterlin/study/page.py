@@ -68,11 +68,11 @@ class Page:
         A stale record that lacks what this run has is older than the page, which shows this run.
         """
         recorded = records.best(self.experiment)
-        if recorded is not None and (lacking := live.keys() - recorded.keys()):
-            if records.is_stale(recorded):
-                names = ", ".join(sorted(map(str, lacking)))
-                display(Markdown(f"*The record is older than this page: it lacks {names}.*"))
-                recorded = None
+        lacking = () if recorded is None else live.keys() - recorded.keys()
+        if lacking and records.is_stale(recorded):
+            names = ", ".join(sorted(map(str, lacking)))
+            display(Markdown(f"*The record is older than this page: it lacks {names}.*"))
+            recorded = None
         shown = live if recorded is None else recorded
         note = f" {data}." if (data := shown.attrs["data"]) else ""
         display(Markdown(f"*Shown: {records.caption(shown)}.{note}*"))
