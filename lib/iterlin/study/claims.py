@@ -5,8 +5,8 @@ record (a variable over ("bound",): estimate, lower, upper) with a value. It `ho
 95 % interval satisfies the rule, `fails` if no part of it does, and else is `unclear`. What a row
 `requires` is such statements, too, of statistics or of `conditions` of the runs: unless all hold,
 the record does not test the claim, whatever its statistics are. In a partial record a statistic may
-be NaN, which is `unclear`; in a whole one that is an error. A stale record may lack what a later rule
-asks for: then the claim is not yet run.
+be NaN, which is `unclear`; in a whole one that is an error. A stale record may lack what a later
+rule asks for: then the claim is not yet run.
 """
 
 import math
