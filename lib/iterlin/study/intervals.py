@@ -83,14 +83,17 @@ def half_point(x, outcomes, confidence: float = 0.95) -> Interval:
 
     The probability is 1 / (1 + exp(-b (x - m))), b >= 0; m is given with the interval of its
     profile likelihood, which is well defined where x separates the outcomes, too: the estimate is
-    then the middle of the gap. x and outcomes (0 or 1) of one shape, taken as independent; pairs
-    with a NaN are left out. A limit that the outcomes do not set is infinite.
+    then the middle of the gap. Where the outcomes have no order in x it is NaN, and a limit that
+    they do not set is infinite. x and outcomes (0 or 1) of one shape, taken as independent; pairs
+    with a NaN are left out.
 
-    Raises ValueError for shapes that differ, or outcomes that are neither 0 nor 1 nor NaN.
+    Raises ValueError for shapes that differ, an infinite x, or outcomes that are not 0, 1 or NaN.
     """
     x, outcomes = np.asarray(x, dtype=float), np.asarray(outcomes, dtype=float)
     if x.shape != outcomes.shape:
         raise ValueError(f"x {x.shape} and outcomes {outcomes.shape} must have one shape")
+    if np.isinf(x).any():
+        raise ValueError("x must be finite")
     paired = ~(np.isnan(x) | np.isnan(outcomes))
     x, outcomes = x[paired], _outcomes(outcomes[paired])
     if not 0 < outcomes.sum() < outcomes.size:
@@ -107,22 +110,31 @@ def half_point(x, outcomes, confidence: float = 0.95) -> Interval:
         found = optimize.minimize_scalar(of, bounds=(0, _STEEPEST), method="bounded")
         return min(of(0.0), float(found.fun), of(_STEEPEST))
 
-    # The likelihood is flat across a gap between the outcomes, and has no other plateau at its top.
-    grid = np.linspace(x.min(), x.max(), 2001)
-    losses = np.array([loss(m) for m in grid])
-    best = losses.min()
-    estimate = grid[losses <= best + 1e-3].mean()
-    allowed = best + stats.chi2.ppf(confidence, 1) / 2
+    # In the logistic curve's slope and intercept the loss is convex, so that where it is at most
+    # some value is an interval of m, found from any place inside.
+    grid = np.linspace(x.min(), x.max(), 101)
+    losses = [loss(m) for m in grid]
+    start, best = grid[np.argmin(losses)], min(losses)
+    near = start - scale / 100, start + scale / 100
+    found = optimize.minimize_scalar(loss, bounds=near, method="bounded")
+    if found.fun < best:
+        start, best = found.x, found.fun
 
-    def limit(side):
-        far = estimate + side * scale * np.geomspace(1e-3, 1e3, 121)
-        outside = [m for m in far if loss(m) > allowed]
-        if not outside:
-            return side * np.inf
-        inside = max((m for m in far if side * m < side * outside[0]), key=lambda m: side * m)
-        return optimize.brentq(lambda m: loss(m) - allowed, inside, outside[0])
+    def limit(side, allowed):
+        inside = start
+        for outside in start + side * scale * np.geomspace(1e-6, 1e3, 91):
+            if loss(outside) > allowed:
+                return optimize.brentq(lambda m: loss(m) - allowed, inside, outside)
+            inside = outside
+        return side * np.inf
 
-    return Interval(*map(np.float64, (estimate, limit(-1), limit(1))))
+    def limits(more):
+        return limit(-1, best + more), limit(1, best + more)
+
+    # Across a gap between the outcomes the likelihood is flat.
+    flat = limits(1e-4)
+    estimate = np.mean(flat) if np.isfinite(flat).all() else np.nan
+    return Interval(*map(np.float64, (estimate, *limits(stats.chi2.ppf(confidence, 1) / 2))))
 
 
 # Of a logistic curve over the whole range of x: beyond it, a step.
