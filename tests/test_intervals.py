@@ -3,8 +3,14 @@
 import numpy as np
 import pytest
 import xarray as xr
-from iterlin.study.intervals import bootstrap_interval, mean_interval, over_seeds
-from scipy import stats
+from iterlin.study.intervals import (
+    bootstrap_interval,
+    exact_share,
+    half_point,
+    mean_interval,
+    over_seeds,
+)
+from scipy import optimize, stats
 
 
 def test_mean_interval_is_that_of_the_t_test():
@@ -71,3 +77,92 @@ def test_bootstrap_is_a_function_of_its_samples_and_pairs_them():
     # Resampled together the common part cancels: apart, the interval would be 50 times as wide.
     assert interval.upper - interval.lower < 0.02
     assert interval.lower < 1 < interval.upper or abs(interval.estimate - 1) < 0.01
+
+
+@pytest.mark.parametrize(("true", "count"), [(0, 3), (3, 3), (1, 9), (6, 6), (17, 40)])
+def test_exact_share_is_that_of_the_binomial_test(true, count):
+    outcomes = np.zeros((count, 1))
+    outcomes[:true] = 1
+    found = exact_share(outcomes, confidence=0.9)
+    expected = stats.binomtest(true, count).proportion_ci(0.9, method="exact")
+    assert found.estimate == true / count
+    np.testing.assert_allclose((found.lower, found.upper), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_limits_of_a_share_are_where_the_tails_are():
+    found = exact_share([1] * 4 + [0] * 6)
+    assert stats.binom.sf(3, 10, found.lower) == pytest.approx(0.025, rel=1e-9)
+    assert stats.binom.cdf(4, 10, found.upper) == pytest.approx(0.025, rel=1e-9)
+
+
+def test_a_share_leaves_missing_runs_out_and_refuses_what_is_no_outcome():
+    assert exact_share([0, 1, np.nan]) == exact_share([0, 1])
+    none = exact_share([np.nan])
+    assert np.isnan(none.estimate)
+    assert (none.lower, none.upper) == (0, 1)
+    with pytest.raises(ValueError, match=r"0 or 1, got 0\.5"):
+        exact_share([0, 0.5])
+
+
+def test_exact_shares_cover_at_least_as_often_as_they_promise():
+    for share in (0.05, 0.3, 0.5):
+        chances = stats.binom.pmf(np.arange(8), 7, share)
+        found = [exact_share(np.arange(7) < true) for true in range(8)]
+        covered = sum(p for p, f in zip(chances, found, strict=True) if f.lower <= share <= f.upper)
+        assert covered >= 0.95
+
+
+def logistic(m, b, x):
+    return 1 / (1 + np.exp(-b * (x - m)))
+
+
+def test_half_point_is_that_of_the_two_parameter_fit():
+    rng = np.random.default_rng(5)
+    x = rng.uniform(0, 4, 120)
+    failed = (rng.uniform(size=120) < logistic(1.7, 3.0, x)).astype(float)
+
+    def loss(parameters):
+        m, b = parameters
+        return np.sum(np.logaddexp(0, np.where(failed, -1, 1) * b * (x - m)))
+
+    fit = optimize.minimize(loss, [2.0, 1.0], method="BFGS")
+    found = half_point(x, failed)
+    assert found.estimate == pytest.approx(fit.x[0], abs=0.02)
+    # On its own the limit is where the best steepness there loses half a quantile of chi squared.
+    for limit in (found.lower, found.upper):
+        best = optimize.minimize_scalar(lambda b, m=limit: loss([m, b]), bounds=(0, 50)).fun
+        assert best - fit.fun == pytest.approx(stats.chi2.ppf(0.95, 1) / 2, rel=1e-2)
+
+
+def test_half_point_of_separated_outcomes_is_the_middle_of_the_gap():
+    x, failed = np.array([0.0, 0.5, 1.0, 2.0, 2.5, 3.0]), np.array([0, 0, 0, 1, 1, 1])
+    found = half_point(x, failed)
+    assert found.estimate == pytest.approx(1.5, abs=0.02)
+    assert found.lower < 1 < 2 < found.upper
+    assert np.isfinite([found.lower, found.upper]).all()
+    moved = half_point(10 * x + 7, failed)
+    np.testing.assert_allclose(moved, 10 * np.array(found) + 7, rtol=1e-3)
+
+
+def test_half_point_covers_the_truth_as_often_as_it_promises():
+    rng = np.random.default_rng(6)
+    x = np.linspace(-2, 2, 40)
+    covered = []
+    for _ in range(40):
+        found = half_point(x, rng.uniform(size=40) < logistic(0.3, 3.0, x))
+        covered.append(found.lower <= 0.3 <= found.upper)
+    assert np.mean(covered) >= 0.85
+
+
+def test_half_point_knows_what_outcomes_cannot_tell():
+    same = half_point([1.0, 2.0], [1, 1])
+    assert np.isnan(same.estimate)
+    assert (same.lower, same.upper) == (-np.inf, np.inf)
+    # Failures that come and go with no order set no limit.
+    none = half_point(np.arange(8.0), [0, 1, 1, 0, 0, 1, 1, 0])
+    assert np.isinf([none.lower, none.upper]).any()
+    assert half_point([1, 2, np.nan, 9], [0, 1, 1, np.nan]) == half_point([1, 2], [0, 1])
+    with pytest.raises(ValueError, match="one shape"):
+        half_point([1.0], [0, 1])
+    with pytest.raises(ValueError, match="finite"):
+        half_point([1.0, -np.inf], [0, 1])

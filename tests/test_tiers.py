@@ -37,7 +37,7 @@ IMAGES = {
 }
 WORKSHOP = {
     f"{which}_{name}": IMAGES[name]
-    for which in ("easy", "hard")
+    for which in ("mnist", "cifar")
     for name in ("train_size", "validation_size", "test_size")
 }
 # In place of what the page's own file of the tier says; what is not named here is left as it is.
@@ -109,6 +109,10 @@ TINY = {
         "time_periods": [0.0, 0.1, 0.2],
         "num_readings": 4,
         "diagnose": 8,
+        "order_size": 12,
+        "order_counts": [5, 15],
+        "order_draws": 2,
+        "order_seeds": 2,
         "boundary_size": 10,
         "boundary_multiples": [0.5, 1.1, 2.0],
         "boundary_periods": [1, 2, 5],
@@ -127,12 +131,19 @@ TINY = {
     "experiments/workshop": IMAGES
     | WORKSHOP
     | {
-        "easy_periods": [1, 5, float("inf")],
-        "easy_steps": 60,
-        "large_periods": [1, 5, 10, 100, float("inf")],
-        "large_steps": 60,
-        "small_periods": [1, 5, float("inf")],
-        "small_steps": 60,
+        "mnist_periods": [1, 5, float("inf")],
+        "mnist_steps": 60,
+        "larger_periods": [1, 5, 10, float("inf")],
+        "larger_steps": 60,
+        "smaller_periods": [1, 10],
+        "smaller_steps": 60,
+        "other_steps": 20,
+        "boundary_size": 10,
+        "boundary_multiples": [0.5, 1.1, 2.0],
+        "boundary_periods": [1, 2, 5],
+        "boundary_linearizations": 2,
+        "plateau_size": 20,
+        "plateau_linearizations": 2,
     },
     "beyond/exact_integration": IMAGES
     | {
