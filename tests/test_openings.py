@@ -228,7 +228,7 @@ def test_what_a_stale_record_lacks_is_said_and_does_not_stop_its_renewal(monkeyp
     monkeypatch.setattr(records, "best", lambda experiment: stale)
     openings.show("index")
     openings.figure("index", fails)
-    assert "record trial has no statistic 's0_h'" in shown[0]
+    assert "**We find** nothing yet: the record is older than the rule." in shown[0]
     assert "older than this page, which asks more of it: 'new'" in shown[1]
     monkeypatch.setattr(records, "best", lambda experiment: fresh)
     with pytest.raises(ValueError, match="record trial has no statistic 's0_h'"):

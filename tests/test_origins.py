@@ -7,6 +7,7 @@ import re
 
 import pytest
 import xarray as xr
+import yaml
 from iterlin.study import origins, provenance
 from toy_sources import LIBRARY, SOURCES, edited
 
@@ -290,10 +291,11 @@ def test_a_page_is_in_its_own_record_alone():
 
 
 def test_the_record_of_every_page_holds_all_of_its_parameters():
-    """The names of the page's cell; what of them has changed since is told by `changes`."""
+    """The names of the page's cell, unless it waits to be made anew; `changes` tells the rest."""
     pages = [e for e in RECORDED if origins.of_page(e, real()) is not None]
     assert len(pages) == 17
-    for experiment in pages:
+    waiting = yaml.safe_load((ROOT / "data" / "results" / "renewal.yml").read_text("utf8"))
+    for experiment in set(pages) - set(waiting):
         path = ROOT / "data" / "results" / experiment / "laptop.nc"
         with xr.open_dataset(path, engine="h5netcdf") as record:
             held = json.loads(record.attrs["parameters"])
