@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import roads
 from iterlin import losses
@@ -163,6 +164,8 @@ def test_a_changed_run_is_another_run(tmp_path):
         run._replace(penalty=0.1),
         run._replace(optimizer="adam"),
         run._replace(examples=12),
+        run._replace(momentum=0.9),
+        run._replace(halve_after=(1,)),
     ]
     for number, other in enumerate([run, *others], start=1):
         runs.run_all(problem(), [other], folder=tmp_path)
@@ -223,12 +226,50 @@ def test_fewer_runs_go_together_where_memory_is_short(capsys, monkeypatch):
         ({"examples": 25}, "25 examples asked of the 24"),
         ({"examples": 5}, "batch_size 6 exceeds its 5 examples"),
         ({"until_solved": True}, "needs the algorithm's rule"),
+        ({"momentum": 1.0}, "momentum must be in"),
+        ({"momentum": 0.9, "optimizer": "adam"}, "momentum is for the optimizer sgd"),
+        ({"period": 4, "halve_after": (2, 2)}, "halve_after must be positive"),
+        ({"period": 4, "halve_after": (0,)}, "halve_after must be positive"),
+        ({"period": 1, "halve_after": (2,)}, "needs a fixed period"),
     ],
 )
 def test_a_bad_run_is_refused_before_any_is_made(change, message, monkeypatch):
     monkeypatch.setattr(runs, "trainer", lambda *a: pytest.fail("a run was prepared"))
     with pytest.raises(ValueError, match=rf"{message}.*in Run\(seed=0"):
         runs.run_all(problem(), [RUNS[0], RUNS[0]._replace(**change)])
+
+
+@pytest.mark.parametrize("memory", [1, None])
+def test_halved_steps_keep_the_time_of_a_period(memory):
+    """Runs together and alone against `train` with the step sizes and linearisations spelt out."""
+    momentum, halve_after = 0.8, (1, 3)
+    chosen = [
+        Run(seed, period, 0.1, tuple(groups.ends_of_problems(period, 4, halve_after).tolist()))
+        for seed in (0, 1)
+        for period in (2, 2)
+    ]
+    chosen = [run._replace(momentum=momentum, halve_after=halve_after) for run in chosen]
+    results, _ = runs.run_all(problem(), chosen, memory=memory)
+    assert chosen[0].eval_steps == (2, 6, 10, 18)
+    sizes = jnp.repeat(jnp.asarray([0.1, 0.05, 0.05, 0.025]), jnp.asarray([2, 4, 4, 8]))
+    for run, result in zip(chosen, results, strict=True):
+        key = groups.key_of(run.seed)
+        _, history = roads.train(
+            MODEL.apply,
+            MODEL.init(key),
+            (X, Y),
+            loss=ENTROPY,
+            optimizer=optax.sgd(lambda step: sizes[step], momentum=momentum),
+            schedule=lambda step, state: jnp.isin(step, jnp.asarray([0, 2, 6, 10])),
+            num_steps=18,
+            eval_steps=list(run.eval_steps),
+            batch_size=6,
+            key=jax.random.fold_in(key, 1),
+            evaluate={"test": (X[:7], Y[:7])},
+            progress=False,
+        )
+        assert result.history["updates"].tolist() == [0, 1, 2, 3]
+        np.testing.assert_allclose(result.history["test_loss"], history["test_loss"], rtol=1e-9)
 
 
 def test_grids_need_as_many_evaluations_of_each_run():

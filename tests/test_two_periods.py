@@ -41,11 +41,17 @@ def test_what_the_pages_share_agrees_at_every_tier(page, tier, sources):
     assert first == {name: value for name, value in found.items() if name not in OWN}
 
 
+SETTINGS = {"step_size": 0.1, "momentum": 0.5, "num_seeds": 2}
+
+
 def test_the_runs_start_alike_and_are_looked_at_twice_a_period():
-    settings = {"train": 20, "test": 10, "step_size": 0.1, "num_steps": 8, "num_seeds": 2}
-    problem, ds = two_periods.run("digits", NETWORK, periods=[1, 4], **settings)
-    assert np.all(ds.step.values == [0, 2, 4, 6, 8])
-    assert ds.updates.isel(evaluation=-1, seed=0).values.tolist() == [7, 1]
+    sizes = {"train": 20, "test": 10}
+    times = {"period": 4, "linearizations": 3, "halve_after": [2]}
+    problem, ds = two_periods.run("digits", NETWORK, **sizes, **times, **SETTINGS)
+    assert np.all(ds.step.sel(period=1) == [0, 2, 4, 6, 8, 10, 12])
+    assert np.all(ds.step.sel(period=4) == [0, 2, 4, 6, 8, 12, 16])
+    np.testing.assert_allclose(ds.time, 0.2 * np.arange(0, 14, 2))
+    assert ds.updates.isel(evaluation=-1, seed=0).values.tolist() == [11, 2]
     start, end = ds.snapshot.values[..., 0], ds.snapshot.values[..., -1]
     np.testing.assert_array_equal(start[0], start[1])
     assert not np.any(np.all(start[0] == end, axis=-1))
@@ -54,7 +60,29 @@ def test_the_runs_start_alike_and_are_looked_at_twice_a_period():
     np.testing.assert_array_equal(flat(params), end[0, 0])
 
 
-@pytest.mark.parametrize("periods", [[1], [2, 10], [1, 1], [1, float("inf")], [1, 10, 100]])
-def test_other_periods_are_refused_before_anything_is_loaded(periods):
-    with pytest.raises(ValueError, match="periods must be 1 and a larger, finite one"):
-        bare(two_periods.run)("none", {}, periods=periods, num_seeds=1, num_steps=9, step_size=1.0)
+def test_the_filters_are_those_of_the_first_convolution():
+    problem, ds = two_periods.run(
+        "digits",
+        NETWORK,
+        train=20,
+        test=10,
+        period=2,
+        linearizations=2,
+        halve_after=[],
+        **SETTINGS,
+    )
+    weights = two_periods.filters(problem, ds.snapshot)
+    assert weights.shape == (2, 2, 5, 3, 3, 1, 2)
+    last = problems.restored(problem, ds.snapshot.values[1, 0, :, -1])
+    np.testing.assert_array_equal(weights[1, 0, -1], last["conv1"]["kernel"])
+    moved = two_periods.moved(weights)
+    assert np.all(moved[:, :, 0] == 0)
+    apart = np.linalg.norm(weights[1, 0, -1] - weights[1, 0, 0])
+    np.testing.assert_allclose(moved[1, 0, -1], apart / np.linalg.norm(weights[1, 0, 0]))
+
+
+@pytest.mark.parametrize("period", [1, float("inf"), 0])
+def test_other_periods_are_refused_before_anything_is_loaded(period):
+    times = {"period": period, "linearizations": 3, "halve_after": []}
+    with pytest.raises(ValueError, match="period must be larger than 1 and finite"):
+        bare(two_periods.run)("none", {}, **times, **SETTINGS)

@@ -45,19 +45,24 @@ def diverged(record: xr.Dataset) -> Interval:
 
 
 def time(record: xr.Dataset) -> Interval:
-    """Step size times steps of the shortest run."""
-    length = float(record.attrs["step_size"]) * float(record["step"].isel(evaluation=-1).min())
+    """Time of a step times steps of the shortest run."""
+    length = _time_of_a_step(record) * float(record["step"].isel(evaluation=-1).min())
     return Interval(length, length, length)
 
 
 def longest_period(record: xr.Dataset) -> Interval:
-    """Step size times the largest finite period."""
+    """Time of a step times the largest finite period."""
     periods = record["period"].values
-    longest = float(record.attrs["step_size"]) * float(periods[np.isfinite(periods)].max())
+    longest = _time_of_a_step(record) * float(periods[np.isfinite(periods)].max())
     return Interval(longest, longest, longest)
 
 
 CONDITIONS = {f.__name__: f for f in (fit, updates, diverged, time, longest_period)}
+
+
+def _time_of_a_step(record: xr.Dataset) -> float:
+    """Step size over 1 - momentum."""
+    return float(record.attrs["step_size"]) / (1 - float(record.attrs.get("momentum", 0.0)))
 
 
 def _kept(record: xr.Dataset, name: str) -> list[xr.DataArray]:

@@ -1,4 +1,4 @@
-"""By what factor two curves are apart along their axes."""
+"""By what factor two curves are apart along their axes, and where one reaches a level."""
 
 import numpy as np
 
@@ -23,6 +23,20 @@ def stretch(x, a, u, b) -> float:
     shifts = np.linspace(-np.log(WIDEST), np.log(WIDEST), STEPS)
     apart = np.interp(places, x, a) - np.interp(places - shifts[:, None], u, b)
     return float(np.exp(shifts[np.argmin(np.mean(apart**2, axis=1))]))
+
+
+def first_reached(curve, level: float, times) -> float:
+    """The fraction of the last time at which a curve (T,) first is at the level, by interpolation;
+    1 if it never is, NaN where it or the level is not finite."""
+    curve, times = np.asarray(curve, dtype=float), np.asarray(times, dtype=float)
+    if not (np.isfinite(curve).all() and np.isfinite(level)):
+        return np.nan
+    above = np.flatnonzero(curve >= level)
+    if len(above) == 0:
+        return 1.0
+    i = above[0]
+    time = times[i] if i == 0 else np.interp(level, curve[i - 1 : i + 1], times[i - 1 : i + 1])
+    return float(time / times[-1])
 
 
 def _curve(name, axis, values):

@@ -40,6 +40,24 @@ def validated(dataset: xr.Dataset, *, first_step: xr.DataArray | int = 0) -> xr.
     return test.isel(evaluation=chosen.argmax("evaluation")).where(chosen.max("evaluation") >= 0)
 
 
+def at_loss(dataset: xr.Dataset, loss: xr.DataArray) -> xr.DataArray:
+    """Test accuracy of each run where its training loss first is at most `loss`.
+
+    Between two looks by interpolation in the loss's logarithm; the last where it never is. So runs
+    are compared at equal fit rather than after equally many steps. `loss` may have further
+    dimensions than the runs.
+    """
+
+    def one(losses, accuracies, wanted):
+        falling = np.minimum.accumulate(losses)
+        places = np.log(falling[::-1] + 1e-12)
+        return np.interp(np.log(max(wanted, falling[-1]) + 1e-12), places, accuracies[::-1])
+
+    histories = dataset.train_loss, dataset.test_accuracy
+    along = [["evaluation"], ["evaluation"], []]
+    return xr.apply_ufunc(one, *histories, loss, input_core_dims=along, vectorize=True)
+
+
 # What a run is judged by, under the names that its statistics carry.
 READINGS = {"oracle": oracle, "validated": validated}
 

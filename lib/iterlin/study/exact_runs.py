@@ -54,8 +54,8 @@ def exact_grid(
     for run, name in zip(runs, engines, strict=True):
         check_settings(problem, run)
         one_of("engine", name, ENGINES)
-        if run.optimizer != "sgd":
-            raise ValueError(f"exact engines are for gradient descent, got {run.optimizer}: {run}")
+        if run.optimizer != "sgd" or run.momentum or run.halve_after:
+            raise ValueError(f"exact engines are for plain gradient descent, got {run}")
     results, integrators = [None] * len(runs), {}
     # Whole seeds first, so that an interrupted grid has something to show of every setting.
     for number, index in enumerate(sorted(range(len(runs)), key=lambda i: runs[i].seed), start=1):

@@ -34,7 +34,9 @@ class Run(NamedTuple):
     seed draws the initial parameters, the order of the examples and the augmentation. period may be
     infinity; until_solved makes it the longest that a linear problem is trained (`when_solved`).
     eval_steps: increasing, the last is the length of the run. examples: the size of its training
-    set, all of it if None.
+    set, all of it if None. momentum: that of heavy-ball SGD, a step of which takes the time
+    step_size / (1 - momentum). halve_after: numbers of linear problems, increasing; after each the
+    steps are half as long and a period has twice as many, so that it takes the same time.
     """
 
     seed: int
@@ -45,6 +47,8 @@ class Run(NamedTuple):
     optimizer: str = "sgd"
     until_solved: bool = False
     examples: int | None = None
+    momentum: float = 0.0
+    halve_after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,16 +85,51 @@ def schedule_of(run: Run, period=None) -> Schedule:
     """The run's schedule; of several at once with their `period`, traced."""
     if is_plain(run):
         return every(1)
-    return (when_solved if run.until_solved else every)(run.period if period is None else period)
+    period = run.period if period is None else period
+    if run.until_solved:
+        return when_solved(period)
+    if not run.halve_after:
+        return every(period)
+
+    def schedule(step, state):
+        halvings, begun = _stage(run, step, period)
+        return (step - begun) % (period * 2**halvings) == 0
+
+    return schedule
 
 
-def algorithm_of(problem: Problem, run: Run, step_size=None, penalty=None) -> Algorithm:
-    """The run's algorithm; of several at once with their step_size and penalty, traced."""
-    optimizer = OPTIMIZERS[run.optimizer]
+def _stage(run: Run, step, period):
+    """How often the steps have been halved by a step, and the first step since the last time."""
+    problems = np.diff(run.halve_after, prepend=0)
+    begun = jnp.asarray(np.cumsum(problems * 2 ** np.arange(len(problems)))) * period
+    halvings = jnp.sum(step >= begun)
+    return halvings, jnp.append(0, begun)[halvings]
+
+
+def ends_of_problems(period: int, count: int, halve_after: Sequence[int] = ()) -> np.ndarray:
+    """The steps at which the first `count` linear problems of such a run end, (count,).
+
+    >>> ends_of_problems(100, 6, halve_after=(2, 4)).tolist()
+    [100, 200, 400, 600, 1000, 1400]
+    """
+    halvings = np.searchsorted(halve_after, np.arange(count), side="right")
+    return np.cumsum(period * 2**halvings)
+
+
+def algorithm_of(problem: Problem, run: Run, *, step_size=None, penalty=None, period=None):
+    """The run's `Algorithm`; of several at once with their numbers, traced."""
+    step_size = run.step_size if step_size is None else step_size
     penalty = run.penalty if penalty is None else penalty
+    period = run.period if period is None else period
+
+    def halved(step):
+        return step_size * 0.5 ** _stage(run, step, period)[0]
+
+    more = {"momentum": run.momentum} if run.momentum else {}
+    optimizer = OPTIMIZERS[run.optimizer](halved if run.halve_after else step_size, **more)
     return replace(
         problem.algorithm,
-        optimizer=optimizer(run.step_size if step_size is None else step_size),
+        optimizer=optimizer,
         penalty=penalty if run.penalty > 0 else 0.0,
         solved=problem.algorithm.solved if run.until_solved else None,
     )
@@ -167,7 +206,7 @@ def step_operations(problem: Problem, example: Run) -> int:
 
 def _one_step(problem, example):
     def step(state, values, examples, train):
-        algorithm = algorithm_of(problem, example, values["step_size"], values["penalty"])
+        algorithm = algorithm_of(problem, example, **values)
         schedule = schedule_of(example, values["period"])
         return algorithm.step(state, (*train, examples), schedule)
 
@@ -176,7 +215,7 @@ def _one_step(problem, example):
 
 def _advance(problem, example):
     def advance(state, values, examples, train, count):
-        algorithm = algorithm_of(problem, example, values["step_size"], values["penalty"])
+        algorithm = algorithm_of(problem, example, **values)
         schedule = schedule_of(example, values["period"])
         return algorithm.advance(state, (*train, examples), count, schedule)
 
@@ -185,7 +224,7 @@ def _advance(problem, example):
 
 def _observe(problem, example):
     def observe(state, values, examples, train, sets):
-        algorithm = algorithm_of(problem, example, values["step_size"], values["penalty"])
+        algorithm = algorithm_of(problem, example, **values)
         if example.examples is not None:
             sets = with_own_examples(sets, train, examples)
         seen = observer(algorithm, problem.watch._replace(batch_size=SLICE))(state, sets)
@@ -227,7 +266,7 @@ def inputs(problem: Problem, runs: Sequence[Run]):
         examples = jnp.asarray(np.stack(chosen), jnp.int32)
 
     def draw(key, one_values, one_examples):
-        algorithm = algorithm_of(problem, runs[0], one_values["step_size"], one_values["penalty"])
+        algorithm = algorithm_of(problem, runs[0], **one_values)
         return algorithm.draw(problem.init, (*problem.train, one_examples), key)
 
     if len(runs) == 1:

@@ -182,9 +182,8 @@ class _Kind(NamedTuple):
 
 
 def _kind(run: Run) -> _Kind:
-    penalized = run.penalty > 0
-    program = (is_plain(run), run.until_solved, penalized, run.optimizer, run.examples)
-    return _Kind(program, run.eval_steps)
+    shared = run._replace(seed=0, period=0, step_size=0.0, penalty=0.0, eval_steps=())
+    return _Kind((is_plain(run), run.penalty > 0, shared), run.eval_steps)
 
 
 def group_memory() -> int:
@@ -230,5 +229,23 @@ def check_settings(problem: Problem, run: Run) -> None:
             raise ValueError(f"batch_size {batch_size} exceeds its {size} examples")
         if run.until_solved and problem.algorithm.solved is None:
             raise ValueError("until_solved needs the algorithm's rule `solved`")
+        _check_momentum(run)
+        _check_halvings(run)
     except ValueError as error:
         raise ValueError(f"{error} (in {run._replace(eval_steps=run.eval_steps[-1:])})") from None
+
+
+def _check_momentum(run: Run) -> None:
+    if not 0 <= run.momentum < 1:
+        raise ValueError(f"momentum must be in [0, 1), got {run.momentum}")
+    if run.momentum and run.optimizer != "sgd":
+        raise ValueError(f"momentum is for the optimizer sgd, not {run.optimizer}")
+
+
+def _check_halvings(run: Run) -> None:
+    if not run.halve_after:
+        return
+    if any(n != int(n) or n < 1 for n in run.halve_after) or np.any(np.diff(run.halve_after) <= 0):
+        raise ValueError("halve_after must be positive whole numbers, increasing")
+    if run.period in (1, np.inf) or run.until_solved:
+        raise ValueError("halve_after needs a fixed period that is finite and above 1")
