@@ -142,6 +142,12 @@ def test_conditions_of_a_record(name, expected):
     assert found.lower <= found.estimate <= found.upper
 
 
+def test_a_step_with_momentum_takes_longer():
+    ball = histories().assign_attrs(momentum=0.9)
+    assert conditions.of(ball, "time").estimate == pytest.approx(100.0)
+    assert conditions.of(ball, "longest_period").estimate == pytest.approx(40.0)
+
+
 def test_a_condition_that_cannot_be_read_off_is_named():
     with pytest.raises(
         ValueError, match=r"lacks what condition 'fit' is read off: .*train_accuracy"

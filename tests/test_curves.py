@@ -51,3 +51,15 @@ def test_stretch_does_not_see_a_common_scale_of_the_values():
 def test_no_stretch_of_what_is_no_curve(arguments, message):
     with pytest.raises(ValueError, match=message):
         curves.stretch(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"), [(0.0, 0.0), (1.5, 0.375), (2.0, 0.5), (9.0, 1.0), (np.nan, np.nan)]
+)
+def test_where_a_curve_first_is_at_a_level(level, expected):
+    found = curves.first_reached([0.0, 1.0, 2.0, 1.0, 3.0], level, [0, 2, 4, 6, 8])
+    assert found == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_curve_that_breaks_reaches_nothing():
+    assert np.isnan(curves.first_reached([0.0, 1.0, np.nan], 0.5, [0, 1, 2]))

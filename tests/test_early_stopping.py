@@ -61,3 +61,16 @@ def test_without_held_out_examples_validation_says_nothing():
 def test_without_periods_the_network_is_read():
     alone = curves().sel(period=math.inf).drop_vars("period")
     np.testing.assert_allclose(early_stopping.trained(alone, "test_accuracy"), alone.test_accuracy)
+
+
+def test_accuracy_at_a_training_loss_is_read_between_two_looks():
+    """Losses of 1, 0.1 and 0.01 at accuracies 0.2, 0.4 and 0.5; a rise in between changes nothing."""
+    dims = ("seed", "evaluation")
+    losses, accuracies = [1.0, 0.1, 0.2, 0.01], [0.2, 0.4, 0.3, 0.5]
+    variables = {"train_loss": (dims, [losses, losses[:3] + [np.nan]])}
+    variables["test_accuracy"] = (dims, [accuracies, accuracies])
+    runs = xr.Dataset(variables, {"seed": [0, 1]})
+    wanted = xr.DataArray([[2.0, 10**-0.5, 0.001]] * 2, dims=("seed", "other"))
+    found = early_stopping.at_loss(runs, wanted)
+    np.testing.assert_allclose(found.sel(seed=0), [0.2, 0.3, 0.5], atol=1e-9)
+    assert np.isnan(found.sel(seed=1)).all()

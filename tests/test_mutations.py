@@ -203,11 +203,11 @@ OF_EXPERIMENTS = (
         "experiments/few_updates",
         Mutant(
             "a linearisation at almost every step",
-            "schedules",
-            "return step % period == 0",
-            "return step % period != 0",
+            "study/groups",
+            "return (step - begun) % (period * 2**halvings) == 0",
+            "return (step - begun) % (period * 2**halvings) != 0",
         ),
-        "return 0 == step % period",
+        "return 0 == (step - begun) % (period * 2**halvings)",
     ),
     OnPage(
         "beyond/exact_integration",

@@ -35,6 +35,7 @@ IMAGES = {
     "batch_size": 5,
     "num_seeds": 2,
 }
+TWO_PERIODS = {"period": 10, "linearizations": 4, "halve_after": [2]}
 WORKSHOP = {
     f"{which}_{name}": IMAGES[name]
     for which in ("mnist", "cifar")
@@ -63,7 +64,7 @@ TINY = {
         "times": [1000.0, 1.0],
         "max_steps": 100,
     },
-    "experiments/few_updates": IMAGES | {"periods": [1, 10], "num_steps": 40},
+    "experiments/few_updates": IMAGES | TWO_PERIODS,
     "experiments/converged": IMAGES
     | {
         "pool": 60,
@@ -78,9 +79,8 @@ TINY = {
         "sgd_steps": [20, 30],
         "probe_size": 40,
     },
-    "experiments/filters": IMAGES | {"periods": [1, 10], "num_steps": 40, "num_columns": 3},
-    "experiments/probes": IMAGES
-    | {"periods": [1, 10], "num_steps": 40, "probe_size": 40, "num_snapshots": 3},
+    "experiments/filters": IMAGES | TWO_PERIODS | {"num_columns": 3},
+    "experiments/probes": IMAGES | TWO_PERIODS | {"probe_size": 40, "num_snapshots": 3},
     "experiments/batching": IMAGES | {"periods": [1, 5, 20], "num_steps": 40, "num_readings": 4},
     "experiments/data_scaling": IMAGES
     | {"sizes": [20, 40], "num_steps": [200, 300], "periods": [1, 5, 10]},
