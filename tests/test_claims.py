@@ -1,5 +1,7 @@
 """Verdicts follow from intervals and rules; the ledger and the committed records agree."""
 
+import json
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -100,6 +102,28 @@ def test_what_a_row_requires_comes_before_what_it_states(condition, tested, firs
     assert found.verdict == (alone.verdict if tested else NOT_TESTED)
     assert found.statements == alone.statements
     assert [s.statistic for s in found.unmet] == ([] if tested else ["enough"])
+
+
+@pytest.mark.parametrize(
+    ("change", "before"),
+    [
+        ({}, True),
+        ({"claim": "It falls, in other words.", "expected": NOT}, True),
+        ({"statements": [ROW["statements"][0] | {"above": 0.6}]}, False),
+        ({"requires": [{"says": "enough", "statistic": "drop", "above": 0.1}]}, False),
+        ({"id": "C00"}, False),
+    ],
+)
+def test_a_record_keeps_the_rules_that_stood_before_it(change, before, monkeypatch):
+    monkeypatch.setattr(claims, "load_claims", lambda: [ROW, ROW | {"experiment": "other"}])
+    kept = record(drop=ABOVE)
+    assert claims.judge(ROW, kept).before is None
+    kept.attrs |= {"rules": json.dumps(claims.rules("trial")), "commit": "0123456789abcdef"}
+    verdict = claims.judge(ROW | change, kept)
+    assert verdict.before == before
+    monkeypatch.setattr(claims_table, "verdicts", lambda page: [verdict])
+    when = "before the run" if before else "changed since the run"
+    assert f"rule {when} at 0123456<" in claims_table.table("experiments/trial")
 
 
 def test_what_is_not_met_is_shown(monkeypatch):

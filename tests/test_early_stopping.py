@@ -64,10 +64,10 @@ def test_without_periods_the_network_is_read():
 
 
 def test_accuracy_at_a_training_loss_is_read_between_two_looks():
-    """Losses of 1, 0.1 and 0.01 at accuracies 0.2, 0.4 and 0.5; a rise in between changes nothing."""
+    """Losses of 1, 0.1 and 0.01 at 0.2, 0.4 and 0.5; a rise in between changes nothing."""
     dims = ("seed", "evaluation")
     losses, accuracies = [1.0, 0.1, 0.2, 0.01], [0.2, 0.4, 0.3, 0.5]
-    variables = {"train_loss": (dims, [losses, losses[:3] + [np.nan]])}
+    variables = {"train_loss": (dims, [losses, [*losses[:3], np.nan]])}
     variables["test_accuracy"] = (dims, [accuracies, accuracies])
     runs = xr.Dataset(variables, {"seed": [0, 1]})
     wanted = xr.DataArray([[2.0, 10**-0.5, 0.001]] * 2, dims=("seed", "other"))

@@ -94,8 +94,8 @@ def test_a_claim_that_is_not_tested_says_what_is_not_met_before_what_is():
 def test_a_claim_that_requires_nothing_says_what_its_runs_were():
     _, _, counts, about = lines(row("h"))
     assert counts == (
-        "**It counts because** nothing is required of the runs: 2 seeds, 6 runs, $\\eta K$ up to "
-        "25, $\\eta T$ at least 2,000, 7 feature updates where they are fewest, 1 diverged, "
+        "**It counts**; the rule asks nothing further of the runs: 2 seeds, 6 runs, $\\eta K$ up "
+        "to 25, $\\eta T$ at least 2,000, 7 feature updates where they are fewest, 1 diverged, "
         "training accuracy 45 % where it is lowest, diverged runs as 0."
     )
     assert about.endswith("2031-05-06.")
@@ -106,7 +106,7 @@ def test_what_a_record_does_not_keep_is_left_out():
     assert "of the runs: 2 seeds, $\\eta K$ up to 25." in lines(row("h"), kept=kept)[2]
     kept = kept.drop_vars(["seed", "period"])
     assert lines(row("h"), kept=kept)[2] == (
-        "**It counts because** nothing is required of the runs."
+        "**It counts**; the rule asks nothing further of the runs."
     )
 
 
@@ -156,7 +156,7 @@ def test_several_claims_are_told_apart_by_whether_they_count():
     untested, asked, free = lines(*rows)[4:7]
     assert untested.startswith("**C1, C2 do not count because** r0: 0.1 ")
     assert asked.startswith("**C3 counts because** r0: 1 ")
-    assert free.startswith("**C4 counts because** nothing is required of the runs: 2 seeds, ")
+    assert free.startswith("**C4 counts**; the rule asks nothing further of the runs: 2 seeds, ")
 
 
 def test_beyond_four_claims_the_rest_share_a_line():
@@ -165,7 +165,7 @@ def test_beyond_four_claims_the_rest_share_a_line():
     assert len(found) == 7
     others = (rf"It falls\_fast (C{n}: from 3 to 1) **reproduced**" for n in (4, 5))
     assert found[4] == f"**Judged below, too:** {'; '.join(others)}."
-    assert found[5].startswith("**They count because** nothing is required")
+    assert found[5].startswith("**They count**; the rule asks nothing further")
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -9,6 +9,8 @@ be NaN, which is `unclear`; in a whole one that is an error. A stale record may 
 rule asks for: then the claim is not yet run.
 """
 
+import hashlib
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +52,7 @@ class Statement:
 @dataclass(frozen=True)
 class Verdict:
     """A claim's ledger row, its statements and what follows from them; required: what the row asks
-    of the record before it counts."""
+    of the record before it counts; commit and record_rules: those of the record (`rules`)."""
 
     row: dict
     verdict: str
@@ -59,11 +61,20 @@ class Verdict:
     stale: bool
     partial: str = ""  # as 'partial: 7 runs missing', of a record that lacks runs
     required: tuple[Statement, ...] = ()
+    commit: str = ""
+    record_rules: dict | None = None
 
     @property
     def unmet(self) -> tuple[Statement, ...]:
         """What the row requires and the record does not meet."""
         return tuple(statement for statement in self.required if statement.outcome != "holds")
+
+    @property
+    def before(self) -> bool | None:
+        """Whether the rule stood, word for word, when the record's run began; None if not known."""
+        if self.record_rules is None:
+            return None
+        return self.record_rules.get(self.row["id"]) == _digest(self.row)
 
     @property
     def changed(self) -> bool:
@@ -73,7 +84,7 @@ class Verdict:
 
 def load_claims(path: Path | None = None) -> list[dict]:
     """The rows of the ledger. Raises ValueError naming the row and the field that is wrong."""
-    path = provenance.project_root() / "book" / "claims.yml" if path is None else path
+    path = _ledger() if path is None else path
     rows = yaml.safe_load(Path(path).read_text())
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} must be a list of claims")
@@ -90,6 +101,25 @@ def load_claims(path: Path | None = None) -> list[dict]:
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{path}: repeated claim ids {', '.join(sorted(repeated))}")
     return rows
+
+
+def rules(experiment: str) -> dict[str, str]:
+    """Digests of the rules that judge an experiment, by claim, for its record to keep: rules that
+    are chosen before the runs cannot have been fitted to them. None of a book without a ledger."""
+    if not _ledger().is_file():
+        return {}
+    return {row["id"]: _digest(row) for row in load_claims() if row.get("experiment") == experiment}
+
+
+def _digest(row: dict) -> str:
+    """Of what a row requires and states, but for its words."""
+    ruled = [row.get("requires", []), row.get("statements", [])]
+    ruled = [[{k: v for k, v in s.items() if k != "says"} for s in part] for part in ruled]
+    return hashlib.sha256(json.dumps(ruled, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _ledger() -> Path:
+    return provenance.project_root() / "book" / "claims.yml"
 
 
 def _problem(statement: dict) -> str:
@@ -136,7 +166,17 @@ def judge(row: dict, record=None) -> Verdict:
         verdict = PARTLY
     else:
         verdict = NOT if "fails" in outcomes else UNDECIDED
-    return Verdict(row, verdict, statements, tier, stale, records.partial_note(record), required)
+    return Verdict(
+        row,
+        verdict,
+        statements,
+        tier,
+        stale,
+        records.partial_note(record),
+        required,
+        record.attrs.get("commit", ""),
+        json.loads(record.attrs["rules"]) if "rules" in record.attrs else None,
+    )
 
 
 def _examine(statement: dict, record) -> Statement:

@@ -62,6 +62,9 @@ def _row(verdict: Verdict, linked: bool) -> str:
         f"{MARKS[verdict.verdict]} {verdict.verdict}</span>"
     )
     notes = [f"{verdict.tier} tier", verdict.partial, "stale" if verdict.stale else ""]
+    if verdict.before is not None:
+        when = "before the run" if verdict.before else "changed since the run"
+        notes.append(f"rule {when} at {verdict.commit[:7]}")
     tier = f"<br><small>{', '.join(note for note in notes if note)}</small>"
     found = [_statement(s, "for a test required") for s in verdict.unmet]
     found = "<br>".join([*found, *map(_statement, verdict.statements)])

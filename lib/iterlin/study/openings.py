@@ -164,7 +164,7 @@ def _weights(verdicts: list[Verdict], record: xr.Dataset | None) -> Iterator[str
         yield f"**{subject} because** {_requirements(asked, met=True)}."
     if free:
         subject = _names(free, verdicts, "count", "counts")
-        yield f"**{subject} because** nothing is required of the runs{_of(record)}."
+        yield f"**{subject}**; the rule asks nothing further of the runs{_of(record)}."
 
 
 def _by_weight(verdicts: list[Verdict]) -> tuple[list[Verdict], list[Verdict], list[Verdict]]:

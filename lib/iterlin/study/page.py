@@ -1,20 +1,21 @@
 """What every page of an experiment does around its run: keep it, show what is recorded, judge."""
 
+import json
 import time
 from collections.abc import Mapping
 
 import xarray as xr
 from IPython.display import Markdown, display
 
-from iterlin.study import claims_table, origins, page_code, plotting, records
+from iterlin.study import claims, claims_table, origins, page_code, plotting, records
 
 
 class Page:
     """An experiment's page, made in its first cell after the parameters.
 
     namespace: the page's own, ``globals()``, from which the values of all its parameters are taken.
-    The texts that its record is said to come from are those of this moment: a file edited while it
-    computes is not what it came from. Figures get the book's style.
+    The texts that its record is said to come from, and the rules that judge it, are those of this
+    moment: a file edited while it computes is not what it came from. Figures get the book's style.
 
     Raises ValueError if no page of that name saves a record, or a parameter has no value.
     """
@@ -34,6 +35,7 @@ class Page:
             raise ValueError(f"parameters without a value: {', '.join(sorted(missing))}")
         self.parameters = {name: namespace[name] for name in names}
         self.tier = self.parameters["tier"]
+        self.rules = claims.rules(experiment)
         plotting.use_style()
 
     def save(
@@ -52,7 +54,7 @@ class Page:
         if seconds is None:
             seconds = live.attrs.get("seconds", time.perf_counter() - self.started)
         return records.save(
-            live,
+            live.assign_attrs(rules=json.dumps(self.rules, sort_keys=True)),
             self.experiment,
             self.tier,
             parameters=self.parameters,

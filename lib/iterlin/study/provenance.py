@@ -58,5 +58,6 @@ def device() -> str:
 
     first = jax.devices()[0]
     if first.platform == "cpu":
-        return f"{len(os.sched_getaffinity(0))} CPU cores ({platform.machine()})"
+        count = len(os.sched_getaffinity(0))
+        return f"{count} CPU core{'s' if count > 1 else ''} ({platform.machine()})"
     return f"{len(jax.devices())} x {first.device_kind}"
