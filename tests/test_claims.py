@@ -123,7 +123,7 @@ def test_a_record_keeps_the_rules_that_stood_before_it(change, before, monkeypat
     assert verdict.before == before
     monkeypatch.setattr(claims_table, "verdicts", lambda page: [verdict])
     when = "before the run" if before else "changed since the run"
-    assert f"rule {when} at 0123456<" in claims_table.table("experiments/trial")
+    assert f"rule {when} at 0123456." in claims_table.table("experiments/trial")
 
 
 def test_what_is_not_met_is_shown(monkeypatch):
@@ -208,7 +208,7 @@ def test_a_partial_record_is_shown_as_such(monkeypatch):
     part = record(drop=(np.nan, -np.inf, np.inf)).assign_attrs(missing=2)
     monkeypatch.setattr(claims_table, "verdicts", lambda page: [claims.judge(ROW, part)])
     shown = claims_table.table("experiments/trial")
-    assert "undecided</span><br><small>gpu tier, partial: 2 runs missing</small>" in shown
+    assert "? undecided</span>" in shown and "Record: gpu tier, partial: 2 runs missing." in shown
     assert "drop: nan [-inf, inf], required above 0.5: unclear" in shown
 
 
@@ -326,3 +326,17 @@ def test_every_claim_has_a_page_and_a_reason_if_not_run():
             assert claims.judge(row).row.get("why"), row["id"]
     assert {page for row in LEDGER if (page := row["page"])} >= {"experiments/xor"}
     assert len(claims.verdicts("experiments/xor")) >= 2
+
+
+def test_a_claim_is_a_line_that_opens_to_its_statements(monkeypatch):
+    statements = [{"says": s, "statistic": s, "above": 0.5} for s in ("low", "high <b>")]
+    row = ROW | {"statements": statements, "paper": "1 < 2"}
+    verdict = claims.judge(row, record(**{"low": BELOW, "high <b>": ABOVE}))
+    monkeypatch.setattr(claims_table, "verdicts", lambda page: [verdict])
+    whole, of_page = claims_table.table(), claims_table.table("experiments/trial")
+    assert "<details><summary>" in whole and "<details open><summary>" in of_page
+    assert '<a href="experiments/trial.html">' in whole and "<a " not in of_page
+    line, more = whole.split("</summary>")
+    assert "partly</span>" in line and "low: 0.1 [-0.2, 0.4]: fails" in line
+    assert "(v3, section 0): 1 &lt; 2." in more
+    assert "<li>high &lt;b&gt;: 1 [0.7, 1.3], required above 0.5: holds</li>" in more

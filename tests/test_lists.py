@@ -10,6 +10,7 @@ from pathlib import Path
 
 import iterlin
 import pytest
+from iterlin.study import findings
 from iterlin_book import lint
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -197,3 +198,15 @@ def test_the_style_is_mended_in_place_and_magics_stay(root, capsys):
     wanted = PAGE.replace("import os\n", "").replace("[1,2]", "[1, 2]")
     found = (root / "book" / "page.md").read_text()
     assert found.replace("inline\n\n", "inline\n") == wanted
+
+
+def test_the_readme_tells_what_the_records_say():
+    """Its findings are those of the landing page, with other links."""
+    listed = README.split("## What was found")[1].split("\n## ")[0]
+    assert re.findall(r"^- (.*)$", listed, re.M) == list(findings.told("book/{page}.md"))
+
+
+@pytest.mark.parametrize("finding", findings.FINDINGS, ids=lambda finding: finding.title)
+def test_a_finding_is_of_a_page_that_is_there(finding):
+    assert (ROOT / "book" / f"{finding.page}.md").is_file()
+    assert finding.page.endswith(f"/{finding.experiment}")

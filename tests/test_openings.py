@@ -131,9 +131,9 @@ def test_what_a_statement_refers_to_is_told_before_it():
     found = claims.judge(
         row("uuhf", words), record(s0_u=UNCLEAR, s1_u=UNCLEAR, s2_h=HOLDS, s3_f=FAILS)
     )
-    assert [s.says for s in openings.telling(found)] == ["gap", "slope", "the same, later"]
+    assert [s.says for s in claims.telling(found)] == ["gap", "slope", "the same, later"]
     found = claims.judge(row("uf", ["gap", "the same, later"]), record(s0_u=UNCLEAR, s1_f=FAILS))
-    assert [s.says for s in openings.telling(found)] == ["gap", "the same, later"]
+    assert [s.says for s in claims.telling(found)] == ["gap", "the same, later"]
 
 
 def test_several_claims_share_what_makes_them_count():

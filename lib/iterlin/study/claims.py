@@ -70,6 +70,11 @@ class Verdict:
         return tuple(statement for statement in self.required if statement.outcome != "holds")
 
     @property
+    def held(self) -> tuple[Statement, ...]:
+        """The statements that hold."""
+        return tuple(statement for statement in self.statements if statement.outcome == "holds")
+
+    @property
     def before(self) -> bool | None:
         """Whether the rule stood, word for word, when the record's run began; None if not known."""
         if self.record_rules is None:
@@ -206,6 +211,28 @@ def _examine(statement: dict, record) -> Statement:
 def verdicts(page: str | None = None) -> list[Verdict]:
     """Verdicts on all claims, or on those of one page (its path without extension)."""
     return [judge(row) for row in load_claims() if page is None or row["page"] == page]
+
+
+def telling(verdict: Verdict) -> list[Statement]:
+    """The statements that tell a verdict: the first, but if it is not reproduced the first that
+    fails, and if partly the first that holds and the first that does not.
+
+    One that refers to another ('the same, ...') comes after that one.
+    """
+    statements = verdict.statements
+    if verdict.verdict == NOT:
+        chosen = [next(s for s in statements if s.outcome == "fails")]
+    elif verdict.verdict == PARTLY:
+        chosen = [verdict.held[0], next(s for s in statements if s.outcome != "holds")]
+    else:
+        chosen = [statements[0]]
+    places = set()
+    for place in map(statements.index, chosen):
+        places.add(place)
+        while place and statements[place].says.startswith("the same"):
+            place -= 1
+        places.add(place)
+    return [statements[place] for place in sorted(places)]
 
 
 def summary() -> str:

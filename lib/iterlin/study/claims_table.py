@@ -1,4 +1,4 @@
-"""The claims ledger as a reader sees it: a table with each verdict and the numbers behind it."""
+"""The claims ledger as a reader sees it: a line for each claim, which opens to the numbers."""
 
 from html import escape
 
@@ -13,67 +13,85 @@ from iterlin.study.claims import (
     UNDECIDED,
     Statement,
     Verdict,
+    telling,
     verdicts,
 )
 
-# Words carry the verdict; the colours (of the book's theme, colour-blind safe) only help.
+# Words carry the verdict; the colours (colour-blind safe, white on each at 5:1 or more) only help.
 MARKS = {REPRODUCED: "✔", PARTLY: "◐", UNDECIDED: "?", NOT: "✘", NOT_TESTED: "–", NOT_RUN: "○"}
 COLOURS = {
-    REPRODUCED: "#0173b2",
-    PARTLY: "#a66a00",
-    UNDECIDED: "#a66a00",
-    NOT: "#b5301a",
-    NOT_TESTED: "#666666",
-    NOT_RUN: "#666666",
+    REPRODUCED: "#0067a0",
+    PARTLY: "#8a5700",
+    UNDECIDED: "#8a5700",
+    NOT: "#b02a15",
+    NOT_TESTED: "#5f5f5f",
+    NOT_RUN: "#5f5f5f",
 }
 
-
-def show(page: str | None = None) -> None:
-    """Display the claims of a page (its path without extension), or all with links to the pages."""
-    display(HTML(table(page)))
-
-
+# On a wide screen a line of columns, on a narrow one the same parts below each other.
 STYLE = """<style>
-table.claims td, table.claims th {
-  padding: 0.4em 0.7em 0.4em 0; vertical-align: top; text-align: left;
-  border-bottom: 1px solid #8884
-}
-table.claims { width: 100% }
+.claims details { border-bottom: 1px solid #8884; padding: 0.35em 0 }
+.claims summary { cursor: pointer; display: grid; gap: 0.1em 1em; align-items: baseline;
+  grid-template-columns: 9.5em 2fr 3fr }
+.claims summary:hover { background: #8881 }
+.claims .verdict { color: #fff; border-radius: 0.3em; padding: 0.05em 0.5em; font-size: 0.85em;
+  white-space: nowrap; justify-self: start }
+.claims .more { margin: 0.4em 0 0.6em 1em; font-size: 0.9em }
+.claims .more ul { margin: 0.3em 0 }
+@media (max-width: 720px) { .claims summary { grid-template-columns: 1fr } }
 </style>"""
 
 
+def show(page: str | None = None) -> None:
+    """Display the claims of a page (its path without extension), opened, or all, with links."""
+    display(HTML(table(page)))
+
+
 def table(page: str | None = None) -> str:
-    """The claims as HTML: those that have been run first, each group in the ledger's order."""
-    found = sorted(verdicts(page), key=lambda verdict: verdict.verdict == NOT_RUN)
-    rows = "\n".join(_row(verdict, linked=page is None) for verdict in found)
-    return (
-        f'{STYLE}<table class="claims"><thead><tr><th>Claim</th><th>The paper</th><th>Verdict</th>'
-        f"<th>What we found</th></tr></thead><tbody>\n{rows}\n</tbody></table>"
-    )
+    """The claims as HTML, in the ledger's order."""
+    rows = "\n".join(_row(verdict, alone=page is not None) for verdict in verdicts(page))
+    return f'{STYLE}<div class="claims">\n{rows}\n</div>'
 
 
-def _row(verdict: Verdict, linked: bool) -> str:
+def _row(verdict: Verdict, alone: bool) -> str:
     row = verdict.row
-    name = escape(row["id"])
-    if linked:
-        name = f'<a href="{escape(row["page"])}.html">{name}</a>'
     mark = (
-        f'<span style="color:{COLOURS[verdict.verdict]};white-space:nowrap">'
+        f'<span class="verdict" style="background:{COLOURS[verdict.verdict]}">'
         f"{MARKS[verdict.verdict]} {verdict.verdict}</span>"
     )
+    says = f"<span><b>{escape(row['id'])}</b> {escape(row['claim'])}</span>"
+    paper = f"The paper ({row['version']}, {row['place']}): {row['paper']}."
+    parts = [escape(paper), escape(_record(verdict))]
+    if not alone:
+        parts.append(f'<a href="{escape(row["page"])}.html">The page that judges it</a>.')
+    statements = [_statement(s, "for a test required") for s in verdict.unmet]
+    statements += map(_statement, verdict.statements)
+    listed = "".join(f"<li>{statement}</li>" for statement in statements)
+    return (
+        f"<details{' open' if alone else ''}><summary>{mark}{says}"
+        f"<span>{escape(_found(verdict))}</span></summary>"
+        f'<div class="more">{" ".join(filter(None, parts))}'
+        f"{f'<ul>{listed}</ul>' if listed else ''}</div></details>"
+    )
+
+
+def _found(verdict: Verdict) -> str:
+    """The statements that tell the verdict, or why there is none."""
+    if verdict.unmet:
+        asked = verdict.unmet[0]
+        return f"{measured(asked)}, for a test {asked.rule} {asked.value:g}"
+    if not verdict.statements:
+        return verdict.row.get("why", "")
+    return "; ".join(f"{measured(s)}: {s.outcome}" for s in telling(verdict))
+
+
+def _record(verdict: Verdict) -> str:
+    """Which record judges, and whether its rule stood before it."""
     notes = [f"{verdict.tier} tier", verdict.partial, "stale" if verdict.stale else ""]
     if verdict.before is not None:
         when = "before the run" if verdict.before else "changed since the run"
         notes.append(f"rule {when} at {verdict.commit[:7]}")
-    tier = f"<br><small>{', '.join(note for note in notes if note)}</small>"
-    found = [_statement(s, "for a test required") for s in verdict.unmet]
-    found = "<br>".join([*found, *map(_statement, verdict.statements)])
-    found = found or escape(row.get("why", ""))
-    return (
-        f"<tr><td>{name}<br><small>{escape(row['version'])}, {escape(row['place'])}</small></td>"
-        f"<td>{escape(row['claim'])}<br><small>{escape(row['paper'])}</small></td>"
-        f"<td>{mark}{tier if verdict.tier else ''}</td><td>{found}</td></tr>"
-    )
+    return f"Record: {', '.join(note for note in notes if note)}." if verdict.tier else ""
 
 
 def _statement(statement: Statement, word: str = "required") -> str:

@@ -12,7 +12,7 @@ import xarray as xr
 from IPython.display import Markdown, display
 
 from iterlin.study import claims, conditions, plotting, provenance, records
-from iterlin.study.claims import NOT, NOT_RUN, NOT_TESTED, PARTLY, Statement, Verdict
+from iterlin.study.claims import NOT_RUN, NOT_TESTED, PARTLY, Statement, Verdict, telling
 from iterlin.study.claims_table import measured
 
 # Claims that have a line of their own; what a page judges beyond them shares one.
@@ -119,35 +119,9 @@ def _found(verdict: Verdict) -> str:
     numbers = "; ".join(
         f"{_plain(measured(s))} ({s.rule} {s.value:g}: {s.outcome})" for s in telling(verdict)
     )
-    count, held = len(verdict.statements), len(_held(verdict.statements))
+    count, held = len(verdict.statements), len(verdict.held)
     share = f" ({held} of {count} statements hold)" if verdict.verdict == PARTLY else ""
     return f"**We find** {numbers}. Verdict: **{verdict.verdict}**{share}."
-
-
-def _held(statements: Iterable[Statement]) -> list[Statement]:
-    return [statement for statement in statements if statement.outcome == "holds"]
-
-
-def telling(verdict: Verdict) -> list[Statement]:
-    """The statements that tell a verdict: the first, but if it is not reproduced the first that
-    fails, and if partly the first that holds and the first that does not.
-
-    One that refers to another ('the same, ...') comes after that one.
-    """
-    statements = verdict.statements
-    if verdict.verdict == NOT:
-        chosen = [next(s for s in statements if s.outcome == "fails")]
-    elif verdict.verdict == PARTLY:
-        chosen = [_held(statements)[0], next(s for s in statements if s.outcome != "holds")]
-    else:
-        chosen = [statements[0]]
-    places = set()
-    for place in map(statements.index, chosen):
-        places.add(place)
-        while place and statements[place].says.startswith("the same"):
-            place -= 1
-        places.add(place)
-    return [statements[place] for place in sorted(places)]
 
 
 def _weights(verdicts: list[Verdict], record: xr.Dataset | None) -> Iterator[str]:

@@ -1,0 +1,126 @@
+"""What the book found, a sentence each, computed from its records.
+
+The landing page and the README tell the same sentences; a test compares them.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from iterlin.study import intervals, records
+
+
+class Finding(NamedTuple):
+    """The page (its path without extension) and the experiment that it is of; words(record) says
+    it in Markdown."""
+
+    page: str
+    experiment: str
+    title: str
+    words: Callable[[xr.Dataset], str]
+
+
+def told(link: str = "{page}.md") -> Iterator[str]:
+    """The findings that there are records of, in Markdown, each with a link to its page.
+
+    link: how a page is linked to, with its path for "{page}". A stale record that lacks what is
+    told of it is left out.
+    """
+    for page, experiment, title, words in FINDINGS:
+        record = records.best(experiment)
+        if record is None:
+            continue
+        try:
+            text = words(record)
+        except (KeyError, AttributeError):
+            if not records.is_stale(record):
+                raise
+            continue
+        yield f"[{title}]({link.format(page=page)}) {text}"
+
+
+def _few_updates(ds: xr.Dataset) -> str:
+    updates, images = int(ds.final_updates[0]), ds.attrs["data"].split(" to train")[0].split()[-1]
+    return (
+        f"On {int(images):,} images of CIFAR-10, augmented, {updates} updates end "
+        f"{_text(ds.gap_end)} points of test accuracy below ordinary training, and "
+        f"{_text(ds.gap_matched)} where that has come to the same training loss."
+    )
+
+
+def _converged(ds: xr.Dataset) -> str:
+    updates, fit = float(ds.few_taken[0]), float(ds.few_fit[0])
+    return (
+        f"On {int(ds['size'].max()):,} images of CIFAR-10 a network that takes a new expansion "
+        f"after each time $\\eta K = {ds.attrs['few']:g}$, {updates:.0f} times until it fits "
+        f"{fit:.0f} % of them, ends {_text(ds.few_gap_end)} points of test accuracy below ordinary "
+        "training."
+    )
+
+
+def _too_few(ds: xr.Dataset) -> str:
+    grows = all(float(ds[f"{which}_slope"][2]) < 0 for which in ("long", "lazy"))
+    return (
+        f"After {float(ds.long_taken[0]):.0f} updates, $\\eta K = {ds.attrs['long']:g}$, it ends "
+        f"{_text(ds.long_gap_end)} points below, without any update {_text(ds.lazy_gap)}"
+        + ("; the more images, the further." if grows else ".")
+    )
+
+
+def _regimes(ds: xr.Dataset) -> str:
+    return (
+        f"At $K = 10$ a network's outputs are within {_text(100 * ds.small_period_distance)} % of "
+        f"gradient descent's, at $K = 10^8$ within {_power(ds.large_period_distance[2])} of "
+        "Gauss-Newton's."
+    )
+
+
+def _xor(ds: xr.Dataset) -> str:
+    alignment = ds.alignment_period.sel(scale="small").mean("unit")
+    short, long = (_text(intervals.mean_interval(alignment.sel(period=k)), 3) for k in (10, 1e5))
+    return (
+        f"On XOR the alignment of features with the data falls from {short} at $K = 10$ to {long} "
+        "at $K = 10^5$; less damping $\\lambda$ does the same, with $\\lambda\\eta K$ = "
+        f"{_text(ds.exchange_rate, 2)}."
+    )
+
+
+def _quintic(ds: xr.Dataset) -> str:
+    worst, best = (
+        [10 ** float(v) for v in ds[f"{which}_ratio_zero"]] for which in ("worst", "best")
+    )
+    return (
+        "From damping $10^{-3}$ to 1 the worst 5 % of test errors on a quintic fall by a factor of "
+        f"{_text(worst, 0)}, the best 5 % by {_text(best)}."
+    )
+
+
+def _exact(ds: xr.Dataset) -> str:
+    products = intervals.mean_interval(ds.products.isel(period=-1))
+    return (
+        f"{_power(ds.period[-1])} steps between two expansions take {products.estimate:,.0f} "
+        "products with the kernel: gradient flow is integrated, no step is taken."
+    )
+
+
+def _text(bounds, digits: int = 1) -> str:
+    estimate, lower, upper = (float(v) for v in bounds)
+    return f"{estimate:.{digits}f} [{lower:.{digits}f}, {upper:.{digits}f}]"
+
+
+def _power(number) -> str:
+    """The power of ten that is next above."""
+    return f"$10^{{{np.ceil(np.log10(float(number)) - 1e-9):.0f}}}$"
+
+
+FINDINGS = (
+    Finding("experiments/converged", "converged", "Few updates are enough.", _converged),
+    Finding("experiments/few_updates", "few_updates", "So it is on all images.", _few_updates),
+    Finding("experiments/converged", "converged", "Fewer are not.", _too_few),
+    Finding("algorithm/regimes", "regimes", "K spans two algorithms.", _regimes),
+    Finding("experiments/xor", "xor", "What few updates cost is features.", _xor),
+    Finding("experiments/damping_quintic", "damping_quintic", "Damping tames the tail.", _quintic),
+    Finding("beyond/exact_integration", "exact_integration", "Long periods are cheap.", _exact),
+)
