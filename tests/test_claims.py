@@ -208,7 +208,8 @@ def test_a_partial_record_is_shown_as_such(monkeypatch):
     part = record(drop=(np.nan, -np.inf, np.inf)).assign_attrs(missing=2)
     monkeypatch.setattr(claims_table, "verdicts", lambda page: [claims.judge(ROW, part)])
     shown = claims_table.table("experiments/trial")
-    assert "? undecided</span>" in shown and "Record: gpu tier, partial: 2 runs missing." in shown
+    assert "? undecided</span>" in shown
+    assert "Record: gpu tier, partial: 2 runs missing." in shown
     assert "drop: nan [-inf, inf], required above 0.5: unclear" in shown
 
 
@@ -334,9 +335,12 @@ def test_a_claim_is_a_line_that_opens_to_its_statements(monkeypatch):
     verdict = claims.judge(row, record(**{"low": BELOW, "high <b>": ABOVE}))
     monkeypatch.setattr(claims_table, "verdicts", lambda page: [verdict])
     whole, of_page = claims_table.table(), claims_table.table("experiments/trial")
-    assert "<details><summary>" in whole and "<details open><summary>" in of_page
-    assert '<a href="experiments/trial.html">' in whole and "<a " not in of_page
+    assert "<details><summary>" in whole
+    assert "<details open><summary>" in of_page
+    assert '<a href="experiments/trial.html">' in whole
+    assert "<a " not in of_page
     line, more = whole.split("</summary>")
-    assert "partly</span>" in line and "low: 0.1 [-0.2, 0.4]: fails" in line
+    assert "partly</span>" in line
+    assert "low: 0.1 [-0.2, 0.4]: fails" in line
     assert "(v3, section 0): 1 &lt; 2." in more
     assert "<li>high &lt;b&gt;: 1 [0.7, 1.3], required above 0.5: holds</li>" in more
