@@ -170,6 +170,8 @@ def test_a_step_with_momentum_takes_longer():
     ball = histories().assign_attrs(momentum=0.9)
     assert conditions.of(ball, "time").estimate == pytest.approx(100.0)
     assert conditions.of(ball, "longest_period").estimate == pytest.approx(40.0)
+    halved = ball.assign(time=("evaluation", [0.0, 5.0, 10.0, 15.0]))
+    assert conditions.of(halved, "time").estimate == 15.0
 
 
 def test_a_condition_that_cannot_be_read_off_is_named():

@@ -230,7 +230,7 @@ def test_fewer_runs_go_together_where_memory_is_short(capsys, monkeypatch):
         ({"momentum": 0.9, "optimizer": "adam"}, "momentum is for the optimizer sgd"),
         ({"period": 4, "halve_after": (2, 2)}, "halve_after must be positive"),
         ({"period": 4, "halve_after": (0,)}, "halve_after must be positive"),
-        ({"period": 1, "halve_after": (2,)}, "needs a fixed period"),
+        ({"period": math.inf, "halve_after": (2,)}, "needs a fixed period"),
     ],
 )
 def test_a_bad_run_is_refused_before_any_is_made(change, message, monkeypatch):
@@ -270,6 +270,29 @@ def test_halved_steps_keep_the_time_of_a_period(memory):
         )
         assert result.history["updates"].tolist() == [0, 1, 2, 3]
         np.testing.assert_allclose(result.history["test_loss"], history["test_loss"], rtol=1e-9)
+
+
+def test_gradient_descent_with_halved_steps_stays_gradient_descent():
+    run = Run(0, 1, 0.1, (2, 6, 10), halve_after=(2, 6))
+    (result,), _ = runs.run_all(problem(), [run])
+    sizes = jnp.repeat(jnp.asarray([0.1, 0.05, 0.025]), jnp.asarray([2, 4, 4]))
+    key = groups.key_of(0)
+    _, history = roads.train(
+        MODEL.apply,
+        MODEL.init(key),
+        (X, Y),
+        loss=ENTROPY,
+        optimizer=optax.sgd(lambda step: sizes[step]),
+        schedule=every(1),
+        num_steps=10,
+        eval_steps=[2, 6, 10],
+        batch_size=6,
+        key=jax.random.fold_in(key, 1),
+        evaluate={"test": (X[:7], Y[:7])},
+        progress=False,
+    )
+    assert result.history["updates"].tolist() == [1, 5, 9]
+    np.testing.assert_allclose(result.history["test_loss"], history["test_loss"], rtol=1e-9)
 
 
 def test_grids_need_as_many_evaluations_of_each_run():

@@ -36,7 +36,7 @@ class Run(NamedTuple):
     eval_steps: increasing, the last is the length of the run. examples: the size of its training
     set, all of it if None. momentum: that of heavy-ball SGD, a step of which takes the time
     step_size / (1 - momentum). halve_after: numbers of linear problems, increasing; after each the
-    steps are half as long and a period has twice as many, so that it takes the same time.
+    steps are half as long, and a period above 1 has twice as many, so that it takes the same time.
     """
 
     seed: int
@@ -101,7 +101,8 @@ def schedule_of(run: Run, period=None) -> Schedule:
 def _stage(run: Run, step, period):
     """How often the steps have been halved by a step, and the first step since the last time."""
     problems = np.diff(run.halve_after, prepend=0)
-    begun = jnp.asarray(np.cumsum(problems * 2 ** np.arange(len(problems)))) * period
+    doublings = 0 if is_plain(run) else np.arange(len(problems))
+    begun = jnp.asarray(np.cumsum(problems * 2**doublings)) * period
     halvings = jnp.sum(step >= begun)
     return halvings, jnp.append(0, begun)[halvings]
 

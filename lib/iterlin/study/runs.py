@@ -247,5 +247,5 @@ def _check_halvings(run: Run) -> None:
         return
     if any(n != int(n) or n < 1 for n in run.halve_after) or np.any(np.diff(run.halve_after) <= 0):
         raise ValueError("halve_after must be positive whole numbers, increasing")
-    if run.period in (1, np.inf) or run.until_solved:
-        raise ValueError("halve_after needs a fixed period that is finite and above 1")
+    if run.period == np.inf or run.until_solved:
+        raise ValueError("halve_after needs a fixed period that is finite")

@@ -32,38 +32,33 @@ def run(
 ) -> tuple[Problem, xr.Dataset]:
     """The problem, and its runs by "period" (1 and `period`) and "seed", from each seed's network.
 
-    Both take the time of `linearizations` periods, K = 1 in steps of one size, the other in steps
-    that are halved after as many linear problems as `halve_after` says (`groups.Run`). `settings`
+    Both take the same steps on the same batches, for the time of `linearizations` periods: halved
+    after as many linear problems of the larger as `halve_after` says (`groups.Run`). `settings`
     are those of `problems.image_problem`. The data set is that of `runs.grid`, with the params at
     every evaluation as vectors "snapshot" (period, seed, snapshot_0, evaluation), which
     `problems.restored` makes params again, and "time" (evaluation): the sum of the step sizes over
-    1 - momentum.
+    1 - momentum. They are looked at twice a period, so that the proxy is seen both half trained and
+    as it is left behind.
 
     Raises ValueError unless period is finite and larger than 1, else as those functions do.
     """
     if not 1 < period < math.inf:
         raise ValueError(f"period must be larger than 1 and finite to compare, got {period}")
     problem = image_problem(dataset, network, diagnose=64, observe=snapshot, **settings)
-    looks = {
-        1: _looks(period, linearizations),
-        period: _looks(period, linearizations, halve_after),
-    }
+    ends = ends_of_problems(period, linearizations, halve_after)
+    middles = ends - np.diff(ends, prepend=0) + np.diff(ends, prepend=0) // 2
+    looks = (0, *np.stack([middles, ends], 1).ravel().tolist())
+    halved = {1: ends[np.asarray(halve_after, int) - 1].tolist(), period: halve_after}
 
     def make(period, seed):
-        halved = tuple(halve_after) if period > 1 else ()
-        return Run(seed, period, step_size, looks[period], momentum=momentum, halve_after=halved)
+        after = tuple(halved[period])
+        return Run(seed, period, step_size, looks, momentum=momentum, halve_after=after)
 
-    axes = {"period": list(looks), "seed": range(num_seeds)}
+    axes = {"period": list(halved), "seed": range(num_seeds)}
     ds = grid(problem, axes, make, label=label, folder=folder)
-    ds["time"] = "evaluation", np.asarray(looks[1]) * step_size / (1 - momentum)
+    halves = np.arange(len(looks)) / 2
+    ds["time"] = "evaluation", halves * period * step_size / (1 - momentum)
     return problem, ds
-
-
-def _looks(period, linearizations, halve_after=()) -> tuple[int, ...]:
-    """Twice a period, so that the proxy is seen both half trained and as it is left behind."""
-    ends = ends_of_problems(period, linearizations, halve_after)
-    lengths = np.diff(ends, prepend=0)
-    return (0, *np.stack([ends - lengths + lengths // 2, ends], 1).ravel().tolist())
 
 
 def filters(problem: Problem, snapshots: xr.DataArray) -> np.ndarray:
