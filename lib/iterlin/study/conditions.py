@@ -45,7 +45,7 @@ def diverged(record: xr.Dataset) -> Interval:
 
 
 def time(record: xr.Dataset) -> Interval:
-    """The time that a record says its runs took; else that of a step times those of the shortest."""
+    """The time that a record says its runs took; else steps of the shortest times that of one."""
     if "time" in record.data_vars:
         length = float(record["time"].max())
     else:
