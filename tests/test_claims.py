@@ -105,7 +105,7 @@ def test_what_a_row_requires_comes_before_what_it_states(condition, tested, firs
 
 
 @pytest.mark.parametrize(
-    ("change", "before"),
+    ("change", "unchanged"),
     [
         ({}, True),
         ({"claim": "It falls, in other words.", "expected": NOT}, True),
@@ -114,16 +114,18 @@ def test_what_a_row_requires_comes_before_what_it_states(condition, tested, firs
         ({"id": "C00"}, False),
     ],
 )
-def test_a_record_keeps_the_rules_that_stood_before_it(change, before, monkeypatch):
+def test_a_record_keeps_the_rules_that_it_was_made_under(change, unchanged, monkeypatch):
     monkeypatch.setattr(claims, "load_claims", lambda: [ROW, ROW | {"experiment": "other"}])
     kept = record(drop=ABOVE)
-    assert claims.judge(ROW, kept).before is None
-    kept.attrs |= {"rules": json.dumps(claims.rules("trial")), "commit": "0123456789abcdef"}
+    assert claims.judge(ROW, kept).unchanged is None
+    kept.attrs |= {"rules": json.dumps(claims.rules("trial")), "commit": "0123456789abcdef+changes"}
     verdict = claims.judge(ROW | change, kept)
-    assert verdict.before == before
+    assert verdict.unchanged == unchanged
     monkeypatch.setattr(claims_table, "verdicts", lambda page: [verdict])
-    when = "before the run" if before else "changed since the run"
-    assert f"rule {when} at 0123456." in claims_table.table("experiments/trial")
+    word = "unchanged" if unchanged else "changed"
+    assert f"rule {word} since it was recorded at 0123456+changes." in claims_table.table(
+        "experiments/trial"
+    )
 
 
 def test_what_is_not_met_is_shown(monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import iterlin
 import pytest
+import xarray as xr
 from iterlin.study import findings
 from iterlin_book import lint
 
@@ -204,6 +205,17 @@ def test_the_readme_tells_what_the_records_say():
     """Its findings are those of the landing page, with other links."""
     listed = README.split("## What was found")[1].split("\n## ")[0]
     assert re.findall(r"^- (.*)$", listed, re.M) == list(findings.told("book/{page}.md"))
+
+
+def test_a_finding_without_a_record_or_of_an_older_one_is_not_told(monkeypatch):
+    monkeypatch.setattr(findings.records, "best", lambda experiment: None)
+    assert list(findings.told()) == []
+    monkeypatch.setattr(findings.records, "best", lambda experiment: xr.Dataset())
+    monkeypatch.setattr(findings.records, "is_stale", lambda record: True)
+    assert list(findings.told()) == []
+    monkeypatch.setattr(findings.records, "is_stale", lambda record: False)
+    with pytest.raises((KeyError, AttributeError)):
+        list(findings.told())
 
 
 @pytest.mark.parametrize("finding", findings.FINDINGS, ids=lambda finding: finding.title)

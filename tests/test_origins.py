@@ -287,7 +287,7 @@ def test_a_tiers_file_is_in_the_records_of_the_pages_that_are_like_it():
 def test_a_page_is_in_its_own_record_alone():
     path = "experiments/few_updates.md"
     assert affected(path, "```{code-cell}", "Prose.\n\n```{code-cell}") == set()
-    assert affected(path, "page.save(live", "page.save(2 * live") == {"few_updates"}
+    assert affected(path, "page.save(\n    live", "page.save(\n    2 * live") == {"few_updates"}
 
 
 def test_the_record_of_every_page_holds_all_of_its_parameters():

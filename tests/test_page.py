@@ -4,7 +4,7 @@ import json
 
 import pytest
 import toy_sources
-from iterlin.study import claims_table, origins, records
+from iterlin.study import claims, claims_table, origins, records
 from iterlin.study import page as page_module
 from iterlin.study.page import Page
 from toy_sources import SOURCES, edited
@@ -59,6 +59,14 @@ def test_a_file_edited_while_it_computes_is_not_what_it_came_from(root):
     record = page.save(toy_sources.results())
     assert record.attrs["numerics"] == origins.of_page("trial", SOURCES).numerics
     assert origins.changes(record.attrs, origins.sources()) == ["changed: RATE (steps)"]
+
+
+def test_the_rules_kept_are_those_of_the_start(monkeypatch):
+    monkeypatch.setattr(claims, "rules", lambda experiment: {f"C-{experiment}": "a digest"})
+    page = Page("trial", VALUES)
+    monkeypatch.setattr(claims, "rules", lambda experiment: {})
+    record = page.save(toy_sources.results())
+    assert json.loads(record.attrs["rules"]) == {"C-trial": "a digest"}
 
 
 def test_time_and_missing_runs_are_those_of_the_grid_unless_they_are_given():

@@ -5,6 +5,7 @@ import ast
 import jax
 import numpy as np
 import pytest
+import xarray as xr
 from iterlin.study import origins, page_code, problems, two_periods
 from problems import bare, flat
 from toy_book import ROOT
@@ -57,6 +58,23 @@ def test_the_runs_start_alike_and_are_looked_at_twice_a_period():
     params = problems.restored(problem, end[0, 0])
     assert jax.tree.structure(params) == jax.tree.structure(problem.init(jax.random.key(0)))
     np.testing.assert_array_equal(flat(params), end[0, 0])
+
+
+def test_steps_are_halved_at_the_same_steps_at_both_periods(monkeypatch):
+    made = {}
+
+    def grid(problem, axes, make, **_):
+        made.update({period: make(period, 0) for period in axes["period"]})
+        return xr.Dataset()
+
+    monkeypatch.setattr(two_periods, "grid", grid)
+    times = {"period": 4, "linearizations": 5, "halve_after": [2, 3]}
+    two_periods.run("digits", NETWORK, train=20, test=10, **times, **SETTINGS)
+    assert made[1].halve_after == (8, 16)
+    assert made[4].halve_after == (2, 3)
+    assert made[1].eval_steps == made[4].eval_steps
+    with pytest.raises(ValueError, match=r"halve_after \[6\] goes beyond the 5 periods"):
+        two_periods.run("none", {}, **times | {"halve_after": [6]}, **SETTINGS)
 
 
 def test_the_filters_are_those_of_the_first_convolution():

@@ -140,6 +140,7 @@ def create(root):
     (root / "_toc.yml").write_text(TOC)
     (root / "requirements.lock").write_text("numpy==1\n")
     shutil.copy(ROOT / "_config.yml", root)
+    shutil.copytree(ROOT / "book" / "_static", root / "book" / "_static")
     return root
 
 

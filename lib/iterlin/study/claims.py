@@ -75,8 +75,9 @@ class Verdict:
         return tuple(statement for statement in self.statements if statement.outcome == "holds")
 
     @property
-    def before(self) -> bool | None:
-        """Whether the rule stood, word for word, when the record's run began; None if not known."""
+    def unchanged(self) -> bool | None:
+        """Whether statistics, rules and values are still those of the ledger that the record was
+        made under; None if it does not tell."""
         if self.record_rules is None:
             return None
         return self.record_rules.get(self.row["id"]) == _digest(self.row)
@@ -109,8 +110,8 @@ def load_claims(path: Path | None = None) -> list[dict]:
 
 
 def rules(experiment: str) -> dict[str, str]:
-    """Digests of the rules that judge an experiment, by claim, for its record to keep: rules that
-    are chosen before the runs cannot have been fitted to them. None of a book without a ledger."""
+    """Digests of the rules that judge an experiment, by claim, for its record to keep, so that a
+    rule that is changed once the record is known shows. None of a book without a ledger."""
     if not _ledger().is_file():
         return {}
     return {row["id"]: _digest(row) for row in load_claims() if row.get("experiment") == experiment}

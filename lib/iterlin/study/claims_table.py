@@ -31,14 +31,19 @@ COLOURS = {
 # On a wide screen a line of columns, on a narrow one the same parts below each other.
 STYLE = """<style>
 .claims details { border-bottom: 1px solid #8884; padding: 0.35em 0 }
-.claims summary { cursor: pointer; display: grid; gap: 0.1em 1em; align-items: baseline;
-  grid-template-columns: 9.5em 2fr 3fr }
+.claims summary { cursor: pointer; display: grid; gap: 0.1em 0.8em; align-items: baseline;
+  grid-template-columns: 1em 8.5em 2fr 3fr }
+.claims summary::before { content: "▸" }
+.claims details[open] > summary::before { content: "▾" }
 .claims summary:hover { background: #8881 }
 .claims .verdict { color: #fff; border-radius: 0.3em; padding: 0.05em 0.5em; font-size: 0.85em;
   white-space: nowrap; justify-self: start }
 .claims .more { margin: 0.4em 0 0.6em 1em; font-size: 0.9em }
 .claims .more ul { margin: 0.3em 0 }
-@media (max-width: 720px) { .claims summary { grid-template-columns: 1fr } }
+@media (max-width: 720px) {
+  .claims summary { grid-template-columns: 1em 1fr }
+  .claims summary > * { grid-column: 2 }
+}
 </style>"""
 
 
@@ -76,22 +81,30 @@ def _row(verdict: Verdict, alone: bool) -> str:
 
 
 def _found(verdict: Verdict) -> str:
-    """The statements that tell the verdict, or why there is none."""
+    """The statements that tell the verdict, or why there is none; what the record lacks."""
     if verdict.unmet:
         asked = verdict.unmet[0]
-        return f"{measured(asked)}, for a test {asked.rule} {asked.value:g}"
-    if not verdict.statements:
+        found = f"{measured(asked)}, for a test {asked.rule} {asked.value:g}"
+    elif verdict.statements:
+        found = "; ".join(f"{measured(s)}: {s.outcome}" for s in telling(verdict))
+    else:
         return verdict.row.get("why", "")
-    return "; ".join(f"{measured(s)}: {s.outcome}" for s in telling(verdict))
+    notes = [verdict.partial, "stale" if verdict.stale else ""]
+    return found + "".join(f" ({note})" for note in notes if note)
 
 
 def _record(verdict: Verdict) -> str:
-    """Which record judges, and whether its rule stood before it."""
+    """Which record judges, and whether its rule is the one that it was made under."""
     notes = [f"{verdict.tier} tier", verdict.partial, "stale" if verdict.stale else ""]
-    if verdict.before is not None:
-        when = "before the run" if verdict.before else "changed since the run"
-        notes.append(f"rule {when} at {verdict.commit[:7]}")
+    if verdict.unchanged is not None:
+        kept = "unchanged" if verdict.unchanged else "changed"
+        notes.append(f"rule {kept} since it was recorded at {_short(verdict.commit)}")
     return f"Record: {', '.join(note for note in notes if note)}." if verdict.tier else ""
+
+
+def _short(commit: str) -> str:
+    head, plus, changes = commit.partition("+")
+    return head[:7] + plus + changes
 
 
 def _statement(statement: Statement, word: str = "required") -> str:

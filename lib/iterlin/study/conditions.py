@@ -45,7 +45,7 @@ def diverged(record: xr.Dataset) -> Interval:
 
 
 def time(record: xr.Dataset) -> Interval:
-    """The time that a record says its runs took; else steps of the shortest times that of one."""
+    """The record's own "time" at its end; else steps of the shortest run times the time of one."""
     if "time" in record.data_vars:
         length = float(record["time"].max())
     else:

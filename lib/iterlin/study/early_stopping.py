@@ -43,9 +43,9 @@ def validated(dataset: xr.Dataset, *, first_step: xr.DataArray | int = 0) -> xr.
 def at_loss(dataset: xr.Dataset, loss: xr.DataArray) -> xr.DataArray:
     """Test accuracy of each run where its training loss first is at most `loss`.
 
-    Between two looks by interpolation in the loss's logarithm; the last where it never is; NaN of a
-    run that diverged. So runs are compared at equal fit rather than after equally many steps.
-    `loss` may have further dimensions than the runs.
+    Between two looks by interpolation in the loss's logarithm; where it is lowest if it never is;
+    NaN of a run that diverged. So runs are compared at equal fit rather than after equally many
+    steps. `loss` may have further dimensions than the runs.
     """
 
     def one(losses, accuracies, wanted):

@@ -42,7 +42,10 @@ def told(link: str = "{page}.md") -> Iterator[str]:
 
 
 def _few_updates(ds: xr.Dataset) -> str:
-    updates, images = int(ds.final_updates[0]), ds.attrs["data"].split(" to train")[0].split()[-1]
+    updates, images = (
+        round(float(ds.final_updates[0])),
+        ds.attrs["data"].split(" to train")[0].split()[-1],
+    )
     return (
         f"On {int(images):,} images of CIFAR-10, augmented, {updates} updates end "
         f"{_text(ds.gap_end)} points of test accuracy below ordinary training, and "
@@ -116,11 +119,11 @@ def _power(number) -> str:
 
 
 FINDINGS = (
-    Finding("experiments/converged", "converged", "Few updates are enough.", _converged),
-    Finding("experiments/few_updates", "few_updates", "So it is on all images.", _few_updates),
-    Finding("experiments/converged", "converged", "Fewer are not.", _too_few),
-    Finding("algorithm/regimes", "regimes", "K spans two algorithms.", _regimes),
-    Finding("experiments/xor", "xor", "What few updates cost is features.", _xor),
-    Finding("experiments/damping_quintic", "damping_quintic", "Damping tames the tail.", _quintic),
-    Finding("beyond/exact_integration", "exact_integration", "Long periods are cheap.", _exact),
+    Finding("experiments/converged", "converged", "Few updates.", _converged),
+    Finding("experiments/few_updates", "few_updates", "All images.", _few_updates),
+    Finding("experiments/converged", "converged", "Fewer still.", _too_few),
+    Finding("algorithm/regimes", "regimes", "Two algorithms.", _regimes),
+    Finding("experiments/xor", "xor", "Features on XOR.", _xor),
+    Finding("experiments/damping_quintic", "damping_quintic", "Damping.", _quintic),
+    Finding("beyond/exact_integration", "exact_integration", "Long periods.", _exact),
 )

@@ -35,8 +35,8 @@ class Run(NamedTuple):
     infinity; until_solved makes it the longest that a linear problem is trained (`when_solved`).
     eval_steps: increasing, the last is the length of the run. examples: the size of its training
     set, all of it if None. momentum: that of heavy-ball SGD, a step of which takes the time
-    step_size / (1 - momentum). halve_after: numbers of linear problems, increasing; after each the
-    steps are half as long, and a period above 1 has twice as many, so that it takes the same time.
+    step_size / (1 - momentum). halve_after: increasing; after so many linear problems (at K = 1:
+    steps) the step size is halved, and a period above 1 doubled, so that it keeps its time.
     """
 
     seed: int

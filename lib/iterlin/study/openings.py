@@ -1,13 +1,14 @@
 """How a page of an experiment begins: what the paper says, what is found, and whether it counts.
 
 All of it follows from the ledger and the page's best record, so that it never says anything else
-than the table of verdicts at the page's end.
+than the verdicts at the page's end.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+import matplotlib.pyplot as plt
 import xarray as xr
 from IPython.display import Markdown, display
 
@@ -67,6 +68,7 @@ def _of_an_earlier_page(record: xr.Dataset | None) -> Iterator[None]:
     except Exception as error:
         if record is None or not records.is_stale(record):
             raise
+        plt.close("all")  # of a figure that is half drawn
         display(Markdown(f"*The record is older than this page, which asks more of it: {error}.*"))
 
 

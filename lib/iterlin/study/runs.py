@@ -230,7 +230,7 @@ def check_settings(problem: Problem, run: Run) -> None:
         if run.until_solved and problem.algorithm.solved is None:
             raise ValueError("until_solved needs the algorithm's rule `solved`")
         _check_momentum(run)
-        _check_halvings(run)
+        _check_halvings(problem, run)
     except ValueError as error:
         raise ValueError(f"{error} (in {run._replace(eval_steps=run.eval_steps[-1:])})") from None
 
@@ -242,10 +242,12 @@ def _check_momentum(run: Run) -> None:
         raise ValueError(f"momentum is for the optimizer sgd, not {run.optimizer}")
 
 
-def _check_halvings(run: Run) -> None:
+def _check_halvings(problem: Problem, run: Run) -> None:
     if not run.halve_after:
         return
     if any(n != int(n) or n < 1 for n in run.halve_after) or np.any(np.diff(run.halve_after) <= 0):
         raise ValueError("halve_after must be positive whole numbers, increasing")
     if run.period == np.inf or run.until_solved:
         raise ValueError("halve_after needs a fixed period that is finite")
+    if problem.algorithm.reset_optimizer:
+        raise ValueError("halve_after counts steps in the optimiser, which is not to be reset")

@@ -32,21 +32,27 @@ def run(
 ) -> tuple[Problem, xr.Dataset]:
     """The problem, and its runs by "period" (1 and `period`) and "seed", from each seed's network.
 
-    Both take the same steps on the same batches, for the time of `linearizations` periods: halved
-    after as many linear problems of the larger as `halve_after` says (`groups.Run`). `settings`
-    are those of `problems.image_problem`. The data set is that of `runs.grid`, with the params at
-    every evaluation as vectors "snapshot" (period, seed, snapshot_0, evaluation), which
-    `problems.restored` makes params again, and "time" (evaluation): the sum of the step sizes over
-    1 - momentum. They are looked at twice a period, so that the proxy is seen both half trained and
-    as it is left behind.
+    Both take the same steps on the same batches, for the time of `linearizations` periods. The
+    step size is halved after those linear problems of the larger period that `halve_after` numbers
+    (`groups.Run`), and at K = 1 after as many steps. Runs are looked at twice a period, so that the
+    proxy is seen both half trained and as it is left behind. `settings` are those of
+    `problems.image_problem`.
 
-    Raises ValueError unless period is finite and larger than 1, else as those functions do.
+    The data set is that of `runs.grid`, with the params at every evaluation as vectors "snapshot"
+    (period, seed, snapshot_0, evaluation), which `problems.restored` makes params again, and "time"
+    (evaluation): the sum of the step sizes over 1 - momentum.
+
+    Raises ValueError unless period is finite and larger than 1, and for a halve_after beyond the
+    run; else as those functions do.
     """
     if not 1 < period < math.inf:
         raise ValueError(f"period must be larger than 1 and finite to compare, got {period}")
+    if halve_after and max(halve_after) > linearizations:
+        raise ValueError(f"halve_after {halve_after} goes beyond the {linearizations} periods")
     problem = image_problem(dataset, network, diagnose=64, observe=snapshot, **settings)
     ends = ends_of_problems(period, linearizations, halve_after)
-    middles = ends - np.diff(ends, prepend=0) + np.diff(ends, prepend=0) // 2
+    lengths = np.diff(ends, prepend=0)
+    middles = ends - lengths + lengths // 2
     looks = (0, *np.stack([middles, ends], 1).ravel().tolist())
     halved = {1: ends[np.asarray(halve_after, int) - 1].tolist(), period: halve_after}
 
