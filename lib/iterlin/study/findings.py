@@ -42,10 +42,8 @@ def told(link: str = "{page}.md") -> Iterator[str]:
 
 
 def _few_updates(ds: xr.Dataset) -> str:
-    updates, images = (
-        round(float(ds.final_updates[0])),
-        ds.attrs["data"].split(" to train")[0].split()[-1],
-    )
+    updates = round(float(ds.final_updates[0]))
+    images = ds.attrs["data"].partition(" to train")[0].split()[-1]
     return (
         f"On {int(images):,} images of CIFAR-10, augmented, {updates} updates end "
         f"{_text(ds.gap_end)} points of test accuracy below ordinary training, and "
