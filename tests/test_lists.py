@@ -204,7 +204,7 @@ def test_the_style_is_mended_in_place_and_magics_stay(root, capsys):
 def test_the_readme_tells_what_the_records_say():
     """Its findings are those of the landing page, with other links."""
     listed = README.split("## What was found")[1].split("\n## ")[0]
-    assert re.findall(r"^- (.*)$", listed, re.M) == list(findings.told("book/{page}.md"))
+    assert re.findall(r"^- (.*)$", listed, re.M) == list(findings.told("[{title}](book/{page}.md)"))
 
 
 def test_a_finding_without_a_record_or_of_an_older_one_is_not_told(monkeypatch):

@@ -22,10 +22,10 @@ class Finding(NamedTuple):
     words: Callable[[xr.Dataset], str]
 
 
-def told(link: str = "{page}.md") -> Iterator[str]:
+def told(link: str = "[{title}]({page}.md)") -> Iterator[str]:
     """The findings that there are records of, in Markdown, each with a link to its page.
 
-    link: how a page is linked to, with its path for "{page}". A stale record that lacks what is
+    link: how a finding begins, with its page's path for "{page}". A stale record that lacks what is
     told of it is left out.
     """
     for page, experiment, title, words in FINDINGS:
@@ -38,7 +38,7 @@ def told(link: str = "{page}.md") -> Iterator[str]:
             if not records.is_stale(record):
                 raise
             continue
-        yield f"[{title}]({link.format(page=page)}) {text}"
+        yield f"{link.format(title=title, page=page)} {text}"
 
 
 def _few_updates(ds: xr.Dataset) -> str:
