@@ -95,18 +95,36 @@ def test_staleness_is_looked_up_once_for_a_state(tmp_path, monkeypatch):
 
 
 def test_pages_with_claims_show_the_records_that_claims_judge_and_no_others(root):
-    toy_book.edit(root, "book/claims.yml", "[]", "[{id: C1, experiment: judged}, {id: C2}]")
+    rows = "[{id: C1, experiment: judged, page: experiments/judging}, {id: C2}]"
+    toy_book.edit(root, "book/claims.yml", "[]", rows)
     files = {}
-    for name in ("judged", "own", "named", "unrelated"):
+    for name in ("judged", "judging", "own", "named", "unrelated"):
         files[name] = root / "data" / "results" / name / "laptop.nc"
         files[name].parent.mkdir(parents=True)
         files[name].write_bytes(b"content")
     cells = [nbformat.v4.new_code_cell("records.best('named')")]
 
-    def shown(judges, tier="quick"):
-        found = freshness.shown_records(root, "experiments/own", tier, cells, judges)
+    def shown(judges, tier="quick", page="experiments/own"):
+        found = freshness.shown_records(root, page, tier, cells, judges)
         return {path.parent.name for path in found}
 
+    # A page that no row names, as the landing page, shows all of them.
     assert shown(True) == {"judged", "own", "named"}
+    assert shown(True, page="experiments/judging") == {"judged", "judging", "named"}
+    toy_book.edit(root, "book/claims.yml", "{id: C2}", "{id: C2, experiment: unrelated}")
+    assert shown(True) == {"judged", "own", "named", "unrelated"}
+    assert shown(True, page="experiments/judging") == {"judged", "judging", "named"}
     assert shown(False) == {"own", "named"}
     assert shown(True, "laptop") == set()
+
+
+def test_digests_follow_the_claims_of_the_page(root):
+    rows = "[{id: C1, page: other}, {id: C2, page: experiments/xor}]"
+    toy_book.edit(root, "book/claims.yml", "[]", rows)
+    notebook = pages.read(root, "other")
+    notebook.cells.append(nbformat.v4.new_code_cell("from iterlin import claims\nclaims.TEXT"))
+    first = freshness.digest(root, "other", "quick", notebook, {})
+    toy_book.edit(root, "book/claims.yml", "C2", "C3")
+    assert freshness.digest(root, "other", "quick", notebook, {}) == first
+    toy_book.edit(root, "book/claims.yml", "C1", "C4")
+    assert freshness.digest(root, "other", "quick", notebook, {}) != first

@@ -32,8 +32,6 @@ def digest(root, page, tier, notebook, values):
     library, judges = reached(root, sources + [path.read_text("utf8") for path in beside])
     records = shown_records(root, page, tier, cells, judges)
     files = [root / "requirements.lock", *beside, *records]
-    if judges:
-        files.append(root / "book" / "claims.yml")
     content = {
         "format": FORMAT,
         "python": list(sys.version_info[:2]),
@@ -43,6 +41,7 @@ def digest(root, page, tier, notebook, values):
         "library": library,
         "files": {str(path.relative_to(root)): _file_hash(path) for path in sorted(files)},
         "stale": [_is_stale(path) for path in records],
+        "claims": shown_claims(root, page) if judges else [],
     }
     if PRECISION in os.environ:  # what products are computed in, where it matters
         content["precision"] = os.environ[PRECISION]
@@ -88,9 +87,14 @@ def shown_records(root, page, tier, cells, judges):
         return []
     names = {page.rpartition("/")[2], *_strings(cells)}
     if judges:
-        rows = yaml.safe_load((Path(root) / "book" / "claims.yml").read_text("utf8"))
-        names |= {row.get("experiment") for row in rows}
+        names |= {row.get("experiment") for row in shown_claims(root, page)}
     return [path for path in recorded(root) if path.parent.name in names]
+
+
+def shown_claims(root, page):
+    """Rows of the ledger that a page with claims shows: its own, or all where it has none."""
+    rows = yaml.safe_load((Path(root) / "book" / "claims.yml").read_text("utf8"))
+    return [row for row in rows if row.get("page") == page] or rows
 
 
 def recorded(root):

@@ -17,12 +17,13 @@ _FRAME = re.compile(r"^(#|\(.+\)=|:label:|:name:|`{3,}\{|:{3,}\{|\$\$ *\()|\$\$ 
 
 
 def frame_digest(root):
-    """What every page shows: contents, settings, titles, numbering, bibliography."""
+    """What every page shows: contents, settings, style, titles, numbering, bibliography."""
     root = Path(root)
     hashed = hashlib.sha256()
     for path in (root / "_config.yml", root / "_toc.yml", root / "requirements.lock"):
         hashed.update(path.read_bytes() if path.is_file() else b"-")
-    for path in sorted((root / "book").rglob("*.bib")):
+    book = root / "book"
+    for path in sorted([*book.rglob("*.bib"), *(book / "_static").glob("*")]):
         hashed.update(path.read_bytes())
     for page in pages.toc(root):
         lines = pages.source(root, page).read_text("utf8").splitlines()
