@@ -9,29 +9,46 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
+from IPython import get_ipython
+from matplotlib_inline.backend_inline import set_matplotlib_formats
 
 from iterlin.study.intervals import mean_interval
 
 COLOURS = sns.color_palette("colorblind")
+SMALL = ("font.size", "xtick.labelsize", "ytick.labelsize", "legend.fontsize", "figure.titlesize")
+# Inches. A phone shows a figure some 350 pixels wide: print of SIZE points is then 9 pixels high.
+WIDTH, SIZE = 6.0, 11.2
 
 
 def use_style() -> None:
-    """Fonts, sizes and colour-blind-safe colours for every figure of the book."""
+    """Fonts, sizes and colour-blind-safe colours for every figure of the book, drawn as SVG."""
     sns.set_theme(context="notebook", style="ticks", palette="colorblind")
     plt.rcParams.update(
         {
             "figure.dpi": 110,
+            "figure.figsize": (WIDTH, 3.6),
             "figure.constrained_layout.use": True,
             "axes.spines.top": False,
             "axes.spines.right": False,
-            "axes.titlesize": "medium",
-            "axes.labelsize": "medium",
+            "axes.titlesize": 12,
+            "axes.labelsize": 12,
             "legend.frameon": False,
-            "legend.fontsize": "small",
             "lines.linewidth": 1.8,
             "svg.hashsalt": "iterlin",
         }
+        | dict.fromkeys(SMALL, SIZE)
     )
+    if get_ipython() is not None:  # what a script shows is its own affair
+        set_matplotlib_formats("svg", metadata={"Date": None})
+
+
+def panels(rows: int, columns: int = 1, *, height: float = 3.2, **settings):
+    """Figure and axes, as `matplotlib.pyplot.subplots`, of the one width that all figures have.
+
+    Panels stand below each other, so that their print stays legible on a phone; several columns are
+    for small multiples that share their axes. height: of a row, in inches.
+    """
+    return plt.subplots(rows, columns, figsize=(WIDTH, height * rows), **settings)
 
 
 def period_positions(periods: Sequence[float]) -> np.ndarray:
