@@ -161,7 +161,7 @@ class Report:
         product = self.called("stepping", "matrix product")
         if not members:
             return
-        _, axis = plt.subplots(figsize=(9, 0.42 * len(members) + 1.2))
+        _, axis = plotting.panels(1, height=0.42 * len(members) + 1.2)
         members = sorted(members, key=lambda row: (("linear" in row.label.item()), -median(row)))
         plain, linear = (
             self.called("stepping", f"{kind} step") for kind in ("plain", "linearised")
@@ -235,17 +235,17 @@ class Report:
         series = list(dict.fromkeys(row.series.item() for row in self.rows("exact")))
         if not series:
             return
-        fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8))
+        fig, (top, bottom) = plotting.panels(2, sharex=True)
         for colour, marker, name in zip(plotting.COLOURS, "osD^v", series, strict=False):
             line = self.rows("exact", series=name)
             sizes = [float(row["size"]) for row in line]
             style = {"color": colour, "marker": marker, "ms": 5, "label": name}
-            left.plot(sizes, [median(row) for row in line], **style)
-            right.plot(sizes, [float(row.products) for row in line], **style)
-        left.set(xscale="log", yscale="log", xlabel="period $K$ (steps)", ylabel="seconds")
-        right.set(xscale="log", yscale="log", xlabel="period $K$ (steps)", ylabel="products")
-        handles, labels = right.get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside lower center", ncols=3)
+            top.plot(sizes, [median(row) for row in line], **style)
+            bottom.plot(sizes, [float(row.products) for row in line], **style)
+        top.set(xscale="log", yscale="log", ylabel="seconds")
+        bottom.set(xscale="log", yscale="log", xlabel="period $K$ (steps)", ylabel="products")
+        handles, labels = bottom.get_legend_handles_labels()
+        fig.legend(handles, labels, loc="outside upper center", ncols=2)
         plt.show()
 
     def show_break_even(self) -> None:
@@ -290,8 +290,10 @@ class Report:
         names = self.cases("growth")
         if not names:
             return
-        _, axes = plt.subplots(1, len(names), figsize=(3.3 * len(names), 3.2), squeeze=False)
-        for axis, case in zip(axes[0], names, strict=True):
+        _, axes = plotting.panels(-(-len(names) // 2), 2, height=2.9, sharey=True, squeeze=False)
+        for axis in axes.ravel()[len(names) :]:
+            axis.set_axis_off()
+        for axis, case in zip(axes.ravel(), names, strict=False):
             line = self.rows(case)
             sizes = np.array([float(row["size"]) for row in line])
             middles = np.array([median(row) for row in line])
@@ -303,7 +305,8 @@ class Report:
             axis.minorticks_off()
             shortest = [f"{size:.0f}" if size < 1e4 else f"{size:.0e}" for size in sizes]
             axis.set_xticks(sizes, shortest)
-        axes[0, 0].set_ylabel("seconds")
+        for axis in axes[:, 0]:
+            axis.set_ylabel("seconds")
         plt.show()
 
     def show_slopes(self) -> None:

@@ -45,8 +45,8 @@ def test_outputs_of_other_code_are_refused():
 def test_pictures_get_words_unless_the_page_has_its_own():
     text = PAGE.replace("a = 1\n", "a = 1\n```\n\n```{code-cell} ipython3\nb = 1\n")
     ran, current = executed(text), jupytext.reads(text, fmt="md:myst")
-    for cell in (ran.cells[1], ran.cells[2]):
-        cell.outputs = [new_output("display_data", data={"image/png": "AAAA"})]
+    for cell, kind in ((ran.cells[1], "png"), (ran.cells[2], "svg+xml")):
+        cell.outputs = [new_output("display_data", data={f"image/{kind}": "AAAA"})]
     current.cells[2].metadata["mystnb"] = {"image": {"alt": "Own words"}}
     merged = merge.with_outputs("page", current, ran)
     words = [cell.metadata["mystnb"]["image"]["alt"] for cell in merged.cells[1:3]]

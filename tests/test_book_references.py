@@ -40,7 +40,7 @@ def test_references_are_of_the_listed_pages_and_hold_no_pictures(toy):
     assert found == ["xor.ipynb"]
     notebook = nbformat.read(references.path_of(toy, "experiments/xor"), as_version=4)
     assert [cell.execution_count for cell in notebook.cells] == [1, 2, 3]
-    assert "image/png" not in nbformat.writes(notebook)
+    assert "image/" not in nbformat.writes(notebook)
     assert "<Figure" in nbformat.writes(notebook)
 
 

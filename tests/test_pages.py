@@ -153,7 +153,8 @@ def test_pictures_are_not_compared(run_against):
     def drawn(**pictures):
         return cell("plot()", v4.new_output("display_data", data={"text/plain": "F"} | pictures))
 
-    assert run_against([drawn(**{"image/png": "aaaa"})], [drawn()]) == 1
+    for kind in ("png", "svg+xml"):
+        assert run_against([drawn(**{f"image/{kind}": "aaaa"})], [drawn()]) == 1
 
 
 CHANGED = {

@@ -1,6 +1,7 @@
 """Figures show the numbers that they were given."""
 
 import math
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -102,3 +103,29 @@ def test_a_geometric_band_is_that_of_the_logarithms():
     assert edges.min() == pytest.approx(np.exp(interval.lower.min()))
     assert edges.max() == pytest.approx(np.exp(interval.upper.max()))
     plt.close(fig)
+
+
+def test_every_figure_of_the_book_has_the_one_width():
+    book = Path(__file__).resolve().parents[1]
+    for path in [*(book / "book").rglob("*.md"), *(book / "bench").glob("*.py")]:
+        text = path.read_text("utf8")
+        assert "figsize" not in text, path
+        assert "plt.subplots(" not in text, path
+        assert "fontsize=" not in text, path
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 1), (4, 2)])
+def test_panels_stand_below_each_other_and_their_print_can_be_read_on_a_phone(rows, columns):
+    plotting.use_style()
+    figure, axes = plotting.panels(rows, columns, height=2.0, squeeze=False)
+    assert axes.shape == (rows, columns)
+    np.testing.assert_allclose(figure.get_size_inches(), [plotting.WIDTH, 2.0 * rows])
+    axes[0, 0].set(xlabel="x", ylabel="y", title="title")
+    axes[0, 0].plot([1, 2], label="label")
+    axes[0, 0].legend()
+    figure.canvas.draw()
+    texts = [text for text in figure.findobj(plt.Text) if text.get_text()]
+    # Points of the figure to pixels where it is 350 pixels wide.
+    pixels = [text.get_fontsize() * 350 / (72 * plotting.WIDTH) for text in texts]
+    assert min(pixels) >= 9
+    plt.close(figure)

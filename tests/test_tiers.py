@@ -294,4 +294,4 @@ def test_a_page_runs_at_another_tier(checkout, page):
     assert len(executed) == 1
     cells = pages.code_cells(nbformat.read(executed[0], as_version=4))
     outputs = [output for cell in cells for output in cell.outputs]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert any("image/svg+xml" in output.get("data", {}) for output in outputs)

@@ -42,7 +42,7 @@ def _last_heading(text):
 
 def _describe_figures(cell, heading):
     """A text in place of the picture for readers who do not see it, unless the page gives one."""
-    if any("image/png" in output.get("data", {}) for output in cell.outputs):
+    if any(kind.startswith("image/") for out in cell.outputs for kind in out.get("data", {})):
         image = cell.metadata.setdefault("mystnb", {}).setdefault("image", {})
         image.setdefault("alt", f"Figure computed in the section “{heading}”")
 

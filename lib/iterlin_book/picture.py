@@ -1,6 +1,5 @@
 """Save the landing page's figure as the README's picture: ``make picture``, after ``make book``."""
 
-import base64
 import sys
 from pathlib import Path
 
@@ -9,15 +8,15 @@ import nbformat
 from iterlin_book import execute, pages
 from iterlin_book.pages import BookError
 
-PICTURE = Path("book") / "figures" / "key.png"
+PICTURE = Path("book") / "figures" / "key.svg"
 
 
 def first_figure(notebook):
-    """The first PNG among a notebook's outputs, as bytes."""
+    """The first SVG among a notebook's outputs."""
     for cell in pages.code_cells(notebook):
         for output in cell.outputs:
-            if "image/png" in output.get("data", {}):
-                return base64.b64decode(output["data"]["image/png"])
+            if "image/svg+xml" in output.get("data", {}):
+                return output["data"]["image/svg+xml"]
     raise BookError("the landing page shows no figure")
 
 
@@ -28,7 +27,7 @@ def main(root="."):
         raise BookError("the landing page has not run as it is now: `make book` first")
     target = Path(root) / PICTURE
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(first_figure(nbformat.read(stored, as_version=4)))
+    target.write_text(first_figure(nbformat.read(stored, as_version=4)))
     print(target)
 
 
