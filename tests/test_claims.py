@@ -309,7 +309,7 @@ def test_summary_counts_every_claim(monkeypatch):
     monkeypatch.setattr(
         claims, "judge", lambda row: claims.Verdict(row, next(found), (), "", False)
     )
-    assert claims.summary() == "4 claims: 2 reproduced, 1 not reproduced, 1 not yet run"
+    assert claims.summary() == "4 claims, 3 tested: 2 reproduced, 1 not reproduced; 1 not yet run"
 
 
 # The project's own ledger and records.

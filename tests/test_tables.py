@@ -5,11 +5,16 @@ from iterlin.study import tables
 from test_early_stopping import curves
 
 
+def pair(mean, half):
+    """Held together, so that a table does not break it."""
+    return f"{mean}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{half}"
+
+
 def test_intervals_in_words():
-    assert tables.interval_text([1.0, 2.0, 3.0]) == "2.0 [-0.5, 4.5]"
+    assert tables.interval_text([1.0, 2.0, 3.0]) == pair("2.0", "2.5")
     assert tables.interval_text([1.0, np.nan]) == "1.0"
     assert tables.interval_text([np.nan, np.nan]) == "–"
-    assert tables.interval_text([0.123, 0.123], digits=2) == "0.12 [0.12, 0.12]"
+    assert tables.interval_text([0.123, 0.123], digits=2) == pair("0.12", "0.00")
 
 
 def test_a_table_is_markdown():
@@ -22,9 +27,10 @@ def test_readings_of_runs():
     ds["diverged_at"] = (("period", "seed"), [[-1, -1], [50, -1]])
     ds["accuracy_oracle"] = 100 * ds.test_accuracy.max("evaluation")
     ds["accuracy_validated"] = ds.accuracy_oracle - 1
-    first, second = tables.readings(ds).splitlines()[2:]
+    _, _, first, second, _, foot = tables.readings(ds).splitlines()
+    assert foot == tables.FOOT
     assert first.startswith("| $K=1$ | 100 |")
     assert first.endswith("| 0 |")
-    assert "| 1.0 [1.0, 1.0] |" in first
+    assert f"| {pair('1.0', '0.0')} |" in first
     assert second.startswith(r"| $K=\infty$ |")
     assert second.endswith("| 1 |")

@@ -237,10 +237,16 @@ def telling(verdict: Verdict) -> list[Statement]:
 
 
 def summary() -> str:
-    """One line: how many claims there are of each verdict."""
+    """One line: how many claims are tested, and how many there are of each verdict."""
     found = [verdict.verdict for verdict in verdicts()]
-    counts = ", ".join(f"{found.count(kind)} {kind}" for kind in KINDS if kind in found)
-    return f"{len(found)} claims: {counts}"
+    tested, others = KINDS[:-2], KINDS[-2:]
+    counts = [
+        ", ".join(f"{found.count(kind)} {kind}" for kind in kinds if kind in found)
+        for kinds in (tested, others)
+    ]
+    number = sum(kind in tested for kind in found)
+    parts = [f"{number} tested: {counts[0]}" if number else "none tested", counts[1]]
+    return f"{len(found)} claims, {'; '.join(filter(None, parts))}"
 
 
 if __name__ == "__main__":

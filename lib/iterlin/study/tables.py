@@ -8,9 +8,11 @@ import xarray as xr
 from iterlin.study.intervals import mean_interval
 from iterlin.study.plotting import period_label
 
+FOOT = "*Mean ± half of its 95 % interval over seeds.*"
+
 
 def interval_text(samples, digits: int = 1) -> str:
-    """'82.3 [81.9, 82.7]': the mean over seeds and its 95 % interval; a dash without samples."""
+    """'82.3 ± 0.4': the mean over seeds and half its 95 % interval; a dash without samples."""
     samples = np.asarray(samples, dtype=float).ravel()
     if not np.isfinite(samples).any():
         return "–"
@@ -18,13 +20,14 @@ def interval_text(samples, digits: int = 1) -> str:
     mean = f"{found.estimate:.{digits}f}"
     if not np.isfinite(found.lower):
         return mean
-    return f"{mean} [{found.lower:.{digits}f}, {found.upper:.{digits}f}]"
+    return f"{mean}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{found.upper - found.estimate:.{digits}f}"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence]) -> str:
-    """A table with the given column titles."""
+    """A table with the given column titles, and what ± means under one that has it."""
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+    table = "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+    return f"{table}\n\n{FOOT}" if "±" in table else table
 
 
 def readings(dataset: xr.Dataset, axis: str = "period", label=period_label) -> str:
