@@ -52,6 +52,7 @@ def test_colours_order_the_periods_and_grey_is_infinity():
     lightness = [np.dot(colour, [0.3, 0.59, 0.11]) for colour in colours[:-1]]
     assert lightness == sorted(lightness)
     assert len(set(colours)) == 4
+    assert plotting.colours_by_period([math.inf, 30, 1])[2] == colours[0]
 
 
 @pytest.mark.parametrize(

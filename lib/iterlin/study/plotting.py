@@ -81,11 +81,12 @@ def period_axis(axis, periods: Sequence[float], label: str = "period $K$ (steps)
 
 
 def colours_by_period(periods: Sequence[float]) -> list:
-    """Colours that order K and are colour-blind safe: dark is small, infinity is grey."""
-    finite = [p for p in periods if math.isfinite(p)]
-    palette = sns.color_palette("viridis", max(len(finite), 1) + 1)[: len(finite)]
-    ordered = iter(palette)
-    return [next(ordered) if math.isfinite(p) else (0.5, 0.5, 0.5) for p in periods]
+    """Colours that order K and are colour-blind safe: dark is K = 1, in every figure the same, then
+    lighter as K grows; infinity is grey."""
+    finite = sorted({p for p in periods if math.isfinite(p) and p != 1})
+    places = [0.08, *np.linspace(0.45, 0.85, len(finite))]
+    shades = dict(zip([1, *finite], plt.get_cmap("viridis")(places)[:, :3], strict=True))
+    return [tuple(shades[p]) if math.isfinite(p) else (0.5, 0.5, 0.5) for p in periods]
 
 
 def period_label(period: float) -> str:
