@@ -24,7 +24,7 @@ OUTPUTS = {page: path.relative_to(ROOT) for page, path in OUTPUTS.items()}
 def source_digest():
     """Everything the merged sources hold: outputs, prose, pictures, bibliography, first cells."""
     hashed = sha256()
-    for module in ("merge.py", "first_cell.py", "repository.py"):
+    for module in ("merge.py", "first_cell.py", "repository.py", "times.py"):
         hashed.update(Path(run.__file__).with_name(module).read_bytes())
     for path in OUTPUTS.values():
         hashed.update(str(path).encode())

@@ -41,6 +41,22 @@ def test_pages_show_outputs_mathematics_and_citations(finished):
     assert toy_book.run(finished, "offline").returncode == 0
 
 
+def test_a_page_tells_what_each_page_took(finished):
+    took = {}
+    for page in (XOR, OTHER):
+        (path,) = executed(finished, page)
+        about = nbformat.read(path, as_version=4).metadata
+        took[page] = about["iterlin_book"]["seconds"], about["papermill"]["end_time"][:10]
+    rows = BeautifulSoup(html(finished, "last"), "html.parser").select("tbody tr")
+    (everything, *rows) = [[cell.get_text() for cell in row.select("td")] for row in rows]
+    assert rows == [
+        [title, f"{seconds:.1f}", day]
+        for title, (seconds, day) in zip(("First page", "Second page"), took.values(), strict=True)
+    ]
+    assert everything[0].startswith("all 2 pages")
+    assert int(everything[1]) == round(sum(seconds for seconds, _ in took.values()))
+
+
 PAGES = ("index", XOR, OTHER, "last")
 URL, UNSET = "https://github.com/someone/toy", 'repository_url: ""'
 

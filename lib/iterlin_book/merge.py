@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 
-from iterlin_book import execute, first_cell, pages, repository
+from iterlin_book import execute, first_cell, pages, repository, times
 from iterlin_book.pages import BookError
 
 _NOT_COPIED = {".md", ".yml"}  # pages are merged; parameters and claims are no part of the site
@@ -52,20 +52,26 @@ def _describe_figures(cell, heading):
 def build_source(root, folder):
     """Bring ``folder`` in line with the book; files that stay equal keep their time stamps."""
     root, folder = Path(root), Path(folder)
-    wanted, stored = {}, set()
     first = first_cell.cells(repository.read(root))
+    wanted, merged, stored, about = {}, {}, set(), {}
     for page in pages.toc(root):
         if pages.read(root, page) is None:
-            merged = pages.prose(root, page)
-        else:
-            notebook, _, digest = execute.prepare(root, page, pages.QUICK)
-            path = pages.executed(root, page, pages.QUICK, digest)
-            if not path.is_file():
-                raise BookError(f"{page}: changed during the build: run it again")
-            merged = with_outputs(page, notebook, nbformat.read(path, as_version=4))
-            stored.add(path)
-        merged.cells[:0] = first
-        wanted[folder / f"{page}.ipynb"] = nbformat.writes(merged).encode()
+            merged[page] = pages.prose(root, page)
+            continue
+        notebook, _, digest = execute.prepare(root, page, pages.QUICK)
+        path = pages.executed(root, page, pages.QUICK, digest)
+        if not path.is_file():
+            raise BookError(f"{page}: changed during the build: run it again")
+        executed = nbformat.read(path, as_version=4)
+        merged[page] = with_outputs(page, notebook, executed)
+        about[page] = executed.metadata
+        stored.add(path)
+    for page, notebook in merged.items():
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = times.fill(cell.source, about)
+        notebook.cells[:0] = first
+        wanted[folder / f"{page}.ipynb"] = nbformat.writes(notebook).encode()
     for asset in (root / "book").rglob("*"):
         if asset.is_file() and asset.suffix not in _NOT_COPIED:
             wanted[folder / asset.relative_to(root / "book")] = asset.read_bytes()
