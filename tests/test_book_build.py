@@ -49,10 +49,7 @@ def test_a_page_tells_what_each_page_took(finished):
         took[page] = about["iterlin_book"]["seconds"], about["papermill"]["end_time"][:10]
     rows = BeautifulSoup(html(finished, "last"), "html.parser").select("tbody tr")
     (everything, *rows) = [[cell.get_text() for cell in row.select("td")] for row in rows]
-    assert rows == [
-        [title, f"{seconds:.1f}", day]
-        for title, (seconds, day) in zip(("First page", "Second page"), took.values(), strict=True)
-    ]
+    assert rows == [[page, f"{seconds:.1f}", day] for page, (seconds, day) in took.items()]
     assert everything[0].startswith("all 2 pages")
     assert int(everything[1]) == round(sum(seconds for seconds, _ in took.values()))
 

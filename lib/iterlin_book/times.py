@@ -18,5 +18,5 @@ def table(about):
     days = {page: found["papermill"]["end_time"][:10] for page, found in about.items()}  # of UTC
     lines = ["| page | seconds | ran on |", "| --- | ---: | --- |"]
     lines.append(f"| all {len(took)} pages, one after the other | {sum(took.values()):,.0f} | |")
-    lines += [f"| {{doc}}`/{page}` | {took[page]:,.1f} | {days[page]} |" for page in took]
+    lines += [f"| {{doc}}`{page} </{page}>` | {took[page]:,.1f} | {days[page]} |" for page in took]
     return "\n".join(lines)
