@@ -1,7 +1,8 @@
-"""Sphinx extension: where `_config.yml` names a repository, each page's buttons that lead there.
+"""Sphinx extension: what the theme lacks. Where `_config.yml` names a repository, each page has
+buttons that lead there; and MathJax is on every page, since the side bar has formulas in titles.
 
-The theme has such buttons, but it takes the built notebooks for the files of the repository, whose
-pages are Markdown, and knows one branch: pages are edited on one and launched from another.
+The theme's own buttons take the built notebooks for the files of the repository, whose pages are
+Markdown, and know one branch: pages are edited on one and launched from another.
 """
 
 from iterlin_book import repository
@@ -12,6 +13,7 @@ _AFTER_THE_THEME = 502  # which adds its buttons at 501
 def setup(app):
     app.add_config_value("repository_url", "", "html", types=[str])
     app.add_config_value("repository_branch", "main", "html", types=[str])
+    app.set_html_assets_policy("always")
     app.connect("html-page-context", _add, priority=_AFTER_THE_THEME)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
