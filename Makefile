@@ -18,7 +18,7 @@ ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 
 TWO_WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help book results serve test nightly versions library lint format references restamp picture bench lock dist clean
+.PHONY: help book results serve test nightly links versions library lint format references restamp picture bench lock dist clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -68,6 +68,9 @@ nightly: lint book ## the same at length: pages executed again, other tiers, ran
 	@$(BIN)/python -m iterlin_book.offline _build/html
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(TWO_WORKERS) --nightly --nbval
 	@$(BIN)/python -m pytest -q -rs tests/test_gpu.py
+
+links: book ## ask other sites for what the book refers to (needs the network; no part of the tests)
+	@$(BIN)/python -m iterlin_book.links _build/html
 
 versions: ## the library's tests on each Python of VERSIONS that is there, each in its own .venv-...
 	@for python in $(VERSIONS); do \

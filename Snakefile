@@ -22,14 +22,17 @@ OUTPUTS = {page: path.relative_to(ROOT) for page, path in OUTPUTS.items()}
 
 
 def source_digest():
-    """Everything the merged sources hold: outputs, prose, pictures, bibliography."""
-    hashed = sha256(Path(run.__file__).with_name("merge.py").read_bytes())
+    """Everything the merged sources hold: outputs, prose, pictures, bibliography, first cells."""
+    hashed = sha256()
+    for module in ("merge.py", "first_cell.py", "repository.py", "times.py"):
+        hashed.update(Path(run.__file__).with_name(module).read_bytes())
     for path in OUTPUTS.values():
         hashed.update(str(path).encode())
     for path in sorted(Path("book").rglob("*")):
         if path.is_file():
             hashed.update(f"{path}\n".encode() + path.read_bytes())
-    hashed.update(Path("_toc.yml").read_bytes())
+    for name in ("_toc.yml", "_config.yml"):
+        hashed.update(Path(name).read_bytes())
     return hashed.hexdigest()[:12]
 
 

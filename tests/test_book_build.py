@@ -6,9 +6,12 @@ import signal
 import subprocess
 import time
 
+import nbformat
 import pytest
 import toy_book
 import xarray as xr
+from bs4 import BeautifulSoup
+from IPython.core.inputtransformer2 import TransformerManager
 from iterlin.study import records
 from iterlin.study.origins import Origin
 from iterlin_book.build import main as build_main
@@ -36,6 +39,73 @@ def test_pages_show_outputs_mathematics_and_citations(finished):
     assert "Figure computed in the section “A picture”" in page
     assert "Some One" in html(finished, "last")
     assert toy_book.run(finished, "offline").returncode == 0
+
+
+def test_a_page_tells_what_each_page_took(finished):
+    took = {}
+    for page in (XOR, OTHER):
+        (path,) = executed(finished, page)
+        about = nbformat.read(path, as_version=4).metadata
+        took[page] = about["iterlin_book"]["seconds"], about["papermill"]["end_time"][:10]
+    rows = BeautifulSoup(html(finished, "last"), "html.parser").select("tbody tr")
+    (everything, *rows) = [[cell.get_text() for cell in row.select("td")] for row in rows]
+    assert rows == [[page, f"{seconds:.1f}", day] for page, (seconds, day) in took.items()]
+    assert everything[0].startswith("all 2 pages")
+    assert int(everything[1]) == round(sum(seconds for seconds, _ in took.values()))
+
+
+PAGES = ("index", XOR, OTHER, "last")
+URL, UNSET = "https://github.com/someone/toy", 'repository_url: ""'
+
+
+def buttons(root, page):
+    """The addresses of a page's buttons, without those of its own site."""
+    found = BeautifulSoup(html(root, page), "html.parser").select(".article-header-buttons a")
+    return {link.get_text(strip=True): link["href"] for link in found}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_page_offers_its_notebook_which_says_how_to_install_the_library(finished, page):
+    links = buttons(finished, page)
+    assert list(links) == [".ipynb"]
+    folder = (finished / "_build" / "html" / page).parent
+    notebook = nbformat.read(folder / links[".ipynb"], as_version=4)
+    nbformat.validate(notebook)
+    assert "pip install" in notebook.cells[0].source
+    assert "data/results" in notebook.cells[0].source
+    assert "pip install" not in html(finished, page)
+    assert URL not in "".join(cell.source for cell in notebook.cells)
+
+
+def test_a_repository_brings_its_buttons_to_every_page(book):
+    edit(book, "_config.yml", UNSET, f'repository_url: "{URL}"')
+    assert build(book) == []
+    for page in PAGES:
+        links = buttons(book, page)
+        assert links.pop(".ipynb")
+        place = f"_sources/{page}.ipynb"
+        assert links == {
+            "Colab": f"https://colab.research.google.com/github/someone/toy/blob/gh-pages/{place}",
+            "Binder": f"https://mybinder.org/v2/gh/someone/toy/gh-pages?urlpath=lab/tree/{place}",
+            "Repository": URL,
+            "Issue": f"{URL}/issues/new?title=Page%20{page}",
+            "Edit this page": f"{URL}/edit/main/book/{page}.md",
+        }
+        assert (book / "_build" / "html" / place).is_file()
+        assert (book / "book" / f"{page}.md").is_file()
+    assert buttons(book, "genindex") == buttons(book, "search") == {}
+    notebook = nbformat.read(book / "_build/html/_sources/index.ipynb", as_version=4)
+    assert f"git clone {URL}" in notebook.cells[0].source
+    assert f"--branch main {URL} toy\n" in notebook.cells[1].source
+    compile(TransformerManager().transform_cell(notebook.cells[1].source), "cell", "exec")
+    assert "git clone" not in html(book, "index")
+    assert toy_book.run(book, "offline").returncode == 0
+    # The same pages where none is set: buttons to other sites are refused.
+    edit(book, "_config.yml", f'repository_url: "{URL}"', UNSET)
+    done = toy_book.run(book, "offline")
+    assert done.returncode == 1
+    assert f"index.html: button to {URL}\n" in done.stdout
+    assert done.stdout.count("button to") == len(done.stdout.splitlines()) == 5 * len(PAGES)
 
 
 def test_nothing_runs_twice_nor_where_only_prose_changed(book):

@@ -118,6 +118,26 @@ def test_pages_with_claims_show_the_records_that_claims_judge_and_no_others(root
     assert shown(True, "laptop") == set()
 
 
+def test_a_page_that_names_their_folder_shows_all_records_and_the_lists_that_it_names(root):
+    folder = root / "data" / "results"
+    for name in ("one/laptop.nc", "two/gpu.nc"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(b"content")
+    (folder / "renewal.yml").write_text("- one\n")
+    named = nbformat.v4.new_code_cell("root / 'data/results/renewal.yml'")
+    folders = nbformat.v4.new_code_cell("(root / 'data/results').glob('*/*.nc')")
+    assert freshness.named_lists(root, [folders]) == []
+    assert freshness.named_lists(root, [named]) == [folder / "renewal.yml"]
+    assert freshness.shown_records(root, "other", "quick", [named], False) == []
+    shown = freshness.shown_records(root, "other", "quick", [folders], False)
+    assert shown == [folder / "one" / "laptop.nc", folder / "two" / "gpu.nc"]
+    notebook = pages.read(root, "other")
+    notebook.cells.append(named)
+    before = freshness.digest(root, "other", "quick", notebook, {})
+    (folder / "renewal.yml").write_text("- two\n")
+    assert freshness.digest(root, "other", "quick", notebook, {}) != before
+
+
 def test_digests_follow_the_claims_of_the_page(root):
     rows = "[{id: C1, page: other}, {id: C2, page: experiments/xor}]"
     toy_book.edit(root, "book/claims.yml", "[]", rows)

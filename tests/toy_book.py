@@ -93,7 +93,7 @@ from iterlin import negate
 negate(7)
 ```
 """,
-    "last.md": "# Last page\n\n```{bibliography}\n```\n",
+    "last.md": "# Last page\n\n<!-- the time of each page -->\n\n```{bibliography}\n```\n",
     "experiments/xor.laptop.yml": "step_size: 0.25\nperiods: [5]\n",
     "references.bib": "@book{someone, title={A Title}, author={Some One}, year={2000},"
     " publisher={P}}\n",

@@ -20,6 +20,8 @@ from iterlin_book import pages
 
 # Raise it when executed notebooks of older versions must not be used any more.
 FORMAT = 2
+# A page that names this folder shows all recorded runs.
+RESULTS = "data/results"
 PRECISION = "JAX_DEFAULT_MATMUL_PRECISION"
 
 
@@ -31,7 +33,7 @@ def digest(root, page, tier, notebook, values):
     beside = imported_files(root, sources)
     library, judges = reached(root, sources + [path.read_text("utf8") for path in beside])
     records = shown_records(root, page, tier, cells, judges)
-    files = [root / "requirements.lock", *beside, *records]
+    files = [root / "requirements.lock", *beside, *records, *named_lists(root, cells)]
     content = {
         "format": FORMAT,
         "python": list(sys.version_info[:2]),
@@ -78,7 +80,8 @@ def imported_files(root, sources):
 
 
 def shown_records(root, page, tier, cells, judges):
-    """Recorded runs that a page shows: its own, those it names, beside claims those they judge.
+    """Recorded runs that a page shows: its own, those it names, beside claims those they judge;
+    all where it names their folder.
 
     A page run at another tier than quick makes a record instead; did its digest include records,
     each run would make itself outdated.
@@ -86,9 +89,19 @@ def shown_records(root, page, tier, cells, judges):
     if tier != pages.QUICK:
         return []
     names = {page.rpartition("/")[2], *_strings(cells)}
+    if RESULTS in names:
+        return recorded(root)
     if judges:
         names |= {row.get("experiment") for row in shown_claims(root, page)}
     return [path for path in recorded(root) if path.parent.name in names]
+
+
+def named_lists(root, cells):
+    """Lists beside the recorded runs that cells name by their path: renewal.yml."""
+    names = {*_strings(cells)}
+    return [
+        path for path in sorted((root / RESULTS).glob("*.yml")) if f"{RESULTS}/{path.name}" in names
+    ]
 
 
 def shown_claims(root, page):
@@ -99,7 +112,7 @@ def shown_claims(root, page):
 
 def recorded(root):
     """The files of all recorded runs; what a killed run left half written has a hidden name."""
-    return sorted((Path(root) / "data" / "results").glob("*/[!.]*.nc"))
+    return sorted((Path(root) / RESULTS).glob("*/[!.]*.nc"))
 
 
 def check_records(root):

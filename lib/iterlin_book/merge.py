@@ -1,5 +1,7 @@
 """Put the stored outputs of every page into its current text: ``_build/source``, the book's input.
 
+What is made there are the notebooks that the pages offer for download, those of plain prose too.
+
 Prose can change without any code running again, because only code cells are matched.
 """
 
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 
-from iterlin_book import execute, pages
+from iterlin_book import execute, first_cell, pages, repository, times
 from iterlin_book.pages import BookError
 
 _NOT_COPIED = {".md", ".yml"}  # pages are merged; parameters and claims are no part of the site
@@ -50,18 +52,26 @@ def _describe_figures(cell, heading):
 def build_source(root, folder):
     """Bring ``folder`` in line with the book; files that stay equal keep their time stamps."""
     root, folder = Path(root), Path(folder)
-    wanted, stored = {}, set()
+    first = first_cell.cells(repository.read(root))
+    wanted, merged, stored, about = {}, {}, set(), {}
     for page in pages.toc(root):
         if pages.read(root, page) is None:
-            wanted[folder / f"{page}.md"] = pages.source(root, page).read_bytes()
+            merged[page] = pages.prose(root, page)
             continue
         notebook, _, digest = execute.prepare(root, page, pages.QUICK)
         path = pages.executed(root, page, pages.QUICK, digest)
         if not path.is_file():
             raise BookError(f"{page}: changed during the build: run it again")
-        merged = with_outputs(page, notebook, nbformat.read(path, as_version=4))
-        wanted[folder / f"{page}.ipynb"] = nbformat.writes(merged).encode()
+        executed = nbformat.read(path, as_version=4)
+        merged[page] = with_outputs(page, notebook, executed)
+        about[page] = executed.metadata
         stored.add(path)
+    for page, notebook in merged.items():
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = times.fill(cell.source, about)
+        notebook.cells[:0] = first
+        wanted[folder / f"{page}.ipynb"] = nbformat.writes(notebook).encode()
     for asset in (root / "book").rglob("*"):
         if asset.is_file() and asset.suffix not in _NOT_COPIED:
             wanted[folder / asset.relative_to(root / "book")] = asset.read_bytes()

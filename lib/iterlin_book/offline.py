@@ -1,7 +1,8 @@
 """Check the built book as a reader without a network meets it: ``python -m iterlin_book.offline``.
 
-Nothing may be loaded from elsewhere, every internal link and anchor must exist, no markup may be
-left unrendered, and every picture needs words. One line for each problem.
+Nothing may be loaded from elsewhere, buttons lead to no other site than the project's repository
+and what runs its notebooks, where `_config.yml` names one, every internal link and anchor must
+exist, no markup may be left unrendered, and every picture needs words. One line for each problem.
 """
 
 import argparse
@@ -12,6 +13,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from bs4 import BeautifulSoup
+
+from iterlin_book import repository
+from iterlin_book.pages import BookError
 
 _LOADED = {  # element -> attributes whose target a browser fetches by itself
     "script": ["src"],
@@ -32,8 +36,9 @@ _LEFTOVER = re.compile(
 _FILE_NAME = re.compile(r"\S+\.(png|svg|jpe?g|gif)$")
 
 
-def check(folder):
-    """All problems of the pages and style sheets in a folder, as lines of text."""
+def check(folder, home=None):
+    """All problems of the pages and style sheets in a folder, as lines of text; `home` is the
+    repository that buttons may lead to, a `repository.Repository`."""
     folder = Path(folder).resolve()
     found = sorted(folder.rglob("*.html"))
     # Themes keep templates of their own among the static files: no reader opens them.
@@ -46,7 +51,7 @@ def check(folder):
         for check_one in (_remote, _pictures, _leftovers):
             for problem in check_one(page):
                 yield f"{name}: {problem}"
-        for problem in _links(page, path, folder):
+        for problem in [*_buttons(page, home), *_links(page, path, folder)]:
             yield f"{name}: {problem}"
     for path in sorted(folder.rglob("*.css")):
         for address in _REMOTE_CSS.findall(path.read_text("utf8", errors="replace")):
@@ -94,6 +99,12 @@ def _remote(page):
             yield f"script names {address}"
 
 
+def _buttons(page, home):
+    for tag in page.select(".article-header-buttons a[href]"):
+        if _is_remote(tag["href"]) and not (home and home.leads_to(tag["href"])):
+            yield f"button to {tag['href']}"
+
+
 def _links(page, path, folder):
     targets = [(tag, "href") for tag in page.find_all("a", href=True)]
     targets += [(tag, "href") for tag in page.find_all("link", href=True)]
@@ -132,8 +143,12 @@ def _leftovers(page):
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="iterlin_book.offline", description=__doc__)
     parser.add_argument("folder", nargs="?", default="_build/html", type=Path)
+    parser.add_argument("--root", default=".", type=Path, help="where _config.yml is")
     options = parser.parse_args(arguments)
-    problems = list(check(options.folder))
+    try:
+        problems = list(check(options.folder, repository.read(options.root)))
+    except BookError as error:
+        problems = [str(error)]
     print("\n".join(problems or [f"{options.folder}: no remote files, dead links or leftovers"]))
     return 1 if problems else 0
 

@@ -105,6 +105,15 @@ def read(root, page):
     return notebook
 
 
+def prose(root, page):
+    """A page without code as a notebook of one cell."""
+    from nbformat.v4 import new_markdown_cell, new_notebook
+
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    cell = new_markdown_cell(source(root, page).read_text("utf8"), id="cell-0")
+    return new_notebook(cells=[cell], metadata={"kernelspec": kernel})
+
+
 def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 

@@ -20,7 +20,8 @@ def frame_digest(root):
     """What every page shows: contents, settings, style, titles, numbering, bibliography."""
     root = Path(root)
     hashed = hashlib.sha256()
-    for path in (root / "_config.yml", root / "_toc.yml", root / "requirements.lock"):
+    extension = Path(__file__).with_name("theme.py")
+    for path in (root / "_config.yml", root / "_toc.yml", root / "requirements.lock", extension):
         hashed.update(path.read_bytes() if path.is_file() else b"-")
     book = root / "book"
     for path in sorted([*book.rglob("*.bib"), *(book / "_static").glob("*")]):
