@@ -10,6 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+from iterlin.study.dial.page import SCRIPT
+from vl_convert import javascript_bundle
+
 from iterlin_book import pages
 
 # Lines that other pages repeat or point at: headings, labels, numbered things, directives' names.
@@ -51,6 +54,11 @@ def render(root):
     if done.returncode:
         print(_warnings(done.stderr or done.stdout, root), file=sys.stderr)
         return done.returncode
+    if not (html / SCRIPT).is_file():
+        # Beside the book's own files Jupyter Book would load it on every page. In a function, so
+        # that none of its many short names meets another script's.
+        script = javascript_bundle("window.vegaEmbed = vegaEmbed;")
+        pages.write_atomically(html / SCRIPT, f"(() => {{\n{script}\n}})();\n")
     frame_file.write_text(frame)
     return 0
 
