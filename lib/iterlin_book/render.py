@@ -10,9 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-from iterlin.study.dial.page import SCRIPT
-from vl_convert import javascript_bundle
-
 from iterlin_book import pages
 
 # Lines that other pages repeat or point at: headings, labels, numbered things, directives' names.
@@ -54,13 +51,23 @@ def render(root):
     if done.returncode:
         print(_warnings(done.stderr or done.stdout, root), file=sys.stderr)
         return done.returncode
-    if not (html / SCRIPT).is_file():
-        # Beside the book's own files Jupyter Book would load it on every page. In a function, so
-        # that none of its many short names meets another script's.
-        script = javascript_bundle("window.vegaEmbed = vegaEmbed;")
-        pages.write_atomically(html / SCRIPT, f"(() => {{\n{script}\n}})();\n")
+    add_vega(html)
     frame_file.write_text(frame)
     return 0
+
+
+def add_vega(html):
+    """Put Vega beside the page that asks for it, once; among the book's own files Jupyter Book
+    would load it on every page."""
+    from iterlin.study.dial.page import SCRIPT  # slow to import
+    from vl_convert import javascript_bundle
+
+    target = html / SCRIPT
+    if target.is_file() or not any(SCRIPT in p.read_text("utf8") for p in html.glob("*.html")):
+        return
+    script = javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    # In a function, so that none of its many short names meets another script's.
+    pages.write_atomically(target, f"(() => {{\n{script}\n}})();\n")
 
 
 def _warnings(text, root):

@@ -42,7 +42,9 @@ def vega(view: View) -> dict:
         alt.param(name="track", value=track), alt.param(name="at", value=0)
     )
     chart = chart.properties(width="container", height=HEIGHT, background="transparent")
-    chart = chart.configure(axis=axis, legend=legend, aria=False, padding=4)
+    chart = chart.configure(
+        axis=axis, legend=legend | {"aria": False}, aria=False, mark={"aria": False}, padding=4
+    )
     return chart.configure_view(stroke=None).to_dict(format="vega")
 
 
@@ -106,9 +108,7 @@ def _histogram(view, data):
     top = 1.05 * _range(view.rows, "share")[1]
     y = _linear("share", "share of features (%)", (0, top))
     bars = _at_dial(data, CHOSEN, ("left", "right", "share"))
-    yield bars.mark_rect(color=NOW, opacity=0.75).encode(
-        x, y, x2="right:Q", y2=alt.value(HEIGHT)
-    )
+    yield bars.mark_rect(color=NOW, opacity=0.75).encode(x, y, x2="right:Q", y2=alt.value(HEIGHT))
     rule = _at_dial(data).mark_rule(color=INK)
     yield rule.encode(x=alt.X("mean:Q"), size=alt.value(2.5))
     yield rule.encode(x=alt.X("random:Q"), size=alt.value(1.5), strokeDash=alt.value([5, 4]))
@@ -125,8 +125,10 @@ def _alignment(view, data):
         legend=alt.Legend(title=None),
     )
     yield lines.mark_line(color=INK, opacity=0.65, strokeWidth=1.5).encode(x, y, strokeDash=dash)
-    yield _at_dial(data).mark_rule(**PALE).encode(
-        y=alt.Y("random:Q"), strokeDash=alt.value([2, 3]), size=alt.value(2)
+    yield (
+        _at_dial(data)
+        .mark_rule(**PALE)
+        .encode(y=alt.Y("random:Q"), strokeDash=alt.value([2, 3]), size=alt.value(2))
     )
     chosen = _at_dial(data)
     yield chosen.mark_rule(color=NOW, strokeWidth=2.5).encode(x, alt.Y("lower:Q"), y2="upper:Q")

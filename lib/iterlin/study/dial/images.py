@@ -10,7 +10,6 @@ from iterlin.study.dial.scale import Track, View, bounds, number, run_name
 from iterlin.study.intervals import Interval, mean_interval
 from iterlin.study.tables import interval_text
 
-
 KEY = "Mean and 95 % interval over seeds where the dial stands; pale: the other periods."
 
 
@@ -21,12 +20,14 @@ class Curves:
         """size: of the training set; how: what else the runs have in common."""
         self.images = f"{size:,} images"
         source = ds.attrs["data"].split()[0].rstrip(",")
-        self.view = View(name, f"{source}: {self.images}, {how}", KEY, "curves", (), {}, [], {"log": log})
-        self.times, self.words, self.briefs, self.own, self.first = [], [], [], [], ""
+        title = f"{source}: {self.images}, {how}"
+        self.view = View(name, title, KEY, "curves", (), extra={"log": log})
+        self.times, self.words, self.briefs, self.own = [], [], [], []
+        self.first, self.ordinary = None, ""
 
     def add(self, axis, period, time, parts, *, updates=None) -> None:
         """Runs at one place. parts: name -> (times (E,), accuracies (seed, E) in per cent)."""
-        at, ends = len(self.times), []
+        at, ends, briefs = len(self.times), [], []
         for part, (clock, accuracy) in parts.items():
             band = mean_interval(accuracy)
             columns = {name: [] for name in ("time", "mean", "lower", "upper")}
@@ -36,26 +37,28 @@ class Curves:
                 for name in columns if shown else ():
                     columns[name].append(values[name])
             self.view.rows.append({"track": "", "at": at, "part": part} | columns)
-            ends.append(f"the {part} {interval_text(accuracy[:, -1])} %")
-        taken = "" if updates is None else f"after {updates:,.0f} feature updates "
-        said = f"{run_name(axis, period, time)}: test accuracy at the end, {taken}"
-        said = f"{said.rstrip(', ')}: {', '.join(ends)}."
-        if first := axis == "period" and period == 1:
-            self.first = f" Ordinary training, K = 1: {ends[0].removeprefix('the network ')}."
+            ends.append(f"{interval_text(accuracy[:, -1])} %")
+            briefs.append(f"{self.images} {float(band.estimate[-1]):.1f} %")
+        self.briefs.append(briefs[0])
+        taken = "" if updates is None else f", after {updates:,.0f} feature updates"
+        told = ", ".join(f"the {part} {end}" for part, end in zip(parts, ends, strict=True))
+        self.words.append(
+            f"{run_name(axis, period, time)}: test accuracy at the end{taken}: {told}."
+        )
         self.times.append(float(time))
-        self.words.append(said)
-        end = float(np.nanmean(next(iter(parts.values()))[1][:, -1]))
-        self.briefs.append(f"{self.images} {end:.1f} %")
-        if not first and math.isfinite(time):
+        if axis == "period" and period == 1:
+            self.first, self.ordinary = at, f" Ordinary training, K = 1: {ends[0]}."
+        elif math.isfinite(time):
             self.own.append(float(time))
 
     def done(self, seeds: int) -> View:
-        """The view; K = 1 is named beside every other run."""
+        """The view; beside every other run stands what K = 1 ends with."""
         words = [
-            f"{said}{'' if said.startswith('K = 1 ') else self.first} {seeds} seeds."
-            for said in self.words
+            f"{said}{'' if at == self.first else self.ordinary} {seeds} seeds."
+            for at, said in enumerate(self.words)
         ]
-        self.view.tracks[""] = Track(self.times, words, self.briefs, self.own, bool(self.first))
+        first = self.first is not None
+        self.view.tracks[""] = Track(self.times, words, self.briefs, self.own, first)
         return self.view
 
 
@@ -72,9 +75,10 @@ def _parts(network, proxy, clock, period: float = math.nan) -> dict:
 
 
 def few_updates(ds: xr.Dataset, rate: float, step_size: float) -> list[View]:
-    """All images, augmented: time since the start, the time of a step being eta / (1 - mu)."""
+    """A run of few updates beside ordinary training: time since the start, the time of a step being eta / (1 - mu)."""
     asked = json.loads(ds.attrs["parameters"])
-    curves = Curves("few-updates", ds, asked["train_size"], "augmented", log=False)
+    how = "augmented" if asked["augment"] else "as they are"
+    curves = Curves("few-updates", ds, asked["train_size"], how, log=False)
     unit = ds.attrs["step_size"] / (1 - ds.attrs["momentum"])
     for period in ds.period.values.astype(float):
         at = ds.sel(period=period)
@@ -127,4 +131,3 @@ def period_sweep(ds: xr.Dataset, rate: float, step_size: float) -> list[View]:
         infinite = {} if math.isinf(period) else {"updates": updates}
         curves.add("period", period, unit * period, parts, **infinite)
     return [curves.done(ds.sizes["seed"])]
-

@@ -1,4 +1,4 @@
-"""The dial as a piece of a page: native controls, charts beside their words, a still without script.
+"""The dial as a piece of a page: native controls, charts with words, a still without script.
 
 The page's script, ``book/_static/dial.js``, reads what is here and Vega's bundle, which the book's
 rendering puts beside it (`iterlin_book.render`).
@@ -175,5 +175,3 @@ def _still(views: Sequence[View]) -> str:
         f'<figure><img src="data:image/png;base64,{picture}" alt="{escape(words)}"><figcaption>'
         "All recorded runs; with JavaScript a dial chooses among them.</figcaption></figure>"
     )
-
-

@@ -8,6 +8,7 @@ experiment shows the run that was recorded nearest to it.
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -43,12 +44,13 @@ class Track(NamedTuple):
         return int(apart.argmin()), bool(apart.min() <= math.log(2))
 
 
-class View(NamedTuple):
+@dataclass(frozen=True)
+class View:
     """What a chart shows.
 
     controls: those that it follows besides the dial; their values, joined by "|", name the track
-    shown. Each row of the chart's data has its "track" and its place there, "at". kind: which chart
-    it is; extra: what that one needs besides. key: what its marks mean, in words.
+    that is shown. Each row of the chart's data has its "track" and its place there, "at". key: what
+    its marks mean, in words; kind: which chart it is; extra: what that one needs besides.
     """
 
     name: str
@@ -56,9 +58,9 @@ class View(NamedTuple):
     key: str
     kind: str
     controls: tuple[str, ...]
-    tracks: dict[str, Track]
-    rows: list[dict]
-    extra: dict = {}
+    tracks: dict[str, Track] = field(default_factory=dict)
+    rows: list[dict] = field(default_factory=list)
+    extra: dict = field(default_factory=dict)
 
 
 def stops(views: Iterable[View]) -> list[float]:

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import xarray as xr
@@ -49,7 +48,7 @@ def xor(ds: xr.Dataset, rate: float, step_size: float) -> list[View]:
     and the scale of the initialisation.
     """
     views = {
-        kind: View(f"xor-{kind}", title, key, kind, ("axis", "scale"), {}, [])
+        kind: View(f"xor-{kind}", title, key, kind, ("axis", "scale"))
         for kind, (title, key) in XOR.items()
     }
     for axis in ("period", "damping"):
@@ -133,7 +132,7 @@ def _points(part, every: int) -> list[dict]:
 
 def _functions(ds: xr.Dataset, rate: float, x: np.ndarray) -> View:
     """x: the points of which every so many are in the record."""
-    view = View("quintic-functions", "Quintic: the functions learnt", *FUNCTIONS, ("bias",), {}, [], {})
+    view = View("quintic-functions", "Quintic: the functions learnt", *FUNCTIONS, ("bias",))
     x = x[:: len(x) // ds.sizes["point"]]
     dampings = ds.function_damping.values
     for bias in ds.bias.values[::-1]:
@@ -161,7 +160,7 @@ def _kept(ds: xr.Dataset, suffix: str) -> xr.DataArray:
 
 def _errors(ds: xr.Dataset, rate: float) -> View:
     """Test errors of all seeds; a record without periods shows dampings in their place."""
-    view = View("quintic-errors", "Quintic: test errors", *ERRORS, ("axis", "bias"), {}, [])
+    view = View("quintic-errors", "Quintic: test errors", *ERRORS, ("axis", "bias"))
     period = ("time", "_time") if "test_rmse_time" in ds else ("damping", "")
     for control, (axis, suffix) in {"period": period, "damping": ("damping", "")}.items():
         values = ds[axis].values
@@ -177,9 +176,10 @@ def _errors(ds: xr.Dataset, rate: float) -> View:
                 view.rows.append(row | dict(zip(names, map(number, levels), strict=True)))
                 told = "median {1:.2f}, best 5 % {0:.2f}, worst 5 % {2:.2f}".format(*levels)
                 words.append(
-                    f"{run_name(axis, value, time)}: test error {told}, over the {runs.size} of "
-                    f"{ds.sizes['seed']} seeds with a training error up to {QUINTIC_CUT}."
+                    f"{run_name(axis, value, time)}: test error {told if runs.size else 'unknown'}, "
+                    f"over the {runs.size} of {ds.sizes['seed']} seeds with a training error up to "
+                    f"{QUINTIC_CUT}."
                 )
-                briefs.append(f"quintic error {levels[1]:.2f}")
+                briefs.append(f"quintic error {levels[1]:.2f}" if runs.size else "")
             view.tracks[key] = Track(list(map(float, times)), words, briefs)
     return view
