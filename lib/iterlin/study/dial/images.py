@@ -75,7 +75,7 @@ def _parts(network, proxy, clock, period: float = math.nan) -> dict:
 
 
 def few_updates(ds: xr.Dataset, rate: float, step_size: float) -> list[View]:
-    """A run of few updates beside ordinary training: time since the start, the time of a step being eta / (1 - mu)."""
+    """Few updates beside ordinary training; a step takes the time eta / (1 - mu)."""
     asked = json.loads(ds.attrs["parameters"])
     how = "augmented" if asked["augment"] else "as they are"
     curves = Curves("few-updates", ds, asked["train_size"], how, log=False)

@@ -29,7 +29,7 @@ XOR = {
     ),
     "alignment": (
         "XOR: mean alignment",
-        "Solid: period; dashed: damping, at c/λ; dashed level: random directions. Dot: the dial.",
+        "Solid: period; dashed: damping, at c/λ; dotted: random directions. Dot: the dial.",
     ),
 }
 FUNCTIONS = ("Thin: a seed each; dashed: the quintic; dots: training points.", "functions")
@@ -175,8 +175,9 @@ def _errors(ds: xr.Dataset, rate: float) -> View:
                 names = ("best", "median", "worst")
                 view.rows.append(row | dict(zip(names, map(number, levels), strict=True)))
                 told = "median {1:.2f}, best 5 % {0:.2f}, worst 5 % {2:.2f}".format(*levels)
+                told = told if runs.size else "unknown"
                 words.append(
-                    f"{run_name(axis, value, time)}: test error {told if runs.size else 'unknown'}, "
+                    f"{run_name(axis, value, time)}: test error {told}, "
                     f"over the {runs.size} of {ds.sizes['seed']} seeds with a training error up to "
                     f"{QUINTIC_CUT}."
                 )
