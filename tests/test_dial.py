@@ -275,6 +275,7 @@ def test_vega_is_put_beside_pages_that_ask_for_it(tmp_path):
     (tmp_path / "index.html").write_text("<p>no dial</p>")
     render.add_vega(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
+    assert render.VEGA == page.SCRIPT
 
 
 def test_all_controls_have_labels_and_charts_descriptions(built):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from iterlin_book import pages
 
+VEGA = "_static/vega.js"
 # Lines that other pages repeat or point at: headings, labels, numbered things, directives' names.
 _FRAME = re.compile(r"^(#|\(.+\)=|:label:|:name:|`{3,}\{|:{3,}\{|\$\$ *\()|\$\$ *\(.+\)$")
 
@@ -57,14 +58,15 @@ def render(root):
 
 
 def add_vega(html):
-    """Put Vega beside the page that asks for it, once; among the book's own files Jupyter Book
-    would load it on every page."""
-    from iterlin.study.dial.page import SCRIPT  # slow to import
-    from vl_convert import javascript_bundle
+    """Put Vega beside the pages at the top of the book if one asks for it (iterlin.study.dial).
 
-    target = html / SCRIPT
-    if target.is_file() or not any(SCRIPT in p.read_text("utf8") for p in html.glob("*.html")):
+    Among the book's own files Jupyter Book would load it on every page.
+    """
+    target = html / VEGA
+    if target.is_file() or not any(VEGA in page.read_text("utf8") for page in html.glob("*.html")):
         return
+    from vl_convert import javascript_bundle  # few books need it
+
     script = javascript_bundle("window.vegaEmbed = vegaEmbed;")
     # In a function, so that none of its many short names meets another script's.
     pages.write_atomically(target, f"(() => {{\n{script}\n}})();\n")
