@@ -93,7 +93,7 @@ def test_modules_with_extras_declare_them(path):
 @pytest.mark.parametrize(
     ("folder", "pattern", "declared"),
     [
-        ("lib/iterlin/study", "*.py", STUDY),
+        ("lib/iterlin/study", "**/*.py", STUDY),
         ("lib/iterlin_book", "*.py", BOOK),
         ("book", "**/*.md", BOOK),
         ("tests", "*.py", DEV),

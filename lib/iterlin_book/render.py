@@ -12,6 +12,7 @@ from pathlib import Path
 
 from iterlin_book import pages
 
+VEGA = "_static/vega.js"
 # Lines that other pages repeat or point at: headings, labels, numbered things, directives' names.
 _FRAME = re.compile(r"^(#|\(.+\)=|:label:|:name:|`{3,}\{|:{3,}\{|\$\$ *\()|\$\$ *\(.+\)$")
 
@@ -52,8 +53,24 @@ def render(root):
     if done.returncode:
         print(_warnings(done.stderr or done.stdout, root), file=sys.stderr)
         return done.returncode
+    add_vega(html)
     frame_file.write_text(frame)
     return 0
+
+
+def add_vega(html):
+    """Put Vega beside the pages at the top of the book if one asks for it (iterlin.study.dial).
+
+    Among the book's own files Jupyter Book would load it on every page.
+    """
+    target = html / VEGA
+    if target.is_file() or not any(VEGA in page.read_text("utf8") for page in html.glob("*.html")):
+        return
+    from vl_convert import javascript_bundle  # few books need it
+
+    script = javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    # In a function, so that none of its many short names meets another script's.
+    pages.write_atomically(target, f"(() => {{\n{script}\n}})();\n")
 
 
 def _warnings(text, root):
