@@ -35,7 +35,9 @@ window.iterlin = (() => {
     const root = document.documentElement;
     if (root.scrollWidth <= root.clientWidth) return [];
     const out = [...document.body.querySelectorAll("*")].filter((element) => {
-      if (element.getBoundingClientRect().right + scrollX <= root.clientWidth + 1) return false;
+      const { left, right } = element.getBoundingClientRect();
+      const flows = getComputedStyle(element).overflowX === "visible" ? left + element.scrollWidth : 0;
+      if (Math.max(right, flows) + scrollX <= root.clientWidth + 1) return false;
       if (!element.checkVisibility({ visibilityProperty: true })) return false;
       for (let e = element.parentElement; e && e !== document.body; e = e.parentElement) {
         if (getComputedStyle(e).overflowX !== "visible") return false;
