@@ -8,8 +8,7 @@ from iterlin_book import browser, chromium
 
 try:
     chromium.found()
-    from axe_playwright_python.base import AXE_SCRIPT  # noqa: F401
-except (chromium.Missing, ImportError) as reason:
+except chromium.Missing as reason:
     pytest.skip(str(reason), allow_module_level=True)
 
 SOUND = """<!doctype html><html lang="en"><head><title>A page</title>
@@ -121,9 +120,7 @@ FAULTS = {
         [("1360 390", "#dial", "nothing shown changes")],
     ),
     "then": (
-        DIAL.replace("{options}", "").replace(
-            "{shown}", SHOWN.replace("{extra}", ADDS)
-        ),
+        DIAL.replace("{options}", "").replace("{shown}", SHOWN.replace("{extra}", ADDS)),
         "",
         [("1360 390", "button", "button-name")],
     ),
@@ -199,6 +196,12 @@ def test_without_chromium_it_says_so(folder, monkeypatch, capsys):
     monkeypatch.setattr(chromium, "NAMES", ("no-such-browser",))
     assert browser.main([str(folder)]) == 0
     assert "not checked in a browser: no chromium" in capsys.readouterr().out
+
+
+def test_without_a_package_it_says_so(folder, monkeypatch, capsys):
+    monkeypatch.setattr(chromium, "PACKAGES", ("playwright", "no_such_package"))
+    assert browser.main([str(folder)]) == 0
+    assert "not installed: no_such_package (the" in capsys.readouterr().out
 
 
 def test_one_page_of_source_code_stands_for_all(tmp_path):

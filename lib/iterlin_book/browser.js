@@ -14,6 +14,15 @@ window.iterlin = (() => {
     return parent && parent !== document.body ? `${name(parent).split(" > ").at(-1)} > ${own}` : own;
   }
 
+  // Folded parts opened, and the page coloured, at once: half-way of a transition colours are others.
+  async function open(scheme) {
+    const style = document.head.appendChild(document.createElement("style"));
+    style.textContent = "*, ::before, ::after { animation: none !important; transition: none !important }";
+    document.documentElement.dataset.theme = scheme;
+    for (const details of document.querySelectorAll("details")) details.open = true;
+    await new Promise((done) => requestIdleCallback(done, { timeout: 1000 }));
+  }
+
   function formulas() {
     const failed = [...document.querySelectorAll("mjx-merror, merror, [data-mjx-error]")].map((e) => [
       name(e),
@@ -115,5 +124,5 @@ window.iterlin = (() => {
   const state = () =>
     ARTICLE.innerText + [...ARTICLE.querySelectorAll("output, svg text")].map((e) => e.textContent).join();
 
-  return { name, formulas, sideways, drawn, scales, axe, state };
+  return { name, open, formulas, sideways, drawn, scales, axe, state };
 })();

@@ -1,10 +1,10 @@
 """Check the built book in a browser, on a desk and on a phone: ``python -m iterlin_book.browser``.
 
-Every page is opened in Debian's chromium twice: in light and wide, in dark and narrow; what is folded
-is opened. It may ask nothing of other sites, say no error, not scroll sideways, fail no formula, break
-no rule of axe-core for WCAG 2.1 A and AA; drawn text must be readable on a phone, and a dial must turn
-by the keyboard. One line for each fault. Of the pages of source code (_modules), which are made alike,
-one is opened.
+Every page is opened in Debian's chromium twice: in light and wide, in dark and narrow; what is
+folded is opened. It may ask nothing of other sites, say no error, not scroll sideways, fail no
+formula, break no rule of axe-core for WCAG 2.1 A and AA; drawn text must be readable on a phone, and
+a dial must turn by the keyboard. One line for each fault. Of the pages of source code (_modules),
+which are made alike, one is opened.
 """
 
 import argparse
@@ -26,14 +26,6 @@ LEAST_TEXT = 9  # CSS pixels
 # follows for its text is told, not judged: the figure may use other fonts.
 PIXELS_OF_TEXT = 10 * 110 / 72
 MOST_TABS = 500
-# Opened and coloured at once: half-way through a transition colours are others.
-_OPEN = """async (scheme) => {
-  const style = document.head.appendChild(document.createElement("style"));
-  style.textContent = "*, ::before, ::after { animation: none !important; transition: none !important }";
-  document.documentElement.dataset.theme = scheme;
-  for (const details of document.querySelectorAll("details")) details.open = true;
-  await new Promise((done) => requestIdleCallback(done, { timeout: 1000 }));
-}"""
 PROBES = Path(__file__).with_suffix(".js")
 
 
@@ -96,9 +88,9 @@ async def visit(context, address, name, width, axe):
         seen.kilobytes = 1e-3 * await page.evaluate(
             "performance.getEntries().reduce((sum, e) => sum + (e.decodedBodySize ?? 0), 0)"
         )
-        await page.evaluate(_OPEN, SCHEMES[width])
         await page.evaluate(axe)
         await page.evaluate(PROBES.read_text("utf8"))
+        await page.evaluate("(scheme) => iterlin.open(scheme)", SCHEMES[width])
         await _look(page, seen)
         if await page.query_selector("input[type=range]"):
             seen.faults += await turned(page)
@@ -188,7 +180,9 @@ async def visits(folder, pages, workers=None):
 
 def table(seen):
     """The visits as lines of text."""
-    yield f"{'page':40} {'width':>5} {'s':>5} {'requests':>8} {'kB':>6} {'axe':>3} {'text':>5} faults"
+    yield (
+        f"{'page':40} {'width':>5} {'s':>5} {'requests':>8} {'kB':>6} {'axe':>3} {'text':>5} faults"
+    )
     for one in seen:
         text = min(one.drawn, one.scale * PIXELS_OF_TEXT)
         size = f"{text:5.1f}" if text < float("inf") else f"{'':5}"

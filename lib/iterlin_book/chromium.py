@@ -9,8 +9,10 @@ import threading
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+PACKAGES = ("playwright", "axe_playwright_python", "pikepdf")
 HOST = "127.0.0.1"
 # Nothing but the served folder can be reached, so that the results are the same everywhere.
 ARGUMENTS = [f"--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE {HOST}", "--disable-gpu"]
@@ -21,14 +23,12 @@ class Missing(Exception):
 
 
 def found():
-    """The path of a chromium; Missing where there is none, or no playwright to move it."""
+    """The path of a chromium; Missing where there is none, or a package that works with it."""
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         raise Missing("no chromium on this machine (Debian's package of that name would do)")
-    try:
-        import playwright.async_api  # noqa: F401
-    except ImportError:
-        raise Missing("playwright is not installed (it is in the group `browser`)") from None
+    if lacking := [name for name in PACKAGES if find_spec(name) is None]:
+        raise Missing(f"not installed: {', '.join(lacking)} (the project's group `browser`)")
     return path
 
 
