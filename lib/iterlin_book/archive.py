@@ -1,7 +1,7 @@
 """Pack the book for a deposit: ``python -m iterlin_book.archive``, a part of `make dist`.
 
-One zip holds the HTML, the PDF where there is one, the records, and what says what this is. The same
-files give the same bytes. ``sha256sum -c SHA256SUMS`` checks them.
+One zip holds the HTML, the PDF where there is one, the records, and what says what this is. The
+same files give the same bytes. ``sha256sum -c SHA256SUMS`` checks them.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
 Every page is opened in Debian's chromium twice: in light and wide, in dark and narrow; what is
 folded is opened. It may ask nothing of other sites, say no error, not scroll sideways, fail no
-formula, break no rule of axe-core for WCAG 2.1 A and AA; drawn text must be readable on a phone, and
-a dial must turn by the keyboard. One line for each fault. Of the pages of source code (_modules),
-which are made alike, one is opened.
+formula, break no rule of axe-core for WCAG 2.1 A and AA; drawn text must be readable on a phone,
+and a dial must turn by the keyboard. One line for each fault. Of the pages of source code
+(_modules), which are made alike, one is opened.
 """
 
 import argparse
