@@ -18,7 +18,8 @@ BODIES = {
     f', <a href="https://example.org/">elsewhere</a>.</p>{FOLDED}',
     "part/first": '<h2 id="twice">One</h2><details><summary>s</summary>opened</details>'
     '<p><a href="#twice">above</a> <a href="../_modules/x.html">source</a></p>',
-    "part/second": '<h2 id="twice">Two</h2><img src="../_images/a.png" alt="A plot">',
+    "part/second": '<h2 id="twice">Two</h2><img src="../_images/a.png" alt="A plot">'
+    '<noscript><img src="data:,x" alt="Still"></noscript><output for="twice top">3</output>',
 }
 TOC = """root: index
 parts:
@@ -70,11 +71,14 @@ def test_the_document_is_whole(root):
     assert "headerlink" not in text
     assert '<details open="">' in text
     assert 'src="_images/a.png"' in text
+    assert '<img alt="Still" src="data:,x"/>' in text
+    assert "noscript" not in text
     assert 'href="https://example.org/"' in text
     assert '<a href="#part-second--twice">there</a>' in text
     assert '<a href="#part-first--twice">above</a>' in text
     assert '<a href="#chapter-part-first">here</a>' in text
     assert "<a>source</a>" in text
+    assert 'for="part-second--twice part-second--top"' in text
     assert '<span class="print-number">7</span>' in text
     assert text.index("One") < text.index("Two")
     ids = [part.split('"')[0] for part in text.split(' id="')[1:]]

@@ -64,11 +64,13 @@ async def launched():
 
 
 async def typeset(page):
-    """Wait until the pictures are there and the formulas are set, both all the way down."""
+    """Wait until pictures and fonts are there and the formulas are set, all the way down."""
     await page.evaluate(
         """async () => {
           for (const image of document.images) image.loading = "eager";
           await Promise.allSettled([...document.images].map((image) => image.decode()));
           await window.MathJax?.startup?.promise;
+          document.body.getBoundingClientRect();  // asks for the fonts
+          await document.fonts.ready;
         }"""
     )

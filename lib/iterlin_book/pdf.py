@@ -30,14 +30,13 @@ _LABELS = ("for", "aria-labelledby", "aria-describedby", "aria-controls")
 def parts(root):
     """The table of contents as (caption or None, names of pages); the root page comes alone."""
     tree = yaml.safe_load((Path(root) / "_toc.yml").read_text("utf8"))
-    found, names = [], pages.toc(root)
-    listed = tree.get("parts") or [tree]
-    starts = [part["chapters"][0]["file"] for part in listed if part.get("chapters")]
     captions = {
-        str(start).removesuffix(".md"): part.get("caption")
-        for start, part in zip(starts, listed, strict=True)
+        str(part["chapters"][0]["file"]).removesuffix(".md"): part.get("caption")
+        for part in tree.get("parts", [tree])
+        if part.get("chapters")
     }
-    for name in names:
+    found = []
+    for name in pages.toc(root):
         if not found or name in captions:
             found.append((captions.get(name), []))
         found[-1][1].append(name)
@@ -51,11 +50,13 @@ def articles(root, folder):
         path = Path(folder) / f"{name}.html"
         if not path.is_file():
             raise BookError(f"{path} does not exist: `make book` first")
-        article = BeautifulSoup(path.read_text("utf8"), "html.parser").find("article")
+        article = _parsed(path).find("article")
         for element in article.select(_LEFT_OUT):
             element.decompose()
         for element in article.find_all("details"):
             element["open"] = ""
+        for element in article.find_all("noscript"):
+            element.unwrap()  # what stands for a page's scripts, which print has not
         read[name] = article
     seen = Counter(tag["id"] for article in read.values() for tag in article.find_all(id=True))
 
@@ -70,7 +71,8 @@ def articles(root, folder):
             if "id" in tag.attrs:
                 tag["id"] = unique(name, tag["id"])
         for tag in article.find_all("img", src=True):
-            tag["src"] = _resolved(name, tag["src"])
+            if not urlsplit(tag["src"]).scheme:
+                tag["src"] = _resolved(name, tag["src"])
         for tag in article.find_all("a", href=True):
             address = urlsplit(tag["href"])
             if address.scheme or address.netloc:
@@ -82,6 +84,11 @@ def articles(root, folder):
             else:
                 del tag["href"]  # source code, downloads: not in print
     return read
+
+
+def _parsed(path):
+    text = path.read_text("utf8")
+    return BeautifulSoup(text, "html.parser", multi_valued_attributes=None)  # all are strings
 
 
 def _resolved(name, address):
@@ -126,11 +133,11 @@ def document(root, folder, starts=None):
                     for tag in article.find_all(f"h{level}"):
                         tag.name = f"h{level + 1}"
             article["id"] = chapter(name)
-            article["class"] = [*article.get("class", []), "print-chapter"]
+            article["class"] = f"{article.get('class', '')} print-chapter"
             body.append(str(article))
         heading = f"<li>{escape(caption)}" if caption else "<li>"
         contents.append(f"{heading}<ol>{''.join(entries)}</ol></li>")
-    front = BeautifulSoup((Path(folder) / "index.html").read_text("utf8"), "html.parser").head
+    front = _parsed(Path(folder) / f"{next(iter(read))}.html").head
     for tag in front.find_all(["script", "link", "noscript"]):
         styles = tag.name == "link" and "stylesheet" in tag.get("rel", [])
         if not (styles or "MathJax" in tag.text or "mathjax" in tag.get("src", "")):
