@@ -62,9 +62,13 @@ FAULTS = {
         [("1360 390", "mjx-merror", r"a formula fails: Undefined control sequence \\foo")],
     ),
     "raw": (
-        '<p id="raw">Of <b>\\(\\eta K\\)</b></p>',
+        '<section class="mathjax_ignore"><p id="raw">Of <b>\\(\\eta K\\)</b></p>'
+        '<p id="dollars">Of $K = 1$</p></section>',
         "",
-        [("1360 390", "#raw > b", "TeX is left as it is")],
+        [
+            ("1360 390", "#raw > b", "TeX is left as it is"),
+            ("1360 390", "#dollars", r"TeX is left as it is: Of \$K = 1\$"),
+        ],
     ),
     "unset": (
         '<span class="math" id="unset">x</span>',

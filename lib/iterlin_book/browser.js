@@ -2,8 +2,8 @@
 // if not said otherwise.
 window.iterlin = (() => {
   const ARTICLE = document.querySelector("article") ?? document.body;
-  const NOT_PROSE = "pre, code, script, style, textarea, mjx-container, .mathjax_ignore, .math";
-  const RAW_TEX = /\\[([]|\\[)\]]|\$\$|\\(?:begin|frac|lambda|eta|tau|mathbf|text)\b/;
+  const NOT_PROSE = "pre, code, script, style, textarea, mjx-container, .math, .sig";
+  const RAW_TEX = /\\[([]|\\[)\]]|\$[^\s$][^$]*\$|\$\$|\\(?:begin|frac|lambda|eta|tau|mathbf|text)\b/;
   const shown = (element) => element.getClientRects().length > 0;
   const excerpt = (text) => text.trim().replace(/\s+/g, " ").slice(0, 60);
 
