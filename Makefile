@@ -66,7 +66,7 @@ format: $(INSTALLED) ## bring the code into that style
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m iterlin_book.lint --fix
 
-test: lint book ## everything: style, book, its links, its looks, tests, pages against their references
+test: lint book ## everything: style, book, its links and looks, tests, pages against their references
 	@$(BIN)/python -m iterlin_book.offline _build/html
 	@$(BIN)/python -m iterlin_book.browser _build/html
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(TWO_WORKERS)
