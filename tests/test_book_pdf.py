@@ -1,7 +1,7 @@
 """The book as one PDF: chapters in order, links and outline that lead there, no folded code."""
 
 import pytest
-from iterlin_book import chromium, pages, pdf
+from iterlin_book import chromium, document, pages, pdf
 
 try:
     chromium.found()
@@ -56,7 +56,7 @@ def titles(items):
 
 
 def test_the_contents_have_parts(root):
-    assert pdf.parts(root) == [
+    assert document.parts(root) == [
         (None, ["index"]),
         ("A part", ["part/first"]),
         ("Another", ["part/second"]),
@@ -64,7 +64,7 @@ def test_the_contents_have_parts(root):
 
 
 def test_the_document_is_whole(root):
-    text = pdf.document(root, root / "_build" / "html", {"part/first": 7})
+    text = document.whole(root, root / "_build" / "html", {"part/first": 7})
     assert "folded code" not in text
     assert "side bar" not in text
     assert "theme.js" not in text
@@ -119,4 +119,4 @@ def test_without_chromium_it_says_so_and_leaves_no_older_print(root, printed, mo
 
 def test_a_page_that_is_not_built_is_named(root, tmp_path):
     with pytest.raises(pages.BookError, match="make book"):
-        pdf.document(root, tmp_path)
+        document.whole(root, tmp_path)
