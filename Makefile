@@ -18,7 +18,7 @@ ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 
 TWO_WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help book results serve test nightly links versions library lint format references restamp picture bench lock dist clean
+.PHONY: help book results serve browser pdf test nightly links versions library lint format references restamp picture bench lock dist clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +50,12 @@ serve: book ## show the book on this machine
 	@echo "http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"
 	@$(BIN)/python -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
 
+browser: book ## open every page in Debian's chromium: requests, errors, widths, formulas, WCAG
+	@$(BIN)/python -m iterlin_book.browser _build/html
+
+pdf: book ## print the book with chromium: _build/iterlin.pdf
+	@$(BIN)/python -m iterlin_book.pdf
+
 lint: $(INSTALLED) ## check the style of the code, that of the pages included
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -60,12 +66,14 @@ format: $(INSTALLED) ## bring the code into that style
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m iterlin_book.lint --fix
 
-test: lint book ## everything: style, book, its links, tests, pages against their references
+test: lint book ## everything: style, book, its links and looks, tests, pages against their references
 	@$(BIN)/python -m iterlin_book.offline _build/html
+	@$(BIN)/python -m iterlin_book.browser _build/html
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(TWO_WORKERS)
 
 nightly: lint book ## the same at length: pages executed again, other tiers, random examples (over an hour)
 	@$(BIN)/python -m iterlin_book.offline _build/html
+	@$(BIN)/python -m iterlin_book.browser _build/html
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(TWO_WORKERS) --nightly --nbval
 	@$(BIN)/python -m pytest -q -rs tests/test_gpu.py
 
@@ -103,9 +111,11 @@ lock: ## pin what pyproject.toml asks for, the rest as it is (UPGRADE=1: the new
 	@sed '/^[^#]/,$$d' requirements.lock | cat - requirements.new > requirements.both
 	@mv requirements.both requirements.lock && rm requirements.new
 
-dist: $(INSTALLED) ## test the library's wheel and source archive, and make both in dist/
+dist: book ## make dist/: the library's wheel and source archive, tested, and the book for a deposit
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q tests/test_wheel.py tests/test_environment.py
 	@rm -rf dist && $(BIN)/python -m iterlin_book.dist
+	@$(BIN)/python -m iterlin_book.pdf || [ $$? -eq 3 ]  # 3: no chromium, and so no PDF
+	@$(BIN)/python -m iterlin_book.archive
 
 clean: ## remove what was built, but not the installation
 	rm -rf _build .snakemake dist

@@ -67,6 +67,8 @@ LONGEST = (
     "test_gauss_newton.py",
     "test_algorithm.py",
     "test_bench.py",
+    "test_book_browser.py",
+    "test_book_pdf.py",
     "test_probes.py",
     "test_flow.py",
     "test_book_results.py",

@@ -33,7 +33,8 @@ def requirements(lines):
 CORE = requirements(PROJECT["dependencies"])
 STUDY = [*CORE, *requirements(EXTRAS["study"])]
 BOOK = [*STUDY, *requirements(EXTRAS["book"])]
-DEV = [*BOOK, *requirements([*GROUPS["test"], *GROUPS["dev"]])]
+BROWSER = requirements(GROUPS["browser"])
+DEV = [*BOOK, *BROWSER, *requirements([*GROUPS["test"], *GROUPS["dev"]])]
 WANTED = [need for need in DEV if need.name != PROJECT["name"]]
 WANTED += requirements(PYPROJECT["build-system"]["requires"])
 LIBRARY = ROOT / "lib" / "iterlin"
@@ -94,7 +95,7 @@ def test_modules_with_extras_declare_them(path):
     ("folder", "pattern", "declared"),
     [
         ("lib/iterlin/study", "**/*.py", STUDY),
-        ("lib/iterlin_book", "*.py", BOOK),
+        ("lib/iterlin_book", "*.py", [*BOOK, *BROWSER]),
         ("book", "**/*.md", BOOK),
         ("tests", "*.py", DEV),
         ("bench", "*.py", DEV),

@@ -1,6 +1,6 @@
 // What says something to the eye is to be called the same by those who speak to it (WCAG 2.5.3):
 // the theme's labels leave the visible words out.
-window.addEventListener("load", () => {
+function nameByWords() {
   for (const summary of document.querySelectorAll("summary[aria-label]")) {
     summary.removeAttribute("aria-label");
   }
@@ -10,5 +10,18 @@ window.addEventListener("load", () => {
     if (words && !label.includes(words)) {
       button.setAttribute("aria-label", `${words} (${label})`);
     }
+  }
+  // Items of a list are called so, by a role that is not given up (docutils' is).
+  for (const entry of document.querySelectorAll("[role=list] > [role=doc-biblioentry]")) {
+    entry.setAttribute("role", "listitem");
+  }
+}
+
+window.addEventListener("load", () => {
+  nameByWords();
+  // A button's icons, whose titles are words, may be drawn later.
+  const drawn = new MutationObserver(nameByWords);
+  for (const button of document.querySelectorAll("button[aria-label]")) {
+    drawn.observe(button, { childList: true });
   }
 });
