@@ -5,6 +5,8 @@ JOBS ?= 2
 PORT ?= 8000
 ROUNDS ?= 5
 VERSIONS ?= python3.11 python3.12 python3.13
+# Recipes take what a caller sets from the environment, quoted: it must not become shell code.
+export BUDGET CASES JOBS PAGE PEERS PORT ROUNDS TIER
 VENV := .venv
 BIN := $(VENV)/bin
 # Named after the lock and the project file, so that another version of either installs again.
@@ -23,7 +25,7 @@ TWO_WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo "Variables: TIER=gpu for results, PAGE='xor regimes' for some pages of it, BUDGET=30 for so"
-	@echo "many minutes (again to go on); JOBS=$(JOBS) notebooks at a time (results: 1); PORT=$(PORT)."
+	@echo "many minutes (again to go on); JOBS=$$JOBS notebooks at a time (results: 1); PORT=$$PORT."
 
 $(INSTALLED):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -38,17 +40,18 @@ $(INSTALLED):
 	@rm -f $(VENV)/.installed-* && touch $@
 
 book: $(INSTALLED) ## run every page at the quick tier and build _build/html
-	@$(BIN)/python -m iterlin_book.build book --jobs $(JOBS)
+	@$(BIN)/python -m iterlin_book.build book --jobs "$$JOBS"
 	@$(BIN)/python -m iterlin.study.claims
 
 results: JOBS = 1
 results: $(INSTALLED) ## run TIER=laptop|gpu|paper [PAGE=xor] [BUDGET=minutes], record the results
-	@$(BIN)/python -m iterlin_book.build results --tier="$(TIER)" --jobs="$(JOBS)" \
-	  $(foreach page,$(PAGE),--page="$(page)") $(if $(BUDGET),--budget="$(BUDGET)")
+	@set -f; set -- --tier="$$TIER" --jobs="$$JOBS" $${BUDGET:+--budget="$$BUDGET"}; \
+	  for page in $$PAGE; do set -- "$$@" --page="$$page"; done; \
+	  $(BIN)/python -m iterlin_book.build results "$$@"
 
 serve: book ## show the book on this machine
-	@echo "http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"
-	@$(BIN)/python -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
+	@echo "http://127.0.0.1:$$PORT/ (stop with Ctrl-C)"
+	@$(BIN)/python -m http.server "$$PORT" --bind 127.0.0.1 --directory _build/html
 
 browser: book ## open every page in Debian's chromium: requests, errors, widths, formulas, WCAG
 	@$(BIN)/python -m iterlin_book.browser _build/html
@@ -91,7 +94,7 @@ library: $(INSTALLED) ## the library's tests alone: no book, no notebooks
 	  --ignore-glob 'tests/test_book_*.py' --ignore tests/test_mutations.py --ignore tests/test_pages.py
 
 references: $(INSTALLED) ## make tests/notebooks anew from the pages that run now
-	@$(BIN)/python -m iterlin_book.references --jobs $(JOBS)
+	@$(BIN)/python -m iterlin_book.references --jobs "$$JOBS"
 
 restamp: $(INSTALLED) ## bring records to the present form, where it is proven that nothing changed
 	@$(BIN)/python -m iterlin_book.restamp
@@ -100,8 +103,8 @@ picture: ## take the README's picture from the book's landing page
 	@$(BIN)/python -m iterlin_book.picture
 
 bench: $(INSTALLED) ## measure the library beside its peers [CASES=NTK] [ROUNDS=5] [WHOLE=1] [TIER=gpu]
-	@$(BIN)/python -m bench --rounds $(ROUNDS) $(if $(TIER),--tier $(TIER)) $(if $(CASES),--cases $(CASES)) \
-	  $(if $(WHOLE),--whole) $(if $(PEERS),--python $(PEERS))
+	@set -f; $(BIN)/python -m bench --rounds "$$ROUNDS" $${TIER:+--tier "$$TIER"} \
+	  $${CASES:+--cases $$CASES} $(if $(WHOLE),--whole) $${PEERS:+--python "$$PEERS"}
 
 lock: ## pin what pyproject.toml asks for, the rest as it is (UPGRADE=1: the newest; needs uv)
 	@cp requirements.lock requirements.new

@@ -1,0 +1,48 @@
+"""What a caller sets on make's command line reaches programs as words and no shell as code."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+VARIABLES = ("BUDGET", "CASES", "JOBS", "PAGE", "PEERS", "PORT", "ROUNDS", "TIER")
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+@pytest.fixture
+def front_door(tmp_path):
+    """The Makefile beside a Python that prints its arguments and is taken for installed."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf "<%s>" "$@"\necho\n')
+    python.chmod(0o755)
+
+    def make(target, **variables):
+        words = [f"{name}={value}" for name, value in variables.items()]
+        command = ["make", "-s", target, f"BIN={tmp_path}", "INSTALLED=", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return make
+
+
+@pytest.mark.parametrize("target", ["help", "book", "results", "serve", "references", "bench"])
+@pytest.mark.parametrize("text", ["x; touch pwned", "$(touch pwned)", '"; touch pwned; "'])
+def test_no_variable_is_run(front_door, tmp_path, target, text):
+    # A dollar sign is make's own: two of them are one for the shell.
+    front_door(target, **dict.fromkeys(VARIABLES, text.replace("$", "$$")))
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_they_arrive(front_door):
+    said = front_door("results", TIER="gpu", PAGE="xor reg*", BUDGET="30")
+    words = re.findall(r"<(.*?)>", said.splitlines()[0])
+    expected = ["--tier=gpu", "--jobs=1", "--budget=30", "--page=xor", "--page=reg*"]
+    assert words == ["-m", "iterlin_book.build", "results", *expected]
+    assert "<--jobs><3>" in front_door("book", JOBS="3")
+    assert "<--cases><NTK><stepping>" in front_door("bench", CASES="NTK stepping")
