@@ -102,15 +102,18 @@ def test_pages_with_claims_show_the_records_that_claims_judge_and_no_others(root
         files[name] = root / "data" / "results" / name / "laptop.nc"
         files[name].parent.mkdir(parents=True)
         files[name].write_bytes(b"content")
-    cells = [nbformat.v4.new_code_cell("records.best('named')")]
-
     def shown(judges, tier="quick", page="experiments/own"):
+        source = "records.best('named')"
+        if page != "experiments/own":
+            source += f"\nopenings.show({page!r})"
+        cells = [nbformat.v4.new_code_cell(source)]
         found = freshness.shown_records(root, page, tier, cells, judges)
         return {path.parent.name for path in found}
 
-    # A page that no row names, as the landing page, shows all of them.
+    # A page that does not ask for its own, as the landing page, shows all of them.
     assert shown(True) == {"judged", "own", "named"}
     assert shown(True, page="experiments/judging") == {"judged", "judging", "named"}
+    assert shown(True, page="experiments/no_claims") == {"named"}
     toy_book.edit(root, "book/claims.yml", "{id: C2}", "{id: C2, experiment: unrelated}")
     assert shown(True) == {"judged", "own", "named", "unrelated"}
     assert shown(True, page="experiments/judging") == {"judged", "judging", "named"}
@@ -142,7 +145,7 @@ def test_digests_follow_the_claims_of_the_page(root):
     rows = "[{id: C1, page: other}, {id: C2, page: experiments/xor}]"
     toy_book.edit(root, "book/claims.yml", "[]", rows)
     notebook = pages.read(root, "other")
-    notebook.cells.append(nbformat.v4.new_code_cell("from iterlin import claims\nclaims.TEXT"))
+    notebook.cells.append(nbformat.v4.new_code_cell("from iterlin import claims\nclaims.TEXT, 'other'"))
     first = freshness.digest(root, "other", "quick", notebook, {})
     toy_book.edit(root, "book/claims.yml", "C2", "C3")
     assert freshness.digest(root, "other", "quick", notebook, {}) == first

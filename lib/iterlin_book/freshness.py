@@ -43,7 +43,7 @@ def digest(root, page, tier, notebook, values):
         "library": library,
         "files": {str(path.relative_to(root)): _file_hash(path) for path in sorted(files)},
         "stale": [_is_stale(path) for path in records],
-        "claims": shown_claims(root, page) if judges else [],
+        "claims": shown_claims(root, page, cells) if judges else [],
     }
     if PRECISION in os.environ:  # what products are computed in, where it matters
         content["precision"] = os.environ[PRECISION]
@@ -92,7 +92,7 @@ def shown_records(root, page, tier, cells, judges):
     if RESULTS in names:
         return recorded(root)
     if judges:
-        names |= {row.get("experiment") for row in shown_claims(root, page)}
+        names |= {row.get("experiment") for row in shown_claims(root, page, cells)}
     return [path for path in recorded(root) if path.parent.name in names]
 
 
@@ -104,10 +104,11 @@ def named_lists(root, cells):
     ]
 
 
-def shown_claims(root, page):
-    """Rows of the ledger that a page with claims shows: its own, or all where it has none."""
+def shown_claims(root, page, cells):
+    """Rows of the ledger that a page with claims shows: its own where it names itself to ask for
+    them (`openings.show`), else all."""
     rows = yaml.safe_load((Path(root) / "book" / "claims.yml").read_text("utf8"))
-    return [row for row in rows if row.get("page") == page] or rows
+    return [row for row in rows if page not in _strings(cells) or row.get("page") == page]
 
 
 def recorded(root):
