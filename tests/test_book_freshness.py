@@ -102,6 +102,7 @@ def test_pages_with_claims_show_the_records_that_claims_judge_and_no_others(root
         files[name] = root / "data" / "results" / name / "laptop.nc"
         files[name].parent.mkdir(parents=True)
         files[name].write_bytes(b"content")
+
     def shown(judges, tier="quick", page="experiments/own"):
         source = "records.best('named')"
         if page != "experiments/own":
@@ -145,7 +146,8 @@ def test_digests_follow_the_claims_of_the_page(root):
     rows = "[{id: C1, page: other}, {id: C2, page: experiments/xor}]"
     toy_book.edit(root, "book/claims.yml", "[]", rows)
     notebook = pages.read(root, "other")
-    notebook.cells.append(nbformat.v4.new_code_cell("from iterlin import claims\nclaims.TEXT, 'other'"))
+    own = "from iterlin import claims\nclaims.TEXT, 'other'"
+    notebook.cells.append(nbformat.v4.new_code_cell(own))
     first = freshness.digest(root, "other", "quick", notebook, {})
     toy_book.edit(root, "book/claims.yml", "C2", "C3")
     assert freshness.digest(root, "other", "quick", notebook, {}) == first
