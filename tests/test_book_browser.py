@@ -23,6 +23,11 @@ document.querySelector("#dial").oninput = (event) => {
 };</script>"""
 ADDS = 'document.querySelector("p").after(document.createElement("button"))'
 DRAWN = '<svg width="{}" viewBox="0 0 300 30"><text y="20" font-size="{}">text</text></svg>'
+# A figure in a file of its own, 590 pixels wide: its print is known, not seen.
+FIGURE = (
+    '<img id="figure" alt="A figure" style="width: {}px" src="data:image/svg+xml,'
+    "%3Csvg xmlns='http://www.w3.org/2000/svg' width='590' height='20'/%3E\">"
+)
 SETS_DARK = "html[data-theme=dark] { background: #111; color: #eee }"
 TURNS = DIAL.replace("{shown}", SHOWN.replace("{extra}", "")).replace("{options}", "")
 
@@ -40,6 +45,8 @@ FAULTS = {
         "",
         [("1360 390", "gone.png", "console error: .*404")],
     ),
+    "shown": (FIGURE.format(360), "", []),
+    "shrunk": (FIGURE.format(300), "", [("390", "#figure", "text of 7.6 pixels")]),
     "says": (
         '<script>console.error("it broke")</script>',
         "",
@@ -176,7 +183,7 @@ def test_what_was_measured(seen):
     assert desk.requests == phone.requests == 1
     assert 0 < desk.seconds < 60
     assert desk.kilobytes > 0.3
-    assert phone.drawn == pytest.approx(12, abs=0.1)
+    assert phone.text == pytest.approx(12, abs=0.1)
     assert seen["misnamed"][0].violations == 1
 
 

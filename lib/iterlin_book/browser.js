@@ -67,7 +67,7 @@ window.iterlin = (() => {
     });
   }
 
-  // Of every figure that is made of pixels: [selector, shown width / natural width].
+  // Of every figure in a file of its own: [selector, shown width / natural width].
   function scales() {
     const images = [...ARTICLE.querySelectorAll("img")].filter((e) => shown(e) && e.naturalWidth > 200);
     return images.map((image) => [name(image), image.clientWidth / image.naturalWidth]);

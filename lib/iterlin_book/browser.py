@@ -16,15 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from iterlin.study import plotting
+
 from iterlin_book import chromium
 
 PHONE = 390
 # A width comes with a colour scheme: colours do not depend on it, and axe-core takes its time.
 SCHEMES = {1360: "light", PHONE: "dark"}
 LEAST_TEXT = 9  # CSS pixels
-# Of a figure made of pixels: its smallest font (legends: 10 points) at its 110 dots per inch. What
-# follows for its text is told, not judged: the figure may use other fonts.
-PIXELS_OF_TEXT = 10 * 110 / 72
+# The smallest print of a figure in its own size, CSS pixels: no page sets another.
+PIXELS_OF_TEXT = plotting.SIZE * 96 / 72
 MOST_TABS = 500
 PROBES = Path(__file__).with_suffix(".js")
 
@@ -39,8 +40,7 @@ class Visit:
     requests: int = 0
     kilobytes: float = 0.0
     violations: int = 0
-    drawn: float = float("inf")  # the smallest text of a drawing, CSS pixels
-    scale: float = float("inf")  # the smallest shown / natural width of a picture
+    text: float = float("inf")  # the smallest print of a figure, CSS pixels
     faults: list = field(default_factory=list)
 
 
@@ -107,10 +107,10 @@ async def _look(page, seen):
         seen.faults += map(tuple, await page.evaluate(f"iterlin.{probe}()"))
     drawn = await page.evaluate("iterlin.drawn()")
     scales = await page.evaluate("iterlin.scales()")
-    seen.drawn = min((size for _, size in drawn), default=seen.drawn)
-    seen.scale = min((scale for _, scale in scales), default=seen.scale)
+    texts = drawn + [(where, scale * PIXELS_OF_TEXT) for where, scale in scales]
+    seen.text = min((size for _, size in texts), default=seen.text)
     if seen.width == PHONE:
-        small = [(where, size) for where, size in drawn if size < LEAST_TEXT - 0.05]
+        small = [(where, size) for where, size in texts if size < LEAST_TEXT - 0.05]
         seen.faults += [(where, f"text of {size:.1f} pixels") for where, size in small]
     seen.faults += await broken_rules(page, seen)
 
@@ -184,8 +184,7 @@ def table(seen):
         f"{'page':40} {'width':>5} {'s':>5} {'requests':>8} {'kB':>6} {'axe':>3} {'text':>5} faults"
     )
     for one in seen:
-        text = min(one.drawn, one.scale * PIXELS_OF_TEXT)
-        size = f"{text:5.1f}" if text < float("inf") else f"{'':5}"
+        size = f"{one.text:5.1f}" if one.text < float("inf") else f"{'':5}"
         yield (
             f"{one.page:40} {one.width:5} {one.seconds:5.1f} {one.requests:8} "
             f"{one.kilobytes:6.0f} {one.violations:3} {size} {len(one.faults):6}"
@@ -214,10 +213,6 @@ def main(arguments=None):
     print(lines)
     if options.table:
         options.table.write_text(f"{lines}\n", "utf8")
-    small = [one for one in seen if one.width == PHONE and one.scale * PIXELS_OF_TEXT < LEAST_TEXT]
-    for one in small:
-        text = one.scale * PIXELS_OF_TEXT
-        print(f"{one.page}: a picture is shown at {one.scale:.2f}: 10 points as {text:.1f} pixels")
     faults = {}  # (page, where, what) -> the widths at which it is so
     for one in seen:
         for fault in one.faults:
