@@ -345,6 +345,6 @@ def test_a_claim_is_a_line_that_opens_to_its_statements(monkeypatch):
     assert "<a " not in of_page
     line, more = whole.split("</summary>")
     assert "partly</span>" in line
-    assert "low: 0.1 [-0.2, 0.4]: fails" in line
+    assert "fails: 0.1 [-0.2, 0.4], low" in line
     assert "(v3, section 0): 1 &lt; 2." in more
     assert "<li>high &lt;b&gt;: 1 [0.7, 1.3], required above 0.5: holds</li>" in more

@@ -38,6 +38,8 @@ STYLE = """<style>
 .claims summary:hover { background: #8881 }
 .claims .verdict { color: #fff; border-radius: 0.3em; padding: 0.05em 0.5em; font-size: 0.85em;
   white-space: nowrap; justify-self: start }
+.claims details:not([open]) .found span { display: -webkit-box; -webkit-box-orient: vertical;
+  -webkit-line-clamp: 2; overflow: hidden }
 .claims .more { margin: 0.4em 0 0.6em 1em; font-size: 0.9em }
 .claims .more ul { margin: 0.3em 0 }
 @media (max-width: 720px) {
@@ -74,23 +76,27 @@ def _row(verdict: Verdict, alone: bool) -> str:
     listed = "".join(f"<li>{statement}</li>" for statement in statements)
     return (
         f"<details{' open' if alone else ''}><summary>{mark}{says}"
-        f"<span>{escape(_found(verdict))}</span></summary>"
+        f'<span class="found">{_found(verdict)}</span></summary>'
         f'<div class="more">{" ".join(filter(None, parts))}'
         f"{f'<ul>{listed}</ul>' if listed else ''}</div></details>"
     )
 
 
 def _found(verdict: Verdict) -> str:
-    """The statements that tell the verdict, or why there is none; what the record lacks."""
+    """The statements that tell the verdict, or why there is none; what the record lacks.
+
+    As HTML, an outcome and its number first: of what follows only as much is shown as fits.
+    """
     if verdict.unmet:
         asked = verdict.unmet[0]
-        found = f"{measured(asked)}, for a test {asked.rule} {asked.value:g}"
+        found = [f"{_number(asked)}, for a test {asked.rule} {asked.value:g}: {asked.says}"]
     elif verdict.statements:
-        found = "; ".join(f"{measured(s)}: {s.outcome}" for s in telling(verdict))
+        found = [f"{s.outcome}: {_number(s)}, {s.says}" for s in telling(verdict)]
     else:
-        return verdict.row.get("why", "")
-    notes = [verdict.partial, "stale" if verdict.stale else ""]
-    return found + "".join(f" ({note})" for note in notes if note)
+        found = [verdict.row.get("why", "")]
+    notes = [verdict.partial, "stale" if verdict.stale else ""] if verdict.tier else []
+    found[0] = "".join(f"({note}) " for note in notes if note) + found[0]
+    return "".join(f"<span>{escape(line)}</span>" for line in found)
 
 
 def _record(verdict: Verdict) -> str:
@@ -114,6 +120,10 @@ def _statement(statement: Statement, word: str = "required") -> str:
 
 def measured(statement: Statement) -> str:
     """A statement's words, its estimate and, where it has a width, the interval."""
+    return f"{statement.says}: {_number(statement)}"
+
+
+def _number(statement: Statement) -> str:
     estimate, lower, upper = statement.found
     interval = "" if lower == upper else f" [{lower:.3g}, {upper:.3g}]"
-    return f"{statement.says}: {estimate:.3g}{interval}"
+    return f"{estimate:.3g}{interval}"
