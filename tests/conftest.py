@@ -11,6 +11,7 @@ import matplotlib
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from jaxtyping import install_import_hook
+from pictures import pytest_collectstart  # noqa: F401  (a hook)
 
 matplotlib.use("agg")
 jax.config.update("jax_enable_x64", True)

@@ -141,9 +141,9 @@ def test_numbers_read_well(value, text):
 
 def test_words_on_xor_name_the_numbers_of_the_record(views):
     first, *_, last = of(views, "xor-alignment").tracks["period|small"].words
-    assert first.startswith("K = 1 (ηK = 0.05): mean alignment 0.990 ")
-    assert "test accuracy 87.5 [87.5, 87.5] %" in first
-    assert "mean alignment 0.900 " in last
+    assert first.startswith("K = 1 (ηK = 0.05): mean alignment 0.990\N{NO-BREAK SPACE}±")
+    assert "test accuracy 87.5\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}0.0 %" in first
+    assert "mean alignment 0.900\N{NO-BREAK SPACE}±" in last
     features = of(views, "xor-features").tracks["damping|small"].words
     assert features[0].startswith("λ = 2: 4 of the 4 features of one seed point at a cluster")
     assert features[1].startswith("λ = 0.02: 0 of the 4 ")
@@ -200,8 +200,9 @@ def test_curves_are_of_network_and_proxy_where_these_differ(views):
     assert sweep.rows[0]["time"] == [10, 20]
     words = sweep.tracks[""].words
     assert "K = 100 (ηK = 10): test accuracy at the end, after 2 feature updates" in words[1]
-    assert "the network 50.0 [50.0, 50.0] %, the proxy 60.0 [60.0, 60.0] %" in words[1]
-    assert "Ordinary training, K = 1: 60.0 [60.0, 60.0] %" in words[1]
+    read = words[1].replace("\N{NO-BREAK SPACE}", " ")
+    assert "the network 50.0 ± 0.0 %, the proxy 60.0 ± 0.0 %" in read
+    assert "Ordinary training, K = 1: 60.0 ± 0.0 %" in read
     assert "Ordinary training" not in words[0]
     assert sweep.title.startswith("CIFAR-10: 3,000 images")
 

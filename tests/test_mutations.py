@@ -322,6 +322,7 @@ def execute(folder, on_page, new, cells=None):
         (folder / name).symlink_to(ROOT / name)
     path = folder / "tests" / "notebooks" / f"{on_page.page}.ipynb"
     path.parent.mkdir(parents=True)
+    (path.parent / "conftest.py").symlink_to(TESTS / "pictures.py")
     reference = nbformat.read(TESTS / "notebooks" / f"{on_page.page}.ipynb", as_version=4)
     reference.cells = reference.cells[:cells]
     nbformat.write(reference, path)

@@ -58,6 +58,7 @@ def compare(session, path, executed):
     """
     cells = pages.code_cells(executed)
     file = IPyNbFile.from_parent(session, path=path)
+    session.config.hook.pytest_collectstart(collector=file)
     items = list(file.collect())
     assert len(items) == len(cells), f"{len(cells)} cells ran, the reference has {len(items)}"
     file.kernel = Recorded(cells)
