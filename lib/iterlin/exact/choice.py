@@ -29,6 +29,7 @@ ENGINES: dict[str, Callable[[Task], object] | None] = {
     "function_space": lambda task: Steps(task, with_kernel=True),
     "function_space_flow": lambda task: GradientFlow(task, with_kernel=True),
     "flow": GradientFlow,
+    "function_space_minimum": lambda task: ToMinimum(task, with_kernel=True),
     "minimum": ToMinimum,
 }
 # A flow may stand for steps, unasked, while eta lambda_max at theta_s is below this.
@@ -168,14 +169,15 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
             )
         if task.solved is not None:
             raise ValueError("engine 'closed_form' does not look for when a problem is solved")
-    if engine == "minimum" and task.penalty <= 0:
+    to_minimum = engine.endswith("minimum")
+    if to_minimum and task.penalty <= 0:
         raise ValueError(
-            "engine 'minimum' needs a positive penalty: without one the cross-entropy of separable "
+            f"engine '{engine}' needs a positive penalty: without one the cross-entropy of separable "
             "data has no minimum; take 'flow' with when_solved(...) and a rule `solved`"
         )
-    if engine == "minimum" and stops:
+    if to_minimum and stops:
         raise ValueError(
-            "engine 'minimum' takes no steps at which the schedule could look at the parameters: "
+            f"engine '{engine}' takes no steps at which the schedule could look at the parameters: "
             "take 'flow', or a schedule that does not look"
         )
     if engine.startswith("function_space"):
