@@ -86,6 +86,15 @@ TINY = {
     | {"sizes": [20, 40], "num_steps": [200, 300], "periods": [1, 5, 10]},
     "experiments/damping_cnn": IMAGES
     | {"max_period": 20, "check_every": 5, "num_steps": 40, "num_readings": 4},
+    "experiments/exact_solves": IMAGES
+    | {
+        "pool": 40,
+        "train_size": 20,
+        "times": [1, 5],
+        "num_linearizations": 2,
+        "sgd_batch_size": 10,
+        "sgd_steps": 20,
+    },
     "experiments/full_solve": IMAGES
     | {
         "num_steps": 40,

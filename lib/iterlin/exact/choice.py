@@ -172,8 +172,8 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
     to_minimum = engine.endswith("minimum")
     if to_minimum and task.penalty <= 0:
         raise ValueError(
-            f"engine '{engine}' needs a positive penalty: without one the cross-entropy of separable "
-            "data has no minimum; take 'flow' with when_solved(...) and a rule `solved`"
+            f"engine '{engine}' needs a positive penalty: without one the cross-entropy of "
+            "separable data has no minimum; take 'flow' with when_solved(...) and a rule `solved`"
         )
     if to_minimum and stops:
         raise ValueError(

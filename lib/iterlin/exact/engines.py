@@ -1,7 +1,7 @@
 """Ways to train one linearisation for K full-batch steps other than one by one.
 
     closed_form             squared loss: K steps from one decomposition of J
-    function_space          any loss: K steps of the N O outputs with the kernel, parameters afterwards
+    function_space          any loss: K steps of the N O outputs with the kernel, then parameters
     function_space_flow     any smooth convex loss: gradient flow for a time eta K, with the kernel
     flow                    the same by Jacobian products alone, for any N
     function_space_minimum  a penalised convex loss: its minimum, K = infinity, with the kernel
