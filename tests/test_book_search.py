@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from iterlin_book import theme
 
 INDEX = Path(__file__).resolve().parents[1] / "_build" / "html" / "searchindex.js"
 
@@ -49,3 +51,22 @@ def test_a_word_that_is_nowhere_is_not_found(index):
 def test_the_glossary_answers_under_its_terms(index, term):
     places = index["indexentries"][term.lower()]
     assert "appendix/glossary" in {index["docnames"][place[0]] for place in places}
+
+
+def test_a_build_of_few_pages_keeps_the_entries_of_the_others():
+    """As Sphinx 7 comes to it: the environment has all entries, the search those it has written."""
+    entries = {
+        "written": [("single", "old", "term-old", "", None)],
+        "unwritten": [("single", "period", "term-period", "main", None), ("odd", "x", "y", "", None)],
+    }
+    known = {"written": [("new", "term-new", "")]}
+    index = SimpleNamespace(entries=entries)
+    app = SimpleNamespace(
+        builder=SimpleNamespace(indexer=SimpleNamespace(_index_entries=known)),
+        env=SimpleNamespace(get_domain={"index": index}.get),
+    )
+    assert theme._keep_index_entries(app) == []
+    assert known == {
+        "written": [("new", "term-new", "")],
+        "unwritten": [("period", "term-period", "main")],
+    }
