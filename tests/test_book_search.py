@@ -57,7 +57,10 @@ def test_a_build_of_few_pages_keeps_the_entries_of_the_others():
     """As Sphinx 7 comes to it: the environment has all entries, the search those it has written."""
     entries = {
         "written": [("single", "old", "term-old", "", None)],
-        "unwritten": [("single", "period", "term-period", "main", None), ("odd", "x", "y", "", None)],
+        "unwritten": [
+            ("single", "period", "term-period", "main", None),
+            ("odd", "x", "y", "", None),
+        ],
     }
     known = {"written": [("new", "term-new", "")]}
     index = SimpleNamespace(entries=entries)
