@@ -7,6 +7,7 @@ is over saves a partial record; it is not taken for done, and the exit status is
 
 import argparse
 import json
+import logging
 import os
 import re
 import sys
@@ -215,6 +216,8 @@ def main(arguments=None):
         print(unfinished, flush=True)
         return PARTIAL
     except KeyboardInterrupt:
+        # Of the kernel that the same key has ended, and whose end nobody waits for any more.
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         print(f"{page} ({options.tier}): interrupted", file=sys.stderr)
         return INTERRUPTED
     seconds = json.loads(path.read_text("utf8"))["metadata"]["iterlin_book"]["seconds"]
