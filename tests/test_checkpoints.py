@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -46,6 +47,56 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         checkpoints.load(path, TREE, fingerprint="b")
     with pytest.raises(checkpoints.CheckpointError, match=r"run\.npz holds another state"):
         checkpoints.load(path, [TREE, jnp.zeros(2)], fingerprint="a")
+
+
+def crafted(path, change):
+    """A checkpoint as `save` writes it, but with another head, or other arrays."""
+    checkpoints.save(path, TREE, fingerprint="a", notes={"taken": 1, "seconds": 0.5})
+    with np.load(path) as file:
+        arrays = dict(file)
+    head = change(json.loads(arrays["head"].tobytes()), arrays)
+    np.savez(path, **arrays | {"head": np.frombuffer(json.dumps(head).encode(), np.uint8)})
+
+
+def without(name):
+    return lambda head, arrays: {key: value for key, value in head.items() if key != name}
+
+
+def reshaped(head, arrays):
+    arrays["leaf0"] = arrays["leaf0"][None]
+    return head
+
+
+def retyped(head, arrays):
+    arrays["leaf0"] = arrays["leaf0"].astype(np.int16)
+    return head
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda head, arrays: [head], "is no 'iterlin checkpoint 1'"),
+        (lambda head, arrays: "head", "is no 'iterlin checkpoint 1'"),
+        (without("fingerprint"), "belongs to a run with other settings"),
+        (without("notes"), "lacks its notes taken seconds"),
+        (lambda head, arrays: head | {"notes": [1]}, "lacks its notes taken seconds"),
+        (lambda head, arrays: head | {"notes": {"taken": 1}}, "lacks its notes taken seconds"),
+        (lambda head, arrays: head | {"notes": {"taken": 1, "seconds": "1"}}, "lacks its notes"),
+        (reshaped, r"holds another state, \w+ \(1, .* in the place of"),
+        (retyped, "holds another state, int16 .* in the place of"),
+    ],
+)
+def test_a_file_that_no_run_has_written_is_refused(tmp_path, change, message):
+    path = tmp_path / "run.npz"
+    crafted(path, change)
+    with pytest.raises(checkpoints.CheckpointError, match=rf"run\.npz {message}.*: delete it"):
+        checkpoints.load(path, TREE, fingerprint="a", notes=("taken", "seconds"))
+
+
+def test_a_folder_is_no_checkpoint(tmp_path):
+    message = "is a folder: give the name of a file$"
+    with pytest.raises(checkpoints.CheckpointError, match=message):
+        checkpoints.load(tmp_path, TREE, fingerprint="a")
 
 
 @pytest.mark.parametrize("cut", [0, 10, 200])

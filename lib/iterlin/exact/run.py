@@ -16,6 +16,9 @@ from iterlin.runtime import checkpoints
 from iterlin.runtime.chunks import CHECKPOINT, History, OutOfTime, out_of_time
 from iterlin.state import TrainState, whole
 
+# Fields of a position that are arrays, or of the run.
+NOT_NOTED = {"anchor", "inner", "fixed"}
+
 
 class ExactRun:
     """One run on its way: `state`, of what is trained, is as of the latest stop, `position` within
@@ -134,8 +137,8 @@ class ExactRun:
 
     def _write(self) -> None:
         seconds = time.monotonic() - self.begun
-        notes = self.position._asdict() | {"spent": self.spent, "seconds": seconds}
-        del notes["anchor"], notes["inner"], notes["fixed"]
+        notes = {k: v for k, v in self.position._asdict().items() if k not in NOT_NOTED}
+        notes |= {"spent": self.spent, "seconds": seconds}
         tree = (self.state, self.position.inner, self._history())
         checkpoints.save(self.checkpoint, tree, fingerprint=self.fingerprint, notes=notes)
         self.written = time.monotonic()
@@ -143,7 +146,9 @@ class ExactRun:
     def _load(self) -> None:
         """Goes on from the file, if there is one."""
         like = (self.state, self.position.inner, {name: np.zeros(0) for name in self.names})
-        found = checkpoints.load(self.checkpoint, like, fingerprint=self.fingerprint)
+        names = set(Position._fields) - NOT_NOTED | {"spent", "seconds"}
+        wanted = {"fingerprint": self.fingerprint, "notes": sorted(names)}
+        found = checkpoints.load(self.checkpoint, like, **wanted)
         if found is None:
             return
         (self.state, inner, kept), notes = found

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,20 @@ def save(path: Path, tree: PyTree, *, fingerprint: str, notes: dict | None = Non
         ) from error
 
 
-def load(path: Path, like: PyTree, *, fingerprint: str) -> tuple[PyTree, dict] | None:
+def load(
+    path: Path, like: PyTree, *, fingerprint: str, notes: Collection[str] = ()
+) -> tuple[PyTree, dict] | None:
     """The pytree (of the structure of `like`) and the notes; None if there is no such file.
 
-    Raises CheckpointError if the file is damaged or was written by a run with another fingerprint.
+    Leaves of JAX in `like` are to be of their shape and type, those of NumPy may be of any. `notes`
+    are those that the file must have, all of them numbers.
+
+    Raises CheckpointError if the file is a folder, is damaged or no checkpoint, or was written by a
+    run with another fingerprint.
     """
     path = Path(path)
+    if path.is_dir():
+        raise CheckpointError(f"the checkpoint {path} is a folder: give the name of a file")
     if not path.exists():
         return None
     hint = "delete it to start anew"
@@ -62,15 +70,26 @@ def load(path: Path, like: PyTree, *, fingerprint: str) -> tuple[PyTree, dict] |
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"the checkpoint {path} is damaged ({reason}): {hint}") from error
-    if head.get("format") != FORMAT:
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise CheckpointError(f"{path} is no '{FORMAT}': {hint}")
-    if head["fingerprint"] != fingerprint:
+    if head.get("fingerprint") != fingerprint:
         raise CheckpointError(f"the checkpoint {path} belongs to a run with other settings: {hint}")
     expected, structure = jax.tree.flatten(like)
     if len(expected) != len(leaves):
         raise CheckpointError(f"the checkpoint {path} holds another state: {hint}")
+    for leaf, other in zip(leaves, expected, strict=True):
+        wanted = _plain(other) if isinstance(other, jax.Array) else leaf
+        if (leaf.shape, leaf.dtype) != (wanted.shape, wanted.dtype):
+            raise CheckpointError(
+                f"the checkpoint {path} holds another state, {leaf.dtype} {leaf.shape} in the "
+                f"place of {wanted.dtype} {wanted.shape}: {hint}"
+            )
+    kept = head.get("notes")
+    if not isinstance(kept, dict) or not all(isinstance(kept.get(n), int | float) for n in notes):
+        listed = "".join(f" {name}" for name in notes)
+        raise CheckpointError(f"the checkpoint {path} lacks its notes{listed}: {hint}")
     restored = [_restored(leaf, other) for leaf, other in zip(leaves, expected, strict=True)]
-    return jax.tree.unflatten(structure, restored), head["notes"]
+    return jax.tree.unflatten(structure, restored), kept
 
 
 def fingerprint(programs: Iterable[Any], *trees: PyTree) -> str:

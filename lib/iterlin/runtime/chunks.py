@@ -70,7 +70,8 @@ def run_in_chunks(
     taken, before = first, 0.0
     if checkpoint is not None:
         like = (state, {name: np.zeros(0) for name in shapes})
-        found = checkpoints.load(checkpoint, like, fingerprint=fingerprint)
+        wanted = {"fingerprint": fingerprint, "notes": ("taken", "seconds")}
+        found = checkpoints.load(checkpoint, like, **wanted)
         if found is not None:
             (state, kept), notes = found
             rows = {name: list(kept[name]) for name in shapes}
