@@ -14,7 +14,7 @@ INSTALLED := $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml | c
 # Two notebooks at a time share the cores (XLA sizes its thread pools by NPROC).
 ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 \
   JAX_PLATFORMS=cpu XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false \
-  JAX_COMPILATION_CACHE_DIR=$(CURDIR)/_build/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
+  JAX_COMPILATION_CACHE_DIR="$$PWD/_build/jax" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
 # A file of tests stays with one worker, which has its programs; the files come longest first.
 TWO_WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
@@ -40,14 +40,14 @@ $(INSTALLED):
 	@rm -f $(VENV)/.installed-* && touch $@
 
 book: $(INSTALLED) ## run every page at the quick tier and build _build/html
-	@$(BIN)/python -m iterlin_book.build book --jobs "$$JOBS"
+	@$(BIN)/python -m iterlin_book.build book --parent --jobs "$$JOBS"
 	@$(BIN)/python -m iterlin.study.claims
 
 results: JOBS = 1
 results: $(INSTALLED) ## run TIER=laptop|gpu|paper [PAGE=xor] [BUDGET=minutes], record the results
 	@set -f; set -- --tier="$$TIER" --jobs="$$JOBS" $${BUDGET:+--budget="$$BUDGET"}; \
 	  for page in $$PAGE; do set -- "$$@" --page="$$page"; done; \
-	  $(BIN)/python -m iterlin_book.build results "$$@"
+	  $(BIN)/python -m iterlin_book.build results --parent "$$@"
 
 serve: book ## show the book on this machine
 	@echo "http://127.0.0.1:$$PORT/ (stop with Ctrl-C)"

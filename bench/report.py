@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 from IPython.display import Markdown, display
 from iterlin.study import intervals, plotting, records, tables
+from iterlin.study.plain_text import escaped
 
 # What the times of a growth curve are of, by case.
 MEANING = {
@@ -110,9 +111,9 @@ class Report:
             return
         found = self.attribute("conditions")
         note(
-            f"*Shown: {records.caption(self.record)}; {found['cpu']}, {found['threads']} threads, "
-            f"{found['rounds']} rounds; load before it began: {found['load']:g} "
-            "(near 0 on a quiet machine).*"
+            f"*Shown: {records.caption(self.record)}; {escaped(found['cpu'])}, "
+            f"{found['threads']} threads, {found['rounds']} rounds; load before it began: "
+            f"{found['load']:g} (near 0 on a quiet machine).*"
         )
         if found["load"] > 0.5:
             note(
@@ -369,6 +370,6 @@ class Report:
             [f"`{peer}`", ", ".join(f"{name} {number}" for name, number in versions.items())]
             for peer, versions in self.attribute("peers").items()
         ]
-        absent = [f"- {case}: {label}: {why}" for case, label, why in self.attribute("left_out")]
+        absent = [f"- {': '.join(map(escaped, told))}" for told in self.attribute("left_out")]
         end = "Left out:\n\n" + "\n".join(absent) if absent else "Nobody was left out."
         note(tables.markdown(["peer", "versions"], body) + "\n\n" + end)

@@ -1,5 +1,6 @@
 """The pipeline end to end on a toy book: what runs again after which change, failures, kills."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -178,6 +179,47 @@ def test_a_damaged_record_is_refused_before_anything_runs(tmp_path, capsys, argu
     assert not (root / "_build").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "broken", "message"),
+    [
+        (["results", "--tier", "laptop"], "data", "{root}/data is no folder"),
+        (["results", "--tier", "laptop"], "_build", "{root}/_build is no folder"),
+        (["book"], "_build", "{root}/_build is no folder"),
+        (["book"], "home", "{root}/home is no folder"),
+        (["book"], None, "{root} cannot be written to"),
+    ],
+)
+def test_a_place_that_cannot_be_written_to_is_told_before_anything_runs(
+    tmp_path, capsys, monkeypatch, arguments, broken, message
+):
+    root = toy_book.create(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if broken:
+        (root / broken).write_text("in the way")
+        monkeypatch.setenv("HOME", str(root / "home"))
+    else:  # tests may run as root, who may write anywhere
+        monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    assert build_main([*arguments, "--root", str(root)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(message.format(root=root))
+    assert said.err.count("\n") == 1
+
+
+def test_what_a_crash_cut_off_is_made_again(book):
+    (notebook,), page = executed(book, OTHER), book / "_build" / "html" / "other.html"
+    notebook.write_bytes(notebook.read_bytes()[:-20])
+    page.write_bytes(b"")
+    done = toy_book.run(book, "build", "book")
+    assert (done.returncode, toy_book.started(done.stdout)) == (0, [OTHER])
+    assert done.stderr.splitlines() == [
+        f"{notebook} was cut off: its page runs again",
+        f"{page} was empty: it is made again",
+    ]
+    assert "-7" in html(book, OTHER)
+    assert build(book) == []
+
+
 def test_claims_belong_to_pages_that_use_the_claims(book):
     edit(book, f"book/{OTHER}.md", "negate(7)", "from iterlin import claims\nclaims.TEXT")
     assert build(book) == [OTHER]
@@ -225,11 +267,11 @@ def test_a_warning_of_the_book_is_an_error_each_time(book):
         assert f"book/{XOR}.md:14: WARNING: unknown document: 'nowhere'" in done.stderr
 
 
-def _start(root):
+def _start(root, before=(), *options):
     """A build in a session of its own, once it is inside a slow cell."""
     edit(root, f"book/{OTHER}.md", "negate(7)", SLOW)
     process = subprocess.Popen(
-        toy_book.command("build", "book"),
+        [*before, *toy_book.command("build", "book", *options)],
         cwd=root,
         env=toy_book.environment(root),
         stdout=subprocess.PIPE,
@@ -272,6 +314,26 @@ def test_an_interrupted_build_goes_on_with_the_same_command(book, how):
     assert not (book / "ended").exists()
     assert build(book) == [OTHER]
     assert "-7" in html(book, OTHER)
+
+
+def test_a_build_may_end_with_the_process_that_started_it(book):
+    process = _start(book, ["sh", "-c", '"$@"; :', "sh"], "--parent")
+    process.kill()
+    with (book / "_build" / ".lock").open() as lock:
+        deadline = time.monotonic() + 10
+        while not _free(lock):
+            assert time.monotonic() < deadline, "the build goes on"
+            time.sleep(0.05)
+    process.communicate(timeout=10)  # nothing that the build started writes any more
+    assert not (book / "ended").exists()
+
+
+def _free(lock):
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def test_a_change_during_a_run_is_not_taken_for_its_result(book):

@@ -39,10 +39,23 @@ def test_no_variable_is_run(front_door, tmp_path, target, text):
     assert not (tmp_path / "pwned").exists()
 
 
+def test_a_checkout_may_lie_anywhere(tmp_path):
+    """The path of the compilation cache is one word, whatever is in it."""
+    place = tmp_path / 'it\'s a "$HOME" $(touch pwned)'
+    place.mkdir()
+    shutil.copy(ROOT / "Makefile", place)
+    (place / "python").write_text('#!/bin/sh\necho "$JAX_COMPILATION_CACHE_DIR"\n')
+    (place / "python").chmod(0o755)
+    command = ["make", "-s", "library", "BIN=.", "INSTALLED="]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    assert done.stdout == f"{place}/_build/jax\n"
+    assert not (place / "pwned").exists()
+
+
 def test_they_arrive(front_door):
     said = front_door("results", TIER="gpu", PAGE="xor reg*", BUDGET="30")
     words = re.findall(r"<(.*?)>", said.splitlines()[0])
     expected = ["--tier=gpu", "--jobs=1", "--budget=30", "--page=xor", "--page=reg*"]
-    assert words == ["-m", "iterlin_book.build", "results", *expected]
-    assert "<--jobs><3>" in front_door("book", JOBS="3")
+    assert words == ["-m", "iterlin_book.build", "results", "--parent", *expected]
+    assert "<book><--parent><--jobs><3>" in front_door("book", JOBS="3")
     assert "<--cases><NTK><stepping>" in front_door("bench", CASES="NTK stepping")

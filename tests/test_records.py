@@ -3,6 +3,7 @@
 import json
 import os
 
+import h5py
 import numpy as np
 import pytest
 import toy_sources
@@ -195,6 +196,90 @@ def test_a_place_that_cannot_be_written_is_an_error(root):
     (root / "data" / "results").write_text("a file where a folder should be")
     with pytest.raises(OSError, match="results"):
         save()
+
+
+# Records that hold more than numbers and plain text.
+
+
+def crafted(**attributes):
+    """A record with other attributes, written past what `save` refuses; None: without it."""
+    forged = save()
+    forged.attrs = {k: v for k, v in (forged.attrs | attributes).items() if v is not None}
+    records.write(forged, records.path_of(EXPERIMENT, "laptop"))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "problem"),
+    [
+        ({"data": "```{raw} html\n<script>alert(1)</script>\n```"}, "'data' is not plain text"),
+        ({"data": "made up\n\n# Heading"}, "'data' is not plain text"),
+        ({"device": "{download}`/etc/group`"}, "'device' is not plain text"),
+        ({"anything": "[here](javascript:alert(1))"}, "'anything' is not plain text"),
+        ({"commit": "0123456\x1b[2J"}, "'commit' is not plain text"),
+        ({"commit": "the last one"}, "'commit' is not a commit"),
+        ({"date": "yesterday"}, "'date' is not YYYY-MM-DD"),
+        ({"wall_time": np.inf}, "'wall_time' is not a finite number"),
+        ({"wall_time": "long"}, "'wall_time' is not a finite number"),
+        ({"missing": -1}, "'missing' is not a finite number"),
+        ({"step_size": [0.1, np.nan]}, "'step_size' is not a finite number"),
+        ({"parameters": "{"}, "'parameters' is not JSON"),
+        ({"rules": "[" * 100_000}, "'rules' is not JSON"),
+        ({"versions": "[]"}, "'versions' is not the JSON of a dict"),
+        ({"peers": '{"<b>": {}}'}, "'peers' holds what is not plain text"),
+        ({"definitions": '{"library": [["a"]], "page": []}'}, "'definitions' does not list"),
+        *(({name: None}, f"lacks the attribute '{name}'") for name in ("experiment", "tier")),
+    ],
+)
+def test_what_is_neither_a_number_nor_plain_text_is_refused(attributes, problem):
+    crafted(**attributes)
+    with pytest.raises(ValueError, match=rf"laptop\.nc is not a record: it.*{problem}") as error:
+        records.load(EXPERIMENT, "laptop")
+    assert str(error.value).isprintable()
+
+
+def test_nor_may_an_axis_hold_markup():
+    forged = save().assign_coords(period=["<b>", "{raw}"])
+    records.write(forged, records.path_of(EXPERIMENT, "laptop"))
+    with pytest.raises(ValueError, match="its variable 'period' is neither numbers nor plain"):
+        records.load(EXPERIMENT, "laptop")
+
+
+def test_what_load_refuses_is_not_saved(root):
+    with pytest.raises(ValueError, match="'data' is not plain text"):
+        save(data_note="two\nlines")
+    assert not (root / "data").exists()
+
+
+def external(file, outside):
+    file.create_dataset("a", (4,), "u1", external=[(str(outside), 0, 4)])
+
+
+def virtual(file, outside):
+    layout = h5py.VirtualLayout((4,), "u1")
+    layout[:] = h5py.VirtualSource(str(outside), "a", (4,))
+    file.create_virtual_dataset("a", layout)
+
+
+def external_link(file, outside):
+    file["a"] = h5py.ExternalLink(str(outside), "/a")
+
+
+def soft_link(file, outside):
+    file["a"] = h5py.SoftLink("/loss")
+
+
+def group(file, outside):
+    external(file.create_group("a"), outside)
+
+
+@pytest.mark.parametrize("craft", [external, virtual, external_link, soft_link, group])
+def test_a_file_that_refers_to_others_is_refused_unread(tmp_path, craft):
+    save()
+    path = records.path_of(EXPERIMENT, "laptop")
+    with h5py.File(path, "r+") as file:
+        craft(file, tmp_path / "secret")
+    with pytest.raises(ValueError, match=r"laptop\.nc is damaged or not a record: 'a' (is|lies)"):
+        records.load(EXPERIMENT, "laptop")
 
 
 # Files that are not the record asked for.

@@ -13,7 +13,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from iterlin_book import execute, freshness, pages, results
+from iterlin_book import execute, freshness, pages, render, results
 from iterlin_book.pages import BookError
 
 SNAKEFILE = Path(__file__).resolve().parents[2] / "Snakefile"
@@ -42,11 +42,17 @@ def only_build(root):
 
 
 def run(root, target, tier, chosen, jobs, deadline=None):
-    """Check everything, run the target and return the exit status; `deadline` is in Unix time."""
+    """Check everything, run the target and return the exit status.
+
+    `deadline` is by the clock that nobody sets, `time.monotonic`. Raises BookError for what could
+    not run to its end.
+    """
     root = Path(root).resolve()
+    check_places(root, target, tier, chosen)
     freshness.check_records(root)
+    kept = []  # the executed notebooks of an earlier build, as far as they are there
     for page in chosen:
-        execute.prepare(root, page, tier)
+        kept.append(pages.executed(root, page, tier, execute.prepare(root, page, tier)[2]))
     threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
     for variable in _THREADS:
         os.environ.setdefault(variable, threads)
@@ -54,9 +60,20 @@ def run(root, target, tier, chosen, jobs, deadline=None):
     if tier == pages.QUICK:  # several at a time, with the same results everywhere
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with only_build(root):
+        pages.drop_damaged(root, kept)
         if target == "results":
             return results.run(root, tier, chosen, jobs, deadline)
+        render.drop_damaged(root)
         return _snakemake(root, jobs)
+
+
+def check_places(root, target, tier, chosen):
+    """Raises BookError for a folder that cannot be written to."""
+    for page in chosen:
+        execute.check_places(root, page, tier)
+    if target == "book":  # Snakemake keeps files in the project's folder and in the home
+        for folder in (root, Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")):
+            pages.require_writable(folder)
 
 
 def _snakemake(root, jobs):
@@ -106,12 +123,15 @@ def main(arguments=None):
     parser.add_argument("--page", action="append", help="a page to run; all of the tier unless set")
     parser.add_argument("--jobs", type=int, help="notebooks at a time; book: 2, results: 1")
     parser.add_argument("--budget", help="minutes for all pages of results; unlimited unless set")
-    started, now = time.monotonic(), time.time()
+    parser.add_argument("--parent", action="store_true", help=execute.PARENT)
+    started = time.monotonic()
     try:
         options = parser.parse_args(arguments)
+        if options.parent:
+            execute.stop_with_parent()
         if options.target == "book" and (options.budget or options.tier != pages.QUICK):
             raise BookError("the book is built at the quick tier, without a budget")
-        deadline = None if options.budget is None else now + seconds_of(options.budget)
+        deadline = None if options.budget is None else started + seconds_of(options.budget)
         chosen = chosen_pages(options.root, options.tier, options.page)
         jobs = options.jobs if options.jobs is not None else 2 if options.target == "book" else 1
         status = run(options.root, options.target, options.tier, chosen, max(1, jobs), deadline)

@@ -26,6 +26,7 @@ _TRACEBACK_LINES = 16
 DONE, FAILED, REFUSED, PARTIAL, INTERRUPTED = 0, 1, 2, 3, 130
 # What iterlin.runtime.chunks raises at the deadline, where the page does not go on without the run.
 _OUT_OF_TIME = "OutOfTime"
+PARENT = "end when the calling process ends"
 # With this scheduler jaxlib 0.10.2 can wait for ever on two cores, when a vmapped program has
 # several decompositions that do not depend on each other.
 _XLA_FLAG = "--xla_cpu_enable_concurrency_optimized_scheduler"
@@ -65,6 +66,14 @@ def prepare(root, page, tier):
         raise BookError(f"{page}: has no code cells to run")
     values = parameters.load(root, page, tier, notebook)
     return notebook, values, freshness.digest(root, page, tier, notebook, values)
+
+
+def check_places(root, page, tier):
+    """Raises BookError for a folder that the run would fail to write to, maybe after hours."""
+    root = Path(root).resolve()
+    pages.require_writable(root / "_build")
+    if tier != pages.QUICK:
+        pages.require_writable(root / "data" / "results" / page.rpartition("/")[2])
 
 
 def execute(root, page, tier, expected=None):
@@ -174,8 +183,8 @@ def _failure(root, page, error, partial):
     )
 
 
-def _stop_with_parent():
-    """End this process when the build that started it is gone, killed ones included."""
+def stop_with_parent():
+    """End this process when the one that started it is gone, killed ones included."""
     parent = os.getppid()
 
     def watch():
@@ -197,12 +206,13 @@ def main(arguments=None):
     parser.add_argument("--tier", default=pages.QUICK, help="quick unless told")
     parser.add_argument("--root", default=".", type=Path, help="the project's folder")
     parser.add_argument("--digest", help="stop where this is not the page's digest (the build's)")
-    parser.add_argument("--parent", action="store_true", help="end when the calling process ends")
+    parser.add_argument("--parent", action="store_true", help=PARENT)
     try:
         options = parser.parse_args(arguments)
         if options.parent:
-            _stop_with_parent()
+            stop_with_parent()
         page = pages.find(options.root, options.page)
+        check_places(options.root, page, options.tier)
         prepare(options.root, page, options.tier)  # nothing is announced that cannot start
         print(f"{page} ({options.tier}): started", flush=True)
         path = execute(options.root, page, options.tier, options.digest)

@@ -1,5 +1,8 @@
 """The pages of the book: which exist, how to read them, where their results are kept."""
 
+import json
+import os
+import sys
 from pathlib import Path
 
 import yaml
@@ -137,6 +140,32 @@ def executed(root, page, tier, digest):
     """Where the outputs of a run live; the digest names everything that they depend on."""
     folder = "executed" if tier == QUICK else f"executed-{tier}"
     return Path(root) / "_build" / folder / f"{page}.{digest}.ipynb"
+
+
+def drop_damaged(root, executed):
+    """Remove executed notebooks that a crash cut off, and name them: their pages run again."""
+    for path in executed:
+        if path.is_file() and not _is_whole(path):
+            path.unlink()
+            # Merged sources that there are would be reason enough not to make it again.
+            remove_stamps(Path(root) / "_build" / "source" / ".merged-")
+            print(f"{path} was cut off: its page runs again", file=sys.stderr)
+
+
+def _is_whole(path):
+    try:
+        return "iterlin_book" in json.loads(path.read_bytes())["metadata"]
+    except (ValueError, LookupError, TypeError):
+        return False
+
+
+def require_writable(path):
+    """Raises BookError, naming the folder, where nothing could be written at a path."""
+    nearest = next(place for place in (path, *path.parents) if place.exists())
+    if not nearest.is_dir():
+        raise BookError(f"{nearest} is no folder, so that nothing can be written there")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise BookError(f"{nearest} cannot be written to")
 
 
 def one_line(text):

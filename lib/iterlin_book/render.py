@@ -58,6 +58,16 @@ def render(root):
     return 0
 
 
+def drop_damaged(root):
+    """Remove HTML pages that a crash emptied, with the stamp that calls the book complete."""
+    html = Path(root) / "_build" / "html"
+    for path in (html / f"{page}.html" for page in pages.toc(root)):
+        if path.is_file() and path.stat().st_size == 0:
+            path.unlink()
+            pages.remove_stamps(html / ".built-")
+            print(f"{path} was empty: it is made again", file=sys.stderr)
+
+
 def add_vega(html):
     """Put Vega beside the pages at the top of the book if one asks for it (iterlin.study.dial).
 

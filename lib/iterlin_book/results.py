@@ -22,7 +22,8 @@ _PATIENCE = 10  # seconds for notebooks to end by themselves after an interrupt
 def run(root, tier, chosen, jobs, deadline=None):
     """Run pages, at most `jobs` at a time; print a summary and return the exit status.
 
-    It is 0 if all are done, 1 if one failed, and else 3: run the same again to go on.
+    It is 0 if all are done, 1 if one failed, and else 3: run the same again to go on. `deadline` is
+    by `time.monotonic`, which goes on evenly whoever sets the clock.
     """
     outcomes = {  # page -> (state, seconds)
         page: (EARLIER if _is_done(root, page, tier) else NOT_STARTED, None) for page in chosen
@@ -32,7 +33,7 @@ def run(root, tier, chosen, jobs, deadline=None):
         for page in [page for page in chosen if outcomes[page][0] == NOT_STARTED]:
             while len(running) >= jobs:
                 _collect(running, outcomes)
-            if deadline is None or time.time() < deadline:
+            if deadline is None or time.monotonic() < deadline:
                 running[page] = _start(root, page, tier, deadline), time.monotonic()
         while running:
             _collect(running, outcomes)
@@ -55,7 +56,7 @@ def _start(root, page, tier, deadline):
     command = [sys.executable, "-m", "iterlin_book.execute", page, "--tier", tier, "--parent"]
     environment = dict(os.environ)
     if deadline is not None:
-        environment[DEADLINE] = f"{deadline:.0f}"
+        environment[DEADLINE] = f"{time.time() + deadline - time.monotonic():.0f}"
     return subprocess.Popen(command, cwd=Path(root), env=environment)
 
 

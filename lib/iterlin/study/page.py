@@ -8,6 +8,7 @@ import xarray as xr
 from IPython.display import Markdown, display
 
 from iterlin.study import claims, claims_table, origins, page_code, plotting, records
+from iterlin.study.plain_text import escaped
 
 
 class Page:
@@ -76,7 +77,7 @@ class Page:
             display(Markdown(f"*The record is older than this page: it lacks {names}.*"))
             recorded = None
         shown = live if recorded is None else recorded
-        note = f" {data}." if (data := shown.attrs["data"]) else ""
+        note = f" {escaped(data)}." if (data := shown.attrs["data"]) else ""
         display(Markdown(f"*Shown: {records.caption(shown)}.{note}*"))
         return shown
 

@@ -16,8 +16,9 @@ import xarray as xr
 
 from iterlin.runtime.files import replaced
 from iterlin.runtime.precision import product_precision
-from iterlin.study import origins, provenance
+from iterlin.study import origins, provenance, record_format
 from iterlin.study.origins import Origin
+from iterlin.study.plain_text import escaped
 from iterlin.validation import one_of, whole_number
 
 TIERS = ("quick", "laptop", "gpu", "paper")
@@ -50,6 +51,8 @@ def save(
     origin: where the numbers come from, as of the start of the run. wall_time: seconds. data_note
     names the data set. measured: the folder whose modules made it, of a record without a page.
     missing: runs that have not been finished; with any, the record is partial.
+
+    Raises ValueError for what `load` would refuse, OSError if the file cannot be written.
     """
     one_of("tier", tier, TIERS)
     whole_number("missing", missing)
@@ -70,6 +73,7 @@ def save(
     )
     if measured:
         stamped.attrs["measured"] = measured
+    record_format.check_content(stamped)
     write(stamped, path_of(experiment, tier) if path is None else Path(path))
     return stamped
 
@@ -86,8 +90,9 @@ def write(dataset: xr.Dataset, target: Path) -> None:
 def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
     """Read a record into memory.
 
-    Raises FileNotFoundError if it has not been run, ValueError if the file is damaged or not one
-    of this experiment and tier; both name the file.
+    Raises FileNotFoundError if it has not been run, ValueError if the file is damaged, holds more
+    than numbers and plain text (`record_format`), or is not of this experiment and tier; both name
+    the file.
     """
     source = path_of(experiment, tier) if path is None else Path(path)
     if not source.exists():
@@ -102,6 +107,10 @@ def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
         old = str(dataset.attrs.get("format")).startswith("iterlin record")
         hint = "written by another version: make restamp" if old else f"no '{FORMAT}' stamp"
         raise ValueError(f"{source} is not a record of this library ({hint})")
+    try:
+        record_format.check_content(dataset)
+    except ValueError as error:
+        raise ValueError(f"{source} is not a record: {error}") from None
     found = dataset.attrs["experiment"], dataset.attrs["tier"]
     if found != (experiment, tier):
         raise ValueError(f"{source} holds {found[0]} at tier {found[1]}, not {experiment}/{tier}")
@@ -111,6 +120,7 @@ def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
 # A page looks at a record many times, and its claims at all of them. `state` is the file's.
 @lru_cache(maxsize=64)
 def _read(source: Path, *state: int) -> xr.Dataset:
+    record_format.check_file(source)
     with xr.open_dataset(source, engine="h5netcdf") as opened:
         return opened.load()
 
@@ -144,7 +154,8 @@ def partial_note(dataset: xr.Dataset) -> str:
 
 
 def caption(dataset: xr.Dataset) -> str:
-    """One line for a figure: tier, seeds, cost, device, date; whether it is partial or stale.
+    """One line for a figure, in Markdown: tier, seeds, cost, device, date; whether it is partial or
+    stale.
 
     Of a quick run, which every build makes anew, only the tier and the seeds.
     """
@@ -157,4 +168,4 @@ def caption(dataset: xr.Dataset) -> str:
     cost = f"{minutes:.0f} min" if minutes >= 1.5 else f"{a['wall_time']:.0f} s"
     partial = f"; {note}" if (note := partial_note(dataset)) else ""
     stale = "; STALE: what it came from has changed since" if is_stale(dataset) else ""
-    return f"{a['tier']} tier: {seeds}{cost} on {a['device']}, {a['date']}{partial}{stale}"
+    return f"{a['tier']} tier: {seeds}{cost} on {escaped(a['device'])}, {a['date']}{partial}{stale}"

@@ -1,0 +1,104 @@
+"""What a file must be to hold a record: numbers and plain text, all of it in the file itself.
+
+Records are binary and come from others, too: nobody sees by reading a change what is in one.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import h5py
+import numpy as np
+import xarray as xr
+
+from iterlin.study.plain_text import is_plain
+
+NUMBERS = ("wall_time", "missing")
+# Attributes that hold JSON, and what that is.
+JSON = dict.fromkeys(("parameters", "definitions", "versions", "rules"), dict)
+JSON |= {"conditions": dict, "peers": dict, "whole": dict, "left_out": list}
+# Whoever was left out, and the messages of exceptions that say why.
+MESSAGES = "left_out"
+FORMS = {
+    "date": (re.compile(r"\d{4}-\d\d-\d\d"), "YYYY-MM-DD"),
+    "commit": (re.compile(r"[0-9a-f]{40,64}(\+changes)?|unknown"), "a commit"),
+}
+NEEDED = ("experiment", "tier", "parameters", "definitions", "device", "data", *FORMS, *NUMBERS)
+
+
+def check_file(path: Path) -> None:
+    """Refuse a file that would read others: links and storage may lead anywhere on this machine.
+
+    Raises ValueError for such a file, OSError for what is no HDF5 file.
+    """
+    with h5py.File(path) as file:
+        for name in file:
+            if not isinstance(file.get(name, getlink=True), h5py.HardLink):
+                raise ValueError(f"{name!r} is a link to another place")
+            held = file[name]
+            if not isinstance(held, h5py.Dataset):
+                raise ValueError(f"{name!r} is no array")
+            if held.external or held.is_virtual:
+                raise ValueError(f"{name!r} lies in another file")
+
+
+def check_content(dataset: xr.Dataset) -> None:
+    """Raises ValueError naming what a page that shows or judges the record could not take."""
+    if missing := [name for name in NEEDED if name not in dataset.attrs]:
+        raise ValueError(f"it lacks the attribute {missing[0]!r}")
+    for name, value in dataset.attrs.items():
+        if problem := _problem(name, value):
+            raise ValueError(f"its attribute {name!r} {problem}")
+    for name, variable in dataset.variables.items():
+        texts = [name, *(variable.values.flat if variable.dtype.kind not in "biuf" else ())]
+        # Values along an axis may be intervals: [-4, 4].
+        if not all(isinstance(text, str) and is_plain(text, allowed="[") for text in texts):
+            raise ValueError(f"its variable {name!r} is neither numbers nor plain text")
+
+
+def _problem(name: str, value: object) -> str:
+    """What is wrong with the value of an attribute, in words; nothing if nothing is."""
+    if name in JSON:
+        return _json_problem(name, value)
+    if name in NUMBERS or not isinstance(value, str):
+        return "" if _is_finite(name, np.asarray(value)) else "is not a finite number"
+    if not is_plain(value):
+        return "is not plain text: one line, without ` < { and ["
+    pattern, form = FORMS.get(name, (None, ""))
+    return "" if pattern is None or pattern.fullmatch(value) else f"is not {form}"
+
+
+def _is_finite(name: str, value: np.ndarray) -> bool:
+    if value.dtype.kind not in "biuf" or not np.isfinite(value).all():
+        return False
+    return name not in NUMBERS or (value.ndim == 0 and bool(value >= 0))
+
+
+def _json_problem(name: str, value: object) -> str:
+    try:
+        found = json.loads(value)
+    except (ValueError, TypeError, RecursionError):
+        return "is not JSON"
+    if not isinstance(found, JSON[name]):
+        return f"is not the JSON of a {JSON[name].__name__}"
+    if name != MESSAGES and not all(map(is_plain, _texts(found))):
+        return "holds what is not plain text"
+    if name == "definitions" and not all(map(_are_pairs, map(found.get, ("library", "page")))):
+        return "does not list definitions of the library and the page with their digests"
+    return ""
+
+
+def _texts(found: object) -> Iterator[str]:
+    """All texts in what JSON holds, names included."""
+    if isinstance(found, str):
+        yield found
+    elif isinstance(found, list | dict):
+        for part in [*found, *(found.values() if isinstance(found, dict) else ())]:
+            yield from _texts(part)
+
+
+def _are_pairs(found: object) -> bool:
+    return isinstance(found, list) and all(
+        isinstance(pair, list) and [type(part) for part in pair] == [str, str] for pair in found
+    )
