@@ -3,6 +3,7 @@
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from iterlin.study import downloads
@@ -29,7 +30,7 @@ class Handler(BaseHTTPRequestHandler):
         answer = answers[min(len(asked), len(answers) - 1)]
         asked.append(self.path)
         self.send_response(200 if isinstance(answer, bytes) else 404)
-        self.send_header("Content-Length", str(len(CONTENT)))
+        self.send_header("Content-Length", str(max(len(CONTENT), len(answer or b""))))
         self.end_headers()
         if isinstance(answer, bytes):
             self.wfile.write(answer)
@@ -137,6 +138,23 @@ def test_an_interrupted_download_leaves_nothing(served, server):
 def test_a_download_with_another_hash_leaves_nothing(served, server):
     server.answers = [CONTENT[::-1]]
     fails(NAME, digest(CONTENT), "http://127.0.0.1", "what came has another hash", "ITERLIN_DATA")
+    assert is_empty(served)
+
+
+def test_a_download_ends_where_it_is_too_long(served, server, monkeypatch):
+    """Before it is all there: an endless one would fill the disk."""
+    server.answers = [CONTENT * 9]
+    kept, stream = [], downloads._stream
+
+    def watched(url, output, pooch, *, most):
+        try:
+            stream(url, output, pooch, most=most)
+        finally:
+            kept.append(Path(output).stat().st_size)
+
+    monkeypatch.setattr(downloads, "_stream", watched)
+    fails(NAME, f"the server sends more than its {len(CONTENT)} bytes")
+    assert max(kept) <= len(CONTENT)
     assert is_empty(served)
 
 

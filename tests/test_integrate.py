@@ -139,6 +139,17 @@ def test_minimum_is_the_end_of_the_penalised_flow():
     assert {int(state.updates) for state, _ in ends} == {1}
 
 
+@pytest.mark.parametrize("engine", ["minimum", "function_space_minimum"])
+def test_a_minimum_that_is_none_is_a_divergence(engine):
+    """Where nothing is a number there is no gradient to follow either."""
+    (f, params, (x, y)), settings = setting(
+        penalty=0.1, schedule=schedules.every(3), num_steps=6, eval_steps=[3, 6]
+    )
+    x = x.at[0].set(jnp.nan)
+    state, _ = integrate(f, params, (x, y), step_size=0.01, engine=engine, **settings)
+    assert int(state.diverged_at) == 3
+
+
 @pytest.mark.parametrize("engine", ["flow", "function_space"])
 def test_when_solved_ends_a_linearisation_early(engine):
     problem, settings = setting(

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 import roads
-from iterlin import losses
+from iterlin import losses, schedules
 from iterlin.networks.mlp import mlp
 from iterlin.runtime import chunks
 from iterlin.runtime.slices import in_slices
@@ -253,12 +253,26 @@ def test_labels_outside_the_classes_are_refused_before_any_run(monkeypatch):
         ({"period": 4, "halve_after": (2, 2)}, "halve_after must be positive"),
         ({"period": 4, "halve_after": (0,)}, "halve_after must be positive"),
         ({"period": math.inf, "halve_after": (2,)}, "needs a fixed period"),
+        ({"period": math.inf, "schedule": 5}, r"schedule must be a function \(step, state\)"),
+        ({"period": 4, "schedule": schedules.every(4)}, "takes the place of a period"),
     ],
 )
 def test_a_bad_run_is_refused_before_any_is_made(change, message, monkeypatch):
     monkeypatch.setattr(runs, "trainer", lambda *a: pytest.fail("a run was prepared"))
     with pytest.raises(ValueError, match=rf"{message}.*in Run\(seed="):
         runs.run_all(problem(), [RUNS[0], RUNS[0]._replace(**change)])
+
+
+def test_a_schedule_takes_the_place_of_a_period():
+    """Of the same steps: the same bits; and one that looks at the parameters is asked."""
+    by_period = RUNS[0]._replace(period=2, eval_steps=(0, 4, 8))
+    free = by_period._replace(period=math.inf)
+    far = schedules.when(lambda state: jnp.asarray(True), check_every=3)
+    chosen = [by_period, free._replace(schedule=schedules.every(2)), free._replace(schedule=far)]
+    (first, same, looking), _ = runs.run_all(problem(), chosen)
+    for name, values in first.history.items():
+        np.testing.assert_array_equal(same.history[name], values, err_msg=name)
+    assert looking.history["updates"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("memory", [1, None])

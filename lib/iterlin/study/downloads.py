@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,10 @@ RETRIES = 2
 
 class DownloadError(RuntimeError):
     """A file of data that cannot be had or is damaged; one line says which, and the remedy."""
+
+
+class _TooMuchError(ValueError):
+    """More comes than the file is to have."""
 
 
 class File(NamedTuple):
@@ -111,7 +116,7 @@ def _download(file: File) -> Path:
         retry_if_failed=RETRIES,
     )
     try:
-        return Path(store.fetch(file.name, downloader=_stream))
+        return Path(store.fetch(file.name, downloader=partial(_stream, most=file.bytes)))
     except (OSError, ValueError) as error:
         raise DownloadError(
             f"cannot fetch {file.name} (SHA-256 {file.sha256}) from {file.url}: "
@@ -120,8 +125,9 @@ def _download(file: File) -> Path:
         ) from error
 
 
-def _stream(url, output_file, _):
-    """Pooch's downloader, but for one that leaves no connection open behind an error."""
+def _stream(url, output_file, _, *, most):
+    """Pooch's downloader, but for one that leaves no connection open behind an error, and no disk
+    full: it ends where more than `most` bytes come."""
     import requests
 
     with requests.get(url, stream=True, timeout=30) as response:
@@ -129,6 +135,8 @@ def _stream(url, output_file, _):
         size = int(response.headers.get("Content-Length", 0)) or None
         with open(output_file, "wb") as written, tqdm(total=size, unit="B", unit_scale=True) as bar:
             for chunk in response.iter_content(2**16):
+                if written.tell() + len(chunk) > most:
+                    raise _TooMuchError(f"the server sends more than its {most} bytes")
                 written.write(chunk)
                 bar.update(len(chunk))
 
@@ -142,6 +150,8 @@ def _reason(error: Exception, cache: Path) -> str:
         return "the download broke off"
     if isinstance(error, requests.RequestException):
         return f"no connection ({type(error).__name__})"
+    if isinstance(error, _TooMuchError):
+        return str(error)
     if isinstance(error, OSError):
         return f"the cache {cache} cannot be used ({error.strerror})"
     return "what came has another hash"

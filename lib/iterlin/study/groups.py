@@ -37,6 +37,7 @@ class Run(NamedTuple):
     set, all of it if None. momentum: that of heavy-ball SGD, a step of which takes the time
     step_size / (1 - momentum). halve_after: increasing; after so many linear problems (at K = 1:
     steps) the step size is halved, and a period above 1 doubled, so that it keeps its time.
+    schedule: when to linearise anew, in the place of a period, which is then infinite.
     """
 
     seed: int
@@ -49,6 +50,7 @@ class Run(NamedTuple):
     examples: int | None = None
     momentum: float = 0.0
     halve_after: tuple[int, ...] = ()
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ def key_of(seed: int) -> Array:
 
 def schedule_of(run: Run, period=None) -> Schedule:
     """The run's schedule; of several at once with their `period`, traced."""
+    if run.schedule is not None:
+        return run.schedule
     if is_plain(run):
         return every(1)
     period = run.period if period is None else period

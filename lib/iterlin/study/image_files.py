@@ -94,7 +94,7 @@ def read_cifar_jpeg(path: Path) -> tuple[np.ndarray, ...]:
         part, label, file = ("", "", "", *name.split("/"))[-3:]
         if part in found and label in CIFAR_CLASSES and file.endswith(".jpg"):
             try:
-                with Image.open(io.BytesIO(content)) as image:
+                with Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
                     pixels = np.asarray(image)
             except (OSError, SyntaxError) as error:
                 raise DownloadError(f"{path}: {name} is no image: {error}") from error

@@ -250,10 +250,19 @@ def check_settings(problem: Problem, run: Run) -> None:
             raise ValueError(f"batch_size {batch_size} exceeds its {size} examples")
         if run.until_solved and problem.algorithm.solved is None:
             raise ValueError("until_solved needs the algorithm's rule `solved`")
+        if run.schedule is not None:
+            _check_schedule(run)
         _check_momentum(run)
         _check_halvings(problem, run)
     except ValueError as error:
         raise ValueError(f"{error} (in {run._replace(eval_steps=run.eval_steps[-1:])})") from None
+
+
+def _check_schedule(run: Run) -> None:
+    if not callable(run.schedule):
+        raise ValueError(f"schedule must be a function (step, state) -> bool, got {run.schedule!r}")
+    if run.period != np.inf or run.until_solved:
+        raise ValueError("a schedule takes the place of a period: leave that infinite")
 
 
 def _check_momentum(run: Run) -> None:
