@@ -59,9 +59,9 @@ def cifar_like(rng, per_batch):
     return np.stack(x), np.asarray(y), members
 
 
-def jpeg(pixels):
+def jpeg(pixels, kind="JPEG"):
     packed = io.BytesIO()
-    Image.fromarray(pixels).save(packed, "JPEG", quality=95)
+    Image.fromarray(pixels).save(packed, kind, quality=95)
     return packed.getvalue()
 
 
