@@ -242,12 +242,15 @@ def batches_of(data, algorithm: Algorithm, checkpoint) -> Iterator:
 
 
 def check_drawn_labels(algorithm: Algorithm, init, key: Array, data) -> None:
-    """`losses.check_labels` of the network at init(key)."""
-
-    def outputs(key, x):
-        return algorithm.trained(init(key), x, (key,) if algorithm.keyed else ())[0]
-
-    check_labels(algorithm.loss, jax.eval_shape(outputs, key, data[0]), data[1])
+    """`losses.check_labels` of the network at init(key). Raises ValueError for outputs that are
+    none, too."""
+    drawn = (key,) if algorithm.keyed else ()
+    found = output_shape(
+        lambda params, x: algorithm.trained(params, x, drawn)[0],
+        jax.eval_shape(init, key),
+        data[0],
+    )
+    check_labels(algorithm.loss, found, data[1])
 
 
 def check_resumed(state: TrainState, algorithm: Algorithm, count: int) -> None:
