@@ -1,5 +1,8 @@
 """Tier files are checked against the page's own parameters before anything runs."""
 
+import math
+import time
+
 import jupytext
 import pytest
 import toy_book
@@ -19,10 +22,19 @@ name = "mlp"
 verbose = False
 periods = [1, 10]
 rates = (0.1, 1.0)
+limits = [1, float("inf")]
+options = {"rate": 0.1}
+halve_after = [4]
 limit = float("inf")
 seed = None
 ```
 """
+
+
+# A few lines that stand for 10^9 values.
+BOMB = "a0: &a0 [1, 2]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join(10 * [f'*a{n - 1}'])}]\n" for n in range(1, 10)
+)
 
 
 @pytest.fixture
@@ -54,6 +66,7 @@ def test_defaults_are_those_of_the_tagged_cell():
         ("periods: [5]\nverbose: true", {"periods": [5], "verbose": True}),
         ("rates: [1, 0.5]", {"rates": [1, 0.5]}),
         ("limit: 3\nseed: 4", {"limit": 3, "seed": 4}),
+        ("limits: [7, .inf]\nhalve_after: []", {"limits": [7, math.inf], "halve_after": []}),
         ("# nothing but a comment", {}),
     ],
 )
@@ -122,14 +135,33 @@ def test_a_tier_that_cannot_be_recorded_is_refused(book):
         ("rates: [1e-3]", r"'rates' has a wrong element: .* write 1\.0e-3"),
         ("step_size: [1", r"not valid YAML: "),
         ("step_size: 1\nstep_size: 2", r"not valid YAML: 'step_size' is given twice"),
+        ("step_size: .nan", r"'step_size' must be finite, not nan$"),
+        ("step_size: 1.0e+400", r"'step_size' must be finite, not inf$"),
+        ("periods: [1, .nan]", r"'periods' has a wrong element: it must be int, not float nan"),
+        ("limits: [1, .nan]", r"'limits' must be finite, not nan$"),
+        ("options: {rate: .inf}", r"'options' must be finite, not inf$"),
+        ("periods: []", r"'periods' must not be empty$"),
+        ("periods: [5, 0]", r"'periods' must be at least 1, not 0$"),
+        ("num_steps: -1", r"'num_steps' must be at least 1, not -1$"),
+        ("step_size: 1" + 400 * "0", r"'step_size' is too large"),
+        ("num_steps: 1" + 5000 * "0", r"not valid YAML: .*5001 digits"),
+        (f"name: {3000 * '['}{3000 * ']'}", r"not valid YAML: .* nested over 30 deep$"),
+        (f"periods: [{1_000_000 * '1,'}]", r"not valid YAML: more than 500000 characters$"),
+        (f"periods: [{100_000 * '1,'}]", r"not valid YAML: over 10000 values"),
+        ("periods: &a [*a]", r"not valid YAML: the alias \*a: write out what it stands for$"),
+        (BOMB, r"not valid YAML: the alias \*a0: "),
+        ("like: ../other", r"'like' must be the name of a page beside it, not '\.\./other'$"),
         ("- step_size", r"expected lines of the form 'name: value'"),
     ],
 )
 def test_each_mistake_is_told_in_one_line(book, text, message):
+    before = time.process_time()
     with pytest.raises(BookError, match=message) as error:
         load(book, text)
     assert "experiments/xor.laptop.yml: " in str(error.value)
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 600
+    assert time.process_time() - before < 1
 
 
 def test_the_suggested_spelling_is_read_as_a_number(book):

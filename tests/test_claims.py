@@ -260,9 +260,14 @@ def test_a_record_older_than_the_rule_has_not_run_it(place):
     assert claims.judge(ROW, old).verdict == REPRODUCED  # of what it has it still tells
 
 
+class Plain(yaml.SafeDumper):
+    def ignore_aliases(self, data):
+        return True
+
+
 def ledger(tmp_path, rows):
     path = tmp_path / "claims.yml"
-    path.write_text(yaml.safe_dump(rows))
+    path.write_text(yaml.dump(rows, Dumper=Plain))
     return path
 
 
@@ -287,6 +292,14 @@ def statement(**changes):
         ([statement(above="1e-3")], "claim C0 compares with '1e-3', which is not a number"),
         ([statement(above=True)], "claim C0 compares with True, which is not a number"),
         ([ROW | {"statements": [{"above": 1.0}]}], "claim C0 lacks says, statistic"),
+        ([statement(above=np.nan)], "claim C0 compares with nan, which is not a number"),
+        ([statement(above=np.inf)], "claim C0 compares with inf, which is not a number"),
+        ([ROW | {"statements": "drop"}], "claim C0: statements must be a list"),
+        ([ROW | {"requires": None}], "claim C0: requires must be a list"),
+        ([ROW | {"statements": ["drop"]}], "a statement of claim C0 is 'drop', no mapping"),
+        ([statement(says=3, above=1.0)], "a statement of claim C0 has says 3, which is no text"),
+        ([statement(condition=["fit"])], r"claim C0 has condition \['fit'\], which is no text"),
+        ([ROW | {"paper": ["a"]}], "claim C0: paper must be text"),
         ([ROW, ROW | {"id": "C1"}, ROW], "repeated claim ids C0"),
         ({"C0": ROW}, "must be a list of claims"),
         (None, "must be a list of claims"),
@@ -297,6 +310,24 @@ def test_a_wrong_ledger_is_refused_with_the_row_that_is_wrong(tmp_path, rows, me
     with pytest.raises(ValueError, match=message) as error:
         claims.load_claims(path)
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "No such file"),
+        ("- id: C0\n  claim: [", "not valid YAML: .*line 2"),
+        ("- id: !!python/object:os.system C0", "not valid YAML: .*constructor"),
+        ("- id: C0\n  id: C1", "not valid YAML: 'id' is given twice .*line 1"),
+    ],
+)
+def test_a_ledger_that_cannot_be_read_is_told_in_one_line(tmp_path, text, message):
+    path = tmp_path / "claims.yml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=rf"claims\.yml: .*{message}") as error:
+        claims.load_claims(path)
+    assert "\n" not in str(error.value)
 
 
 def test_a_right_ledger_is_read(tmp_path):

@@ -13,8 +13,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import yaml
-from iterlin.study import definitions, origins, provenance
+from iterlin.study import definitions, origins, plain_yaml, provenance
 
 from iterlin_book import pages
 
@@ -107,7 +106,13 @@ def named_lists(root, cells):
 def shown_claims(root, page, cells):
     """Rows of the ledger that a page with claims shows: its own where it names itself to ask for
     them (`openings.show`), else all."""
-    rows = yaml.safe_load((Path(root) / "book" / "claims.yml").read_text("utf8"))
+    path = Path(root) / "book" / "claims.yml"
+    try:
+        rows = plain_yaml.load(path.read_text("utf8"))
+    except (OSError, ValueError) as error:
+        raise pages.BookError(f"{path}: {pages.one_line(error)}") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise pages.BookError(f"{path} must be a list of claims")
     return [row for row in rows if page not in _strings(cells) or row.get("page") == page]
 
 

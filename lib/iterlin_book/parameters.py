@@ -1,10 +1,10 @@
 """Parameters of a run: the page's own defaults, replaced by the tier's file once it is checked."""
 
 import ast
+import math
 import re
-from collections.abc import Hashable
 
-import yaml
+from iterlin.study import plain_yaml
 
 from iterlin_book import pages
 from iterlin_book.pages import BookError
@@ -12,19 +12,11 @@ from iterlin_book.pages import BookError
 # What YAML 1.1 leaves as text although its author meant a number: no point, or no sign of exponent.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 _UNKNOWN = object()
-
-
-class _Loader(yaml.SafeLoader):
-    """A repeated key is a mistake; plain YAML keeps the last one silently."""
-
-    def construct_mapping(self, node, deep=False):
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if isinstance(key, Hashable) and keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"'{key}' is given twice", problem_mark=node.start_mark
-                )
-        return super().construct_mapping(node, deep)
+# Lists that say when, or to what, something is done besides: with nothing in them it is not.
+_MAY_BE_EMPTY = ("halve_after", "first_alone")
+# Of these there is no run without one.
+_AT_LEAST_ONE = re.compile(r"num_\w+|batch_size|periods?")
+_LARGEST = 2**63
 
 
 def defaults(notebook):
@@ -47,8 +39,10 @@ def defaults(notebook):
 
 
 def _literal(node):
+    # 1e999 is the literal that reads as infinity.
+    text = ast.unparse(node).replace("float('inf')", "1e999")
     try:
-        return ast.literal_eval(node)
+        return ast.literal_eval(text)
     except ValueError:
         return _UNKNOWN
 
@@ -76,17 +70,19 @@ def read(path, readers=()):
     """The values of a parameter file over those of the file that it is ``like``: the one of the
     same tier of another page in its folder."""
     try:
-        values = yaml.load(path.read_text("utf8"), _Loader)
+        values = plain_yaml.load(path.read_text("utf8"))
     except FileNotFoundError:
         raise BookError(f"{readers[-1]}: there is no {path} for it to be like") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BookError(f"{path}: not valid YAML: {pages.one_line(error)}") from None
+    except ValueError as error:  # that it is not UTF-8, too
+        raise BookError(f"{path}: {pages.one_line(error)}") from None
     values = {} if values is None else values
     if not isinstance(values, dict):
         raise BookError(f"{path}: expected lines of the form 'name: value'")
     like = values.pop("like", None)
     if like is None:
         return values
+    if not re.fullmatch(r"\w+", str(like)):
+        raise BookError(f"{path}: 'like' must be the name of a page beside it, not {like!r:.60}")
     other = path.with_name(f"{like}.{path.name.partition('.')[2]}")
     if other in (path, *readers):
         raise BookError(f"{path}: it is like itself, by way of '{like}'")
@@ -94,12 +90,12 @@ def read(path, readers=()):
 
 
 def check(path, values, allowed):
-    """Every value must have a name and a type that the parameters cell knows."""
+    """Every value must have a name and a type that the parameters cell knows, and a run with it."""
     for name, value in values.items():
         if name not in allowed:
             names = ", ".join(allowed) or "none: the page has no cell tagged 'parameters'"
             raise BookError(f"{path}: unknown parameter '{name}' (allowed: {names})")
-        if problem := _mismatch(value, allowed[name]):
+        if problem := _mismatch(value, allowed[name]) or _nonsense(name, value, allowed[name]):
             raise BookError(f"{path}: parameter '{name}' {problem}")
 
 
@@ -127,8 +123,31 @@ def _mismatch(value, default):
     return f"must be {expected.__name__}, not {_described(value)}{hint}"
 
 
+def _nonsense(name, value, default):
+    """What is wrong with a value that has the right type, or None."""
+    if value == [] and default != [] and name not in _MAY_BE_EMPTY:
+        return "must not be empty"
+    for number in _numbers(value):
+        if isinstance(number, int) and abs(number) >= _LARGEST:
+            return "is too large: 2**63 or more"
+        if math.isnan(number) or (math.isinf(number) and math.inf not in _numbers(default)):
+            return f"must be finite, not {number}"
+        if _AT_LEAST_ONE.fullmatch(name) and number < 1:
+            return f"must be at least 1, not {number}"
+    return None
+
+
+def _numbers(value):
+    """The numbers in a value, whether it is one or a list or mapping of some."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [number for part in value for number in _numbers(part)]
+    return [value] if type(value) in (int, float) else []
+
+
 def _described(value):
-    return f"{type(value).__name__} {value!r}"
+    return f"{type(value).__name__} {value!r:.60}"
 
 
 def _yaml_number(text):

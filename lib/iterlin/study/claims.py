@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import yaml
 
-from iterlin.study import conditions, provenance, records
+from iterlin.study import conditions, plain_yaml, provenance, records
 
 REPRODUCED, PARTLY, UNDECIDED = "reproduced", "partly", "undecided"
 NOT, NOT_TESTED, NOT_RUN = "not reproduced", "not tested here", "not yet run"
@@ -91,15 +90,23 @@ class Verdict:
 def load_claims(path: Path | None = None) -> list[dict]:
     """The rows of the ledger. Raises ValueError naming the row and the field that is wrong."""
     path = _ledger() if path is None else path
-    rows = yaml.safe_load(Path(path).read_text())
+    try:
+        rows = plain_yaml.load(Path(path).read_text("utf8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} must be a list of claims")
     for row in rows:
         name = row.get("id", "a row without id")
         if missing := REQUIRED - row.keys():
             raise ValueError(f"{path}: claim {name} lacks {', '.join(sorted(missing))}")
+        if other := [field for field in sorted(REQUIRED) if not isinstance(row[field], str)]:
+            raise ValueError(f"{path}: claim {name}: {other[0]} must be text")
         if row["expected"] not in KINDS:
             raise ValueError(f"{path}: claim {name} expects unknown verdict {row['expected']!r}")
+        for part in ("requires", "statements"):
+            if not isinstance(row.get(part, []), list):
+                raise ValueError(f"{path}: claim {name}: {part} must be a list")
         for statement in [*row.get("requires", []), *row.get("statements", [])]:
             if problem := _problem(statement):
                 raise ValueError(f"{path}: a statement of claim {name} {problem}")
@@ -128,8 +135,13 @@ def _ledger() -> Path:
     return provenance.project_root() / "book" / "claims.yml"
 
 
-def _problem(statement: dict) -> str:
+def _problem(statement: object) -> str:
     """What is wrong with a statement of the ledger, in words; nothing if nothing is."""
+    if not isinstance(statement, dict):
+        return f"is {statement!r:.60}, no mapping with a statistic and a rule"
+    for name in ("says", "statistic", "condition"):
+        if not isinstance(statement.get(name, ""), str):
+            return f"has {name} {statement[name]!r:.60}, which is no text"
     if "condition" in statement:
         if statement["condition"] not in conditions.CONDITIONS:
             return f"names no condition: {statement['condition']!r}"
@@ -140,8 +152,8 @@ def _problem(statement: dict) -> str:
     if len(rules) != 1:
         return f"has {len(rules)} rules, not one of {', '.join(RULES)}"
     value = statement[rules.pop()]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return f"compares with {value!r}, which is not a number (write 1.0e-3 for 1e-3)"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
+        return f"compares with {value!r:.60}, which is not a number (write 1.0e-3 for 1e-3)"
     return ""
 
 

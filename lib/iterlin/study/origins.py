@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import yaml
 
-from iterlin.study import definitions, page_code
+from iterlin.study import definitions, page_code, plain_yaml
 from iterlin.study.definitions import Key, Library, Writer, imports_of
 from iterlin.study.provenance import PACKAGE, project_root
 
@@ -152,9 +152,12 @@ def parameters(experiment: str, tier: str, found: Sources) -> dict | None:
 
 def tier_values(page: str, tier: str, tiers: Mapping[str, str]) -> dict:
     """What a page's file of a tier says, over the file that it is ``like`` ("few_updates", a page
-    beside it); {} without a file. Raises ValueError if it is no mapping."""
+    beside it); {} without a file. Raises ValueError if it is no mapping of YAML."""
     name = f"{page.removesuffix('.md')}.{tier}.yml"
-    values = yaml.safe_load(tiers.get(name, "")) or {}
+    try:
+        values = plain_yaml.load(tiers.get(name, "")) or {}
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{name}: expected lines of the form 'name: value'")
     like = values.pop("like", None)
