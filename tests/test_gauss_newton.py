@@ -595,6 +595,45 @@ def test_bad_number_of_steps_is_refused(problem, max_steps):
         bare(gauss_newton)(*problem, max_steps=max_steps, tolerance=0.0)
 
 
+def test_numbers_of_steps_beyond_int32_are_refused(problem):
+    settings = {"tolerance": 0.0}
+    for call, name in (
+        (lambda n: gauss_newton(*problem, max_steps=n, **settings), "max_steps"),
+        (
+            lambda n: truncated_gauss_newton(*problem, beta=0.1, max_steps=n, **settings),
+            "max_steps",
+        ),
+        (
+            lambda n: truncated_gauss_newton(
+                *problem, beta=0.1, max_inner_steps=n, max_steps=1, **settings
+            ),
+            "max_inner_steps",
+        ),
+        (
+            lambda n: iterative_linearization(*problem, step_size=0.1, period=2, max_steps=n),
+            "max_steps",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} must be below 2147483648"):
+            call(2**31)
+    settings = {"step_size": 0.1, "max_steps": 2}
+    with pytest.raises(ValueError, match=r"period must be below 1e\+308"):
+        iterative_linearization(*problem, period=10**400, **settings)
+    found = [
+        iterative_linearization(*problem, period=k, **settings).params
+        for k in (math.inf, np.float32("inf"))
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def test_empty_data_are_called_empty(problem):
+    f, params, x, y = problem
+    settings = {"max_steps": 1, "tolerance": 0.0}
+    for run in (gauss_newton, lambda *a, **k: truncated_gauss_newton(*a, beta=0.5, **k)):
+        with pytest.raises(ValueError, match="inputs must hold an example, got empty data"):
+            run(f, params, x[:0], y[:0], **settings)
+
+
 @pytest.mark.parametrize("tolerance", [-1e-3, math.nan, math.inf])
 def test_bad_tolerance_is_refused(problem, tolerance):
     with pytest.raises(ValueError, match=r"tolerance must be .*non-negative, got"):

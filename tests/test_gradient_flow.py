@@ -365,6 +365,52 @@ def test_bad_number_of_steps_is_refused(problem, num_steps):
         bare(linearized_gradient_descent)(*problem, step_size=0.1, num_steps=num_steps)
 
 
+@pytest.mark.parametrize("step_size", [0.0, -1, math.nan, "0.1"])
+def test_bad_settings_of_a_ratio_are_refused(problem, step_size):
+    modes = eigenmodes(*problem)
+    with pytest.raises(ValueError, match=r"step_size must be .*positive.*got"):
+        modes.residual_ratio(step_size, 0)
+    with pytest.raises(ValueError, match="num_steps must be a non-negative integer, got -1"):
+        modes.residual_ratio(0.1, -1)
+    np.testing.assert_allclose(modes.residual_ratio(0.1, 0), 1)
+
+
+def test_more_steps_than_a_number_can_hold_are_refused(problem):
+    modes, many = eigenmodes(*problem), 10**400
+    for call in (
+        lambda: modes.descent(0.1, many),
+        lambda: modes.residual_ratio(0.1, many),
+        lambda: linearized_gradient_descent(*problem, step_size=0.1, num_steps=many),
+    ):
+        with pytest.raises(ValueError, match=r"num_steps must be below 1e\+308"):
+            call()
+
+
+@pytest.mark.parametrize("memory_limit", [500, 2**30], ids=["kernel", "Jacobian"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_problem_that_is_not_finite_is_refused(problem, bad, memory_limit):
+    f, params, x, y = problem
+    for arguments, name in (
+        ((f, jax.tree.map(lambda leaf: leaf * bad, params), x, y), "params"),
+        ((f, params, x.at[0].set(bad), y), "outputs of f"),
+        ((f, params, x, y.at[0].set(bad)), "targets"),
+    ):
+        with pytest.raises(ValueError, match=rf"^{name}.* must be finite, not NaN or inf"):
+            eigenmodes(*arguments, memory_limit=memory_limit)
+
+
+def test_derivatives_that_are_not_finite_are_refused():
+    root, x = lambda p, x: jnp.sqrt(x @ p), jnp.eye(2)
+    with pytest.raises(ValueError, match="the Jacobian must be finite"):
+        eigenmodes(root, jnp.zeros(2), x, jnp.ones(2))
+
+
+def test_empty_data_are_called_empty(problem):
+    f, params, x, y = problem
+    with pytest.raises(ValueError, match="inputs must hold an example, got empty data of shape"):
+        eigenmodes(f, params, x[:0], y[:0])
+
+
 @pytest.mark.parametrize("damping", [-1e-9, math.nan, math.inf, "1"])
 def test_bad_damping_is_refused(problem, damping):
     with pytest.raises(ValueError, match=r"damping must be .*non-negative.*got"):

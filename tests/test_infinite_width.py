@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from iterlin import empirical_ntk, relu_mlp_ntk
 from iterlin.networks.mlp import mlp
+from problems import bare
 
 
 def expectations(covariance):
@@ -94,3 +95,19 @@ def test_an_input_at_zero_has_a_kernel():
         kernel = np.asarray(relu_mlp_ntk(x, depth=2, bias=bias))
         assert np.all(np.isfinite(kernel))
         assert kernel[0, 0] == float(bias)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"depth": -1}, "depth must be a non-negative integer, got -1"),
+        ({"depth": 1.5}, "depth must be a non-negative integer, got 1.5"),
+        ({"depth": True}, "depth must be a non-negative integer, got True"),
+        ({"x2": jnp.ones((2, 4))}, "x1 and x2 differ in width: 3 and 4"),
+        ({"x1": jnp.ones(3)}, r"x1 must be a matrix \(N, D\), got shape \(3,\)"),
+        ({"x2": jnp.ones((0, 3))}, r"x2 must hold an example, got empty data of shape \(0, 3\)"),
+    ],
+)
+def test_bad_input_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        bare(relu_mlp_ntk)(**{"x1": jnp.ones((2, 3)), "depth": 1} | arguments)

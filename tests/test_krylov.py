@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin.krylov import conjugate_gradients, power_iteration
+from problems import bare
 
 
 def symmetric(eigenvalues, seed=0):
@@ -94,3 +95,9 @@ def test_power_iteration_finds_the_largest_eigenvalue_from_below(shape):
 def test_power_iteration_of_nothing_is_zero():
     value, _ = power_iteration(jnp.zeros_like, jnp.ones(3), 5)
     assert float(value) == 0.0
+
+
+@pytest.mark.parametrize("iterations", [0, -1, 1.5, True])
+def test_power_iteration_refuses_no_iteration(iterations):
+    with pytest.raises(ValueError, match="iterations must be a positive integer, got"):
+        bare(power_iteration)(jnp.zeros_like, jnp.ones(3), iterations)

@@ -61,3 +61,23 @@ def test_squared_error_refuses_other_shapes(shape):
 def test_cross_entropy_refuses_other_targets(targets):
     with pytest.raises(ValueError, match="targets must be 2 integer labels, got shape"):
         bare(losses.cross_entropy)(OUTPUTS, targets)
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (1,), (3,), (), (2, 3)])
+def test_accuracy_refuses_another_number_of_labels(shape):
+    with pytest.raises(ValueError, match="targets must be 2 labels, got shape"):
+        bare(losses.accuracy)(OUTPUTS, jnp.zeros(shape, int))
+
+
+@pytest.mark.parametrize("loss", [losses.cross_entropy, losses.mean(losses.cross_entropy)])
+def test_labels_are_checked_where_the_loss_is_known(loss):
+    shape = jax.eval_shape(lambda: OUTPUTS)
+    for label in (-1, 3):
+        targets = jnp.asarray([0, label])
+        message = f"targets must be labels of 3 classes, 0 to 2: got {label}"
+        with pytest.raises(ValueError, match=message):
+            losses.check_labels(loss, shape, targets)
+        losses.check_labels(losses.squared_error, shape, targets)
+        losses.check_labels(lambda outputs, targets: loss(outputs, targets), shape, targets)
+        jax.jit(lambda y: losses.check_labels(loss, shape, y))(targets)
+    losses.check_labels(loss, shape, jnp.asarray([0, 2]))

@@ -258,6 +258,29 @@ def test_a_memory_limit_that_is_no_number_of_bytes_is_refused(limit):
             call()
 
 
+def test_empty_inputs_and_parameters_of_no_kind_are_refused_by_name():
+    f, params, x, _ = network()
+    empty = "must hold an example, got empty data of shape"
+    for call, message in (
+        (lambda: bare(empirical_ntk)(f, params, x[:0]), f"x1 {empty}"),
+        (lambda: bare(empirical_ntk)(f, params, x, x[:0]), f"x2 {empty}"),
+        (lambda: empirical_ntk(f, params, x, x[:, 1:]), "examples of x2 must be shaped as those"),
+        (
+            lambda: empirical_ntk(f, jax.tree.map(lambda p: p.astype(int), params), x),
+            "to train, of",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+@pytest.mark.parametrize("other", [(2,), (1, 2), (2, 2, 1)])
+def test_measures_of_kernels_of_different_shapes_are_refused(other):
+    for measure in (kernel_alignment, kernel_drift):
+        with pytest.raises(ValueError, match=r"k\d and k\d must have one shape, got \(2, 2\) and"):
+            bare(measure)(jnp.eye(2), jnp.ones(other))
+
+
 def test_examples_of_two_types():
     """Within one kind both are of the wider type, whichever comes first; kinds do not mix."""
     f, params, x, _ = network()

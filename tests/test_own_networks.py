@@ -358,7 +358,7 @@ def test_decompositions_need_float32():
         ({"a": X, "b": X[:3]}, r"inputs differ .*\['a'\]: 12, inputs\['b'\]: 3"),
         ({}, "inputs must hold an array that leads with the examples"),
         ({"a": 3.0}, r"inputs\['a'\] must lead with the examples, got a single 3.0"),
-        ({"a": X[:0]}, r"inputs\['a'\] must hold an example, got shape \(0, 5\)"),
+        ({"a": X[:0]}, r"inputs\['a'\] must hold an example, got empty data of shape \(0, 5\)"),
     ],
 )
 def test_bad_inputs_are_named(tree, message):

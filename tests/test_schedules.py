@@ -1,6 +1,7 @@
 """When to re-linearise: fixed periods, traced periods, never."""
 
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import every, never
-from iterlin.schedules import NEVER, periods_array
+from iterlin.schedules import NEVER, Solved, periods_array
 from problems import bare
 
 
@@ -52,3 +53,35 @@ def test_bad_period_is_refused(period):
     assert repr(period) in str(error.value)
     with pytest.raises(ValueError, match="period must be a positive integer or infinity, got"):
         periods_array([1, period])
+
+
+@pytest.mark.parametrize("infinity", [np.float32("inf"), np.asarray(np.inf), jnp.asarray(jnp.inf)])
+def test_infinity_of_any_type_is_never(infinity):
+    assert not every(infinity)(10**6, None)
+    assert periods_array([1, infinity]).tolist() == [1, NEVER]
+    assert [step for step in range(9) if every(np.float32(4))(step, None)] == [0, 4, 8]
+
+
+@pytest.mark.parametrize("periods", [3, math.inf, None, [], (), np.asarray(5), jnp.asarray(5)])
+def test_what_is_no_sequence_of_periods_is_refused(periods):
+    with pytest.raises(ValueError, match="periods must be a sequence of at least one period, got"):
+        periods_array(periods)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"check_every": 0}, "check_every must be a positive integer, got 0"),
+        ({"check_every": -1}, "check_every must be a positive integer, got -1"),
+        ({"check_every": 1.5}, "check_every must be a positive integer, got 1.5"),
+        ({"slice_size": 0}, "slice_size must be a positive integer, got 0"),
+        ({"accuracy": 2}, r"accuracy must lie in \(0, 1\], got 2"),
+        ({"accuracy": 0}, "accuracy must be finite and positive, got 0"),
+        ({"accuracy": math.nan}, "accuracy must be finite and positive, got nan"),
+        ({"gradient": -1}, "gradient must be finite and non-negative, got -1"),
+        ({"accuracy": None}, "the rule `Solved` needs an accuracy or a gradient"),
+    ],
+)
+def test_a_rule_that_cannot_be_met_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Solved.__post_init__(SimpleNamespace(**vars(Solved(1)) | settings))

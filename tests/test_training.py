@@ -494,6 +494,47 @@ def test_bad_settings_are_refused(changes, message):
         attempt(**changes)
 
 
+def test_more_steps_than_an_int32_can_count_are_refused():
+    for num_steps in (2**31, 2**40):
+        with pytest.raises(ValueError, match=r"^num_steps must be below 2147483648"):
+            attempt(num_steps=num_steps)
+
+
+def test_empty_data_are_called_empty():
+    _, _, (x, y) = regression()
+    with pytest.raises(ValueError, match=r"inputs must hold an example, got empty data of shape"):
+        attempt(data=(x[:0], y[:0]))
+
+
+@pytest.mark.parametrize("label", [-1, 2])
+def test_labels_outside_the_classes_are_refused(label):
+    """By training, by sweeps and by all else that takes the cross-entropy."""
+    model, x, key = mlp((3, 2)), jnp.ones((4, 3)), jax.random.key(0)
+    params, y = model.init(key), jnp.asarray([0, 1, label, 1])
+    loss = losses.mean(losses.cross_entropy)
+    algorithm = Algorithm(model.apply, loss, 0.1)
+    steps, newton = {"schedule": 1, "num_steps": 2}, {"max_steps": 1, "tolerance": 0.0}
+    keys, prior = jax.random.split(key), {"prior_precision": 1.0}
+    for call in (
+        lambda: iterlin.train(algorithm, params, (x, y), **steps),
+        lambda: iterlin.train(algorithm, params, iter([(x, y)]), **steps),
+        lambda: iterlin.train_sweep(
+            algorithm, model.init, (x, y), periods=[1], keys=keys, num_steps=2
+        ),
+        lambda: iterlin.train_sweep(
+            algorithm, model.init, lambda key: (x, y), periods=[1], keys=keys, num_steps=2
+        ),
+        lambda: iterlin.integrate(algorithm, params, (x, y), engine="flow", **steps),
+        lambda: iterlin.truncated_gauss_newton(
+            model.apply, params, x, y, loss=loss, beta=0.1, damping=1.0, **newton
+        ),
+        lambda: iterlin.laplace(model.apply, params, x, y, loss=losses.cross_entropy, **prior),
+        lambda: iterlin.ggn_product(model.apply, params, x, y, loss),
+    ):
+        with pytest.raises(ValueError, match=f"labels of 2 classes, 0 to 1: got {label}"):
+            call()
+
+
 def test_data_of_different_lengths_or_shapes_are_refused():
     _, _, (x, y) = regression()
     with pytest.raises(ValueError, match="inputs and targets differ in length: 10 and 9"):
@@ -534,6 +575,10 @@ def test_the_jacobian_of_the_anchor_is_what_moves_the_parameters():
         ({"test": 1}, "watch must be a Watch"),
         (Watch({"test": 3}), "the set 'test' of watch must be inputs and targets"),
         (Watch(metrics={"accuracy": 3}), "the metric 'accuracy' of watch must be a function"),
+        (
+            Watch({"test": (jnp.ones((0, 3)), jnp.ones((0, 2)))}),
+            r"watch.sets\['test'\]\[0\] must hold an example, got empty data",
+        ),
     ],
 )
 def test_what_is_watched_is_checked(watch, message):

@@ -117,7 +117,56 @@ def test_traced_values_pass():
         validation.positive_integer("period", value)
         validation.positive("step_size", value)
         validation.open_unit("beta", value)
+        validation.whole_number("depth", value)
+        validation.finite("params", {"w": value})
+        validation.labels("y", value, 1)
         return value
 
     assert int(function(-3)) == -3
     assert not validation.is_traced(3)
+
+
+@pytest.mark.parametrize("value", [math.inf, np.float32("inf"), jnp.asarray(jnp.inf), 7])
+def test_infinity_of_any_type_passes(value):
+    validation.positive_integer("period", value, infinity=True)
+
+
+def test_integers_beyond_a_limit_are_refused():
+    for check in (validation.positive_integer, validation.whole_number):
+        check("num_steps", 2**31 - 1, below=2**31)
+        for value in (2**31, 10**400):
+            with pytest.raises(ValueError, match=r"^num_steps must be below 2147483648$"):
+                check("num_steps", value, below=2**31)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "3", None, np.float64(2)])
+def test_what_is_no_whole_number_is_refused(value):
+    for allowed in (0, 3, np.int32(3), jnp.asarray(0)):
+        validation.whole_number("depth", allowed)
+    with pytest.raises(ValueError, match="depth must be a non-negative integer, got"):
+        validation.whole_number("depth", value)
+
+
+def test_leaves_that_are_not_finite_are_named():
+    validation.finite("params", {"w": jnp.ones(2), "n": jnp.asarray([3]), "e": np.zeros(0)})
+    for bad in (jnp.nan, -jnp.inf):
+        with pytest.raises(ValueError, match=r"^params\['w'\]\[1\] must be finite, not NaN or inf"):
+            validation.finite("params", {"w": [jnp.ones(2), jnp.asarray([0.0, bad])]})
+
+
+def test_labels_outside_the_classes_are_refused():
+    validation.labels("y", np.array([[0], [2]]), 3)
+    validation.labels("y", np.array([7.5]), 3)
+    for values, smallest in (([3, 0, 9, 5], 3), ([2, -2, -1], -2)):
+        message = f"^y must be labels of 3 classes, 0 to 2: got {smallest}$"
+        with pytest.raises(ValueError, match=message):
+            validation.labels("y", jnp.asarray(values), 3)
+
+
+def test_keys():
+    validation.random_key("key", jax.random.key(0))
+    validation.random_key("key", jax.random.PRNGKey(0))
+    jax.vmap(lambda key: validation.random_key("key", key))(jax.random.split(jax.random.key(0)))
+    for value in (3, None, jax.random.split(jax.random.key(0)), np.array([1.0, 2.0])):
+        with pytest.raises(ValueError, match=r"key must be a random key, as jax.random.key"):
+            validation.random_key("key", value)

@@ -18,7 +18,9 @@ def count(tree: PyTree, name: str = "inputs") -> int:
             raise ValueError(f"{where} must lead with the examples, got a single {leaf!r}")
         sizes[where] = np.shape(leaf)[0]
         if sizes[where] == 0:
-            raise ValueError(f"{where} must hold an example, got shape {np.shape(leaf)}")
+            raise ValueError(
+                f"{where} must hold an example, got empty data of shape {np.shape(leaf)}"
+            )
     if not sizes:
         raise ValueError(f"{name} must hold an array that leads with the examples, got {tree!r}")
     if len(set(sizes.values())) > 1:

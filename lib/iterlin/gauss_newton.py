@@ -5,6 +5,8 @@ search, as the paper does; a run that does not converge says so. All can be vmap
 Algorithm 2, and other losses, are in `truncated_gauss_newton`.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
@@ -12,7 +14,7 @@ from jaxtyping import Array, PyTree
 
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.curvature.truncated_gauss_newton import truncated_gauss_newton
-from iterlin.gradient_flow import eigenmodes
+from iterlin.gradient_flow import MOST_STEPS, eigenmodes
 from iterlin.iteration import Solution, Status, iterate, prepare
 from iterlin.linearization import Network, jacobian, require_independent
 from iterlin.parameters import Trainable
@@ -67,9 +69,9 @@ def gauss_newton(
     Everything is computed in the precision of the trained parameters.
 
     Raises ValueError for a negative or non-finite damping, tolerance or target_loss, a damping that
-    is an array, a max_steps that is not a positive integer, targets that are not one array of the
-    shape of the outputs, parameters narrower than float32, or (unless traced) an f that couples
-    examples said to be independent.
+    is an array, a max_steps that is not a positive integer below 2^31, targets that are not one
+    array of the shape of the outputs, parameters narrower than float32, or (unless traced) an f
+    that couples examples said to be independent.
 
     >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
     >>> found = il.gauss_newton(f, jnp.zeros(2), x, y, max_steps=20, tolerance=1e-6)
@@ -156,11 +158,11 @@ def iterative_linearization(
     [0.    1.099] [0.366 0.    0.   ]
     """
     positive("step_size", step_size)
-    positive_integer("period", period, infinity=True)
+    positive_integer("period", period, infinity=True, below=MOST_STEPS)
     problem = prepare(f, params, x, y, trainable)
     if independent:
         require_independent(problem.f, problem.start, x)
-    solved = not is_traced(period) and isinstance(period, float)
+    solved = not is_traced(period) and math.isinf(period)
 
     def step(theta, _):
         modes = eigenmodes(problem.f, theta, x, problem.y, independent=independent)

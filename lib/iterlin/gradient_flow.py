@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
@@ -25,16 +26,20 @@ from iterlin.parameters import Trainable, bound, join, split
 from iterlin.runtime.precision import full_precision
 from iterlin.validation import (
     factorable,
+    finite,
     non_negative,
     open_unit,
     positive,
     positive_integer,
     same_shape,
+    whole_number,
 )
 
 # Below this ratio of the sides LAPACK's own reduction is as fast; above it, its QR of the long
 # side goes through memory once a column.
 ASPECT = 16
+# Numbers of steps beyond are no floating point numbers.
+MOST_STEPS = 1e308
 
 
 def flow_filter(eigenvalues: Float[Array, " R"], time) -> Float[Array, " R"]:
@@ -125,8 +130,8 @@ class Eigenmodes(NamedTuple):
     def descent(self, step_size, num_steps) -> PyTree:
         """Parameters after `num_steps` gradient steps of `step_size` on the linearised model."""
         positive("step_size", step_size)
-        if jnp.ndim(num_steps) == 0:
-            positive_integer("num_steps", num_steps)
+        if np.ndim(num_steps) == 0:
+            positive_integer("num_steps", num_steps, below=MOST_STEPS)
         return self.displaced(descent_filter(self.eigenvalues, step_size, num_steps))
 
     def damped(self, damping) -> PyTree:
@@ -136,6 +141,9 @@ class Eigenmodes(NamedTuple):
 
     def residual_ratio(self, step_size, num_steps) -> Float[Array, ""]:
         """||J^T z_K|| / ||J^T z|| after K steps: the beta for which they are a TGN step (Alg 2)."""
+        positive("step_size", step_size)
+        if np.ndim(num_steps) == 0:
+            whole_number("num_steps", num_steps, below=MOST_STEPS)
         steps, _ = _steps_and_parity(num_steps)
         weights = (self.singular_values * self.coefficients) ** 2
         total = jnp.sum(weights)
@@ -165,7 +173,8 @@ def eigenmodes(
     for an f that couples its examples (see `jacobian`); then J must fit.
 
     Raises ValueError if y is not one array of the shape of the outputs, for parameters narrower
-    than float32, a memory_limit that is not a positive integer, and as `jacobian`.
+    than float32, a memory_limit that is not a positive integer, parameters, outputs, targets or
+    derivatives that are not finite (unless traced), and as `jacobian`.
 
     >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     >>> modes = il.eigenmodes(lambda p, x: x @ p, jnp.zeros(2), x, jnp.ones(2))
@@ -178,6 +187,8 @@ def eigenmodes(
     network = bound(f, fixed)
     flat, unravel = ravel_pytree(moving)
     factorable("params", flat.dtype)
+    finite("params", moving)
+    finite("targets", y)
     size = y.size * flat.size * flat.dtype.itemsize
     if size > memory_limit and not independent:
         raise ValueError(
@@ -186,7 +197,10 @@ def eigenmodes(
         )
     if size <= memory_limit:
         outputs = network(moving, x)
-        left, values, right = thin_svd(jacobian(network, moving, x, independent=independent))
+        finite("outputs of f", outputs)
+        matrix = jacobian(network, moving, x, independent=independent)
+        finite("the Jacobian", matrix)
+        left, values, right = thin_svd(matrix)
         threshold = max(y.size, flat.size) * jnp.finfo(values.dtype).eps * jnp.max(values)
         values = jnp.where(values > threshold, values, 0)
 
@@ -194,7 +208,9 @@ def eigenmodes(
             return unravel(weights @ right)
     else:
         outputs, _, vjp = jacobian_products(network, moving, x)
+        finite("outputs of f", outputs)
         kernel = ntk_matrix(f, params, x, trainable=trainable, memory_limit=memory_limit)
+        finite("the kernel J J^T", kernel)
         eigenvalues, left = jnp.linalg.eigh(kernel)
         threshold = y.size * jnp.finfo(eigenvalues.dtype).eps * jnp.max(eigenvalues)
         values = jnp.sqrt(jnp.where(eigenvalues > threshold, eigenvalues, 0))
@@ -249,7 +265,7 @@ def linearized_gradient_descent(
     [0.    1.265]
     """
     positive("step_size", step_size)
-    positive_integer("num_steps", num_steps)
+    positive_integer("num_steps", num_steps, below=MOST_STEPS)
     return eigenmodes(f, params, x, y, trainable=trainable).descent(step_size, num_steps)
 
 

@@ -6,7 +6,9 @@ Cho & Saul (2009) for the expectations, Jacot et al. (2018) for the recursion.
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from iterlin import examples
 from iterlin.runtime.precision import full_precision
+from iterlin.validation import whole_number
 
 
 @full_precision()
@@ -23,13 +25,24 @@ def relu_mlp_ntk(
     `mlp(..., parameterization="ntk")` draws them. With u, v jointly Gaussian of covariance
     Sigma, S = E[relu(u) relu(v)] and S' = E[relu'(u) relu'(v)], the recursion from
     Sigma_0 = Theta_0 - bias = x1 x2^T / D is Sigma <- S, Theta <- S + bias + S' * Theta
-    (`bias` counts 1 for the gradients with respect to b). Nothing is divided by N.
+    (`bias` counts 1 for the gradients with respect to b). Depth 0 is a linear model, and nothing is
+    divided by N.
+
+    Raises ValueError for a depth that is not an integer of at least 0, or inputs that are not
+    matrices of one width.
 
     >>> print(il.relu_mlp_ntk(jnp.array([[1.0, 0.0], [0.0, 2.0]]), depth=1).round(2))
     [[2.   1.41]
      [1.41 3.5 ]]
     """
+    whole_number("depth", depth)
     x2 = x1 if x2 is None else x2
+    for name, x in (("x1", x1), ("x2", x2)):
+        examples.count(x, name)
+        if x.ndim != 2 or x.shape[1] == 0:
+            raise ValueError(f"{name} must be a matrix (N, D), got shape {x.shape}")
+    if x1.shape[1] != x2.shape[1]:
+        raise ValueError(f"x1 and x2 differ in width: {x1.shape[1]} and {x2.shape[1]}")
     dim = x1.shape[1]
     sigma = x1 @ x2.T / dim
     variance1, variance2 = jnp.sum(x1**2, 1) / dim, jnp.sum(x2**2, 1) / dim

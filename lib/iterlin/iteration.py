@@ -14,7 +14,7 @@ from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.curvature.products import loss_derivatives
 from iterlin.krylov import norm
 from iterlin.linearization import Network, output_shape, tree_sub
-from iterlin.losses import Loss, as_sum, squared_error
+from iterlin.losses import Loss, as_sum, check_labels, squared_error
 from iterlin.parameters import Trainable, bound, join, split
 from iterlin.validation import is_traced, non_negative, positive_integer, same_shape
 
@@ -96,6 +96,7 @@ def prepare(
         same_shape(outputs, y)
     elif as_sum(loss) is not None:  # of another loss the targets may be anything
         examples.count((x, y), "inputs and targets")
+        check_labels(loss, outputs, y)
     y = jax.tree.map(converted, y)
     same = f if outputs.dtype == dtype else lambda p, x: f(p, x).astype(dtype)
     found = jax.eval_shape(lambda: loss(jnp.zeros(outputs.shape, dtype), y))
@@ -117,7 +118,7 @@ def iterate(
 
     Without a target_loss it is 0 for a loss that is known not to be negative, -infinity for others.
     """
-    positive_integer("max_steps", max_steps)
+    positive_integer("max_steps", max_steps, below=2**31)
     non_negative("tolerance", tolerance)
     if as_sum(problem.loss) is not None:
         target_loss = 0.0 if target_loss is None else target_loss

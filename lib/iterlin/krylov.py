@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from iterlin.validation import positive_integer
+
 
 def conjugate_gradients(
     residual: Any,
@@ -52,7 +54,9 @@ def power_iteration(
     product: Callable[[Array], Array], start: Float[Array, "..."], iterations: int
 ) -> tuple[Float[Array, ""], Float[Array, "..."]]:
     """The largest eigenvalue of a positive semidefinite operator, from below, and its direction:
-    ||product(v)|| for the v of norm 1 that the products before have led to."""
+    ||product(v)|| for the v of norm 1 that the products before have led to. Raises ValueError for
+    a number of iterations that is not a positive integer."""
+    positive_integer("iterations", iterations)
 
     def iterate(_, carry):
         v, _ = carry

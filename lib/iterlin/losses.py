@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 
 from iterlin import examples
 from iterlin.runtime.slices import sum_over_slices
-from iterlin.validation import same_shape
+from iterlin.validation import labels, same_shape
 
 Loss = Callable[[Array, Array], Array]
 
@@ -39,10 +39,21 @@ def cross_entropy(outputs: Float[Array, "N ... O"], targets: Shaped[Array, "N ..
         raise ValueError(f"outputs must be (N, classes) or more, got shape {outputs.shape}")
     if targets.shape != outputs.shape[:-1] or not jnp.issubdtype(targets.dtype, jnp.integer):
         raise ValueError(
-            f"targets must be {' x '.join(map(str, outputs.shape[:-1]))} integer labels, "
+            f"targets must be {_counted(outputs)} integer labels, "
             f"got shape {targets.shape} of {targets.dtype}"
         )
     return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(outputs, targets))
+
+
+def check_labels(loss: Loss, outputs: jax.ShapeDtypeStruct, targets: PyTree) -> None:
+    """Raises ValueError where the loss is the cross-entropy, or its mean, and a target is no label
+    of its classes, of which nothing else would tell. Traced targets are not looked at."""
+    if as_sum(loss) is cross_entropy and hasattr(targets, "dtype") and outputs.ndim > 1:
+        labels("targets", targets, outputs.shape[-1])
+
+
+def _counted(outputs) -> str:
+    return " x ".join(map(str, outputs.shape[:-1]))
 
 
 @dataclass(frozen=True)
@@ -100,5 +111,12 @@ def loss_over_slices(
 
 
 def accuracy(outputs: Float[Array, "N ... O"], targets: Shaped[Array, "N ..."]) -> Array:
-    """Fraction of labels (all of them: N, or N x T) whose output is the largest."""
+    """Fraction of labels (all of them: N, or N x T) whose output is the largest.
+
+    Raises ValueError if targets are not that many: broadcasting would hide an error.
+    """
+    if jnp.shape(targets) != outputs.shape[:-1]:
+        raise ValueError(
+            f"targets must be {_counted(outputs)} labels, got shape {jnp.shape(targets)}"
+        )
     return jnp.mean(jnp.argmax(outputs, axis=-1) == targets)

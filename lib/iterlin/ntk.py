@@ -24,7 +24,7 @@ from iterlin.kernels.kept import KeptKernel, Sizes, kept_factors, sizes
 from iterlin.linearization import Network, jacobian_products, require_independent
 from iterlin.parameters import Trainable
 from iterlin.runtime.precision import full_precision
-from iterlin.validation import positive_integer
+from iterlin.validation import one_shape, positive_integer
 
 # Bytes of rows of J alive while a matrix is formed that is kept.
 WORKSPACE = 2**28
@@ -280,18 +280,24 @@ def ntk_product(
 def kernel_alignment(k1: Float[Array, "..."], k2: Float[Array, "..."]) -> Float[Array, ""]:
     """<K1, K2> / (||K1|| ||K2||) in the Frobenius inner product: 1 for proportional kernels.
 
+    Raises ValueError for kernels of different shapes.
+
     >>> print(f"{il.kernel_alignment(jnp.eye(2), jnp.ones((2, 2))):.3f}")
     0.707
     """
+    one_shape(k1=k1, k2=k2)
     return jnp.sum(k1 * k2) / (jnp.linalg.norm(k1.ravel()) * jnp.linalg.norm(k2.ravel()))
 
 
 def kernel_drift(k0: Float[Array, "..."], k1: Float[Array, "..."]) -> Float[Array, ""]:
     """||K1 - K0|| / ||K0|| in the Frobenius norm: the relative change of the kernel.
 
+    Raises ValueError for kernels of different shapes.
+
     >>> print(f"{il.kernel_drift(jnp.eye(2), 1.1 * jnp.eye(2)):.3f}")
     0.100
     """
+    one_shape(k0=k0, k1=k1)
     return jnp.linalg.norm((k1 - k0).ravel()) / jnp.linalg.norm(k0.ravel())
 
 

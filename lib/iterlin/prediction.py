@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from iterlin.gradient_flow import descent_filter, flow_filter
+from iterlin.gradient_flow import MOST_STEPS, descent_filter, flow_filter
 from iterlin.ntk import kernel_matrix
 from iterlin.runtime.precision import full_precision
 from iterlin.validation import (
@@ -91,7 +91,7 @@ def _filter(time, step_size, num_steps):
     if is_traced(time) or time != math.inf:
         raise ValueError(f"give either a time or step_size and num_steps, got also {time!r}")
     positive("step_size", step_size)
-    positive_integer("num_steps", num_steps)
+    positive_integer("num_steps", num_steps, below=MOST_STEPS)
     return lambda eigenvalues: descent_filter(eigenvalues, step_size, num_steps)
 
 

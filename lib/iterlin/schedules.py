@@ -7,8 +7,9 @@ may look at the parameters, the anchor or the step; `when` asks a predicate now 
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from iterlin.linearization import Network
 from iterlin.losses import Loss, loss_over_slices
 from iterlin.runtime.slices import in_slices
 from iterlin.state import whole
-from iterlin.validation import positive_integer
+from iterlin.validation import as_python, is_traced, non_negative, positive, positive_integer
 
 Schedule = Callable[[Array, Any], Array]
 
@@ -144,8 +145,9 @@ def of_whole(schedule: Schedule, fixed: PyTree) -> Schedule:
 
 def _whole(name, period):
     """A period as an int, `NEVER` for infinity, or traced; 1e3 is 1000."""
-    if isinstance(period, float) and period.is_integer():
-        period = int(period)
+    number = as_python(period)
+    if isinstance(number, float):
+        period = int(number) if number.is_integer() else number
     positive_integer(name, period, infinity=True)
     return period if isinstance(period, Array) else int(min(period, NEVER))
 
@@ -156,11 +158,19 @@ def is_every_step(schedule: Schedule) -> bool:
 
 
 def periods_array(periods) -> Array:
-    """Periods as an int32 array that `every` accepts under vmap, infinity as `NEVER`."""
-    return jnp.asarray([_whole("period", period) for period in periods], dtype=jnp.int32)
+    """Periods as an int32 array that `every` accepts under vmap, infinity as `NEVER`.
+
+    Raises ValueError for what is no sequence of positive integers or infinity, or an empty one.
+    """
+    several = isinstance(as_python(periods), Iterable)
+    found = [_whole("period", period) for period in periods] if several else []
+    if not found:
+        raise ValueError(f"periods must be a sequence of at least one period, got {periods!r}")
+    return jnp.asarray(found, dtype=jnp.int32)
 
 
-class Solved(NamedTuple):
+@dataclass(frozen=True)
+class Solved:
     """When a linear problem counts as solved, looked at every `check_every` steps.
 
     accuracy: the proxy classifies at least this fraction of the training examples; None leaves it
@@ -168,12 +178,27 @@ class Solved(NamedTuple):
     has fallen to this fraction of what it was at theta_s; None leaves it out. Either suffices. With
     cross-entropy and no penalty a linear model that separates the data has no minimiser, so that
     'solve completely' means nothing without such a rule. slice_size: examples looked at together.
+
+    Raises ValueError when it is made: for a check_every or slice_size that is not a positive
+    integer, an accuracy outside (0, 1], a gradient that is negative or not finite, or neither.
     """
 
     check_every: int
     accuracy: float | None = 1.0
     gradient: float | None = None
     slice_size: int = 500
+
+    def __post_init__(self):
+        positive_integer("check_every", self.check_every)
+        positive_integer("slice_size", self.slice_size)
+        if self.accuracy is None and self.gradient is None:
+            raise ValueError("the rule `Solved` needs an accuracy or a gradient")
+        if self.accuracy is not None:
+            positive("accuracy", self.accuracy)
+            if not is_traced(self.accuracy) and self.accuracy > 1:
+                raise ValueError(f"accuracy must lie in (0, 1], got {self.accuracy!r}")
+        if self.gradient is not None:
+            non_negative("gradient", self.gradient)
 
     def met(
         self,

@@ -18,6 +18,7 @@ from jaxtyping import Array, PyTree
 from iterlin import examples
 from iterlin.algorithm import Algorithm
 from iterlin.linearization import output_shape
+from iterlin.losses import check_labels
 from iterlin.parameters import split, warn_of_statistics
 from iterlin.runtime import checkpoints
 from iterlin.runtime.chunks import History, run_in_chunks
@@ -26,7 +27,7 @@ from iterlin.runtime.precision import full_precision
 from iterlin.schedules import Schedule, as_schedule, every, of_whole, periods_array
 from iterlin.state import RUN_AXES, TrainState, parted, whole
 from iterlin.validation import positive_integer
-from iterlin.watching import UPDATES, Watch, check_watch, log_steps, observer
+from iterlin.watching import UPDATES, Watch, check_sets, check_watch, log_steps, observer
 
 
 @full_precision()
@@ -61,7 +62,8 @@ def train(
     shows a bar (default: on a terminal).
 
     Raises ValueError before any compute for an algorithm without optimizer, a num_steps that is not
-    a positive integer, a batch larger than the data, a minibatch or a keyed f without key, inputs
+    a positive integer below 2^31, a batch larger than the data, labels (of a cross-entropy, or of
+    the first batch) outside the classes, a minibatch or a keyed f without key, inputs
     and targets of different lengths, an f that does not return one array (N, ...), a resumed state
     whose optimiser or order of examples is another, a `watch` that is none, or steps to look at
     that are not whole, increasing and in [0, num_steps]; of an iterable, for all that needs the
@@ -87,6 +89,7 @@ def train(
             raise ValueError("data has no batch")
     check_watch(watch)
     looks = check_run(algorithm, data, num_steps, key, watch.at, first)
+    check_sets(watch)
     if begun:
         check_resumed(begun, algorithm, examples.count(data[1]))
         state, fixed = parted(begun, algorithm.trainable)
@@ -94,7 +97,8 @@ def train(
         moving, fixed = split(params, algorithm.trainable)
         warn_of_statistics(moving)
         state = algorithm.start(moving, data, jax.random.key(0) if key is None else key)
-    output_shape(algorithm.network(state), whole(state, fixed).params, data[0])
+    outputs = output_shape(algorithm.network(state), whole(state, fixed).params, data[0])
+    check_labels(algorithm.loss, outputs, data[1])
 
     @partial(jax.jit, donate_argnums=0)
     def advance(state, fixed, data, count):
@@ -168,6 +172,8 @@ def train_sweep(
     check_watch(watch)
     fixed = jax.vmap(lambda key: split(init(key), algorithm.trainable)[1])(keys)
     looks = check_run(algorithm, example, num_steps, keys, watch.at)
+    check_sets(watch)
+    check_drawn_labels(algorithm, init, keys[0], (example[0], datasets[1]))
     periods = periods_array(periods)
 
     def over_both(function, *axes, out=RUN_AXES):
@@ -235,6 +241,18 @@ def batches_of(data, algorithm: Algorithm, checkpoint) -> Iterator:
     return iter(data)
 
 
+def check_drawn_labels(algorithm: Algorithm, init, key: Array, data) -> None:
+    """`losses.check_labels` of the network at init(key). Raises ValueError for outputs that are
+    none, too."""
+    drawn = (key,) if algorithm.keyed else ()
+    found = output_shape(
+        lambda params, x: algorithm.trained(params, x, drawn)[0],
+        jax.eval_shape(init, key),
+        data[0],
+    )
+    check_labels(algorithm.loss, found, data[1])
+
+
 def check_resumed(state: TrainState, algorithm: Algorithm, count: int) -> None:
     """Raises ValueError for the state of a run with another optimiser or order of examples."""
     if algorithm.batch_size is not None and state.order.size != count:
@@ -254,7 +272,7 @@ def check_run(algorithm: Algorithm, data, num_steps, key, at, first=0) -> np.nda
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise ValueError("data must be two: inputs and targets, each an array or a pytree")
     algorithm.transformation  # noqa: B018 (raises where there is none)
-    positive_integer("num_steps", num_steps)
+    positive_integer("num_steps", num_steps, below=2**31)
     count, targets = examples.count(data[0]), examples.count(data[1], "targets")
     if isinstance(data[0], list) and len(data[0]) == targets != count:
         raise ValueError(f"inputs are a list of the {targets} examples: give one array of them all")

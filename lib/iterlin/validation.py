@@ -17,18 +17,25 @@ def is_traced(value) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
-def positive_integer(name: str, value, *, infinity: bool = False) -> None:
-    """Refuses anything but a whole number of at least 1 (or infinity, where it has a meaning)."""
+def as_python(value):
+    """A single number of NumPy or JAX as one of Python; anything else as it is."""
+    one = isinstance(value, (np.generic, np.ndarray, jax.Array)) and np.ndim(value) == 0
+    return value.item() if one and not is_traced(value) else value
+
+
+def positive_integer(name: str, value, *, infinity: bool = False, below: float = math.inf) -> None:
+    """Refuses anything but a whole number of at least 1 (or infinity, where it has a meaning), or
+    one that is not below the limit."""
     if is_traced(value):
         return
-    if infinity and isinstance(value, float) and value == math.inf:
+    scalar = as_python(value)
+    if infinity and isinstance(scalar, float) and scalar == math.inf:
         return
-    scalar = (
-        value.item() if isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 0 else value
-    )
     if isinstance(scalar, bool) or not isinstance(scalar, Integral) or scalar < 1:
         allowed = "a positive integer or infinity" if infinity else "a positive integer"
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
+    if scalar >= below:
+        raise ValueError(f"{name} must be below {below}")
 
 
 def positive_integers(name: str, values) -> None:
@@ -42,10 +49,15 @@ def positive_integers(name: str, values) -> None:
         ) from None
 
 
-def whole_number(name: str, value) -> None:
-    """Refuses anything but an integer of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+def whole_number(name: str, value, *, below: float = math.inf) -> None:
+    """Refuses anything but an integer of at least 0, or one that is not below the limit."""
+    if is_traced(value):
+        return
+    scalar = as_python(value)
+    if isinstance(scalar, bool) or not isinstance(scalar, Integral) or scalar < 0:
         raise ValueError(f"{name} must be a non-negative integer, got {value!r}")
+    if scalar >= below:
+        raise ValueError(f"{name} must be below {below}")
 
 
 def non_negative(name: str, value, *, infinity: bool = False) -> None:
@@ -96,6 +108,40 @@ def same_shape(outputs, targets) -> None:
             f"targets have shape {np.shape(targets)} but the network's outputs have shape "
             f"{np.shape(outputs)}: they must be equal"
         )
+
+
+def one_shape(**arrays) -> None:
+    """Refuses two arrays, given by name, of different shapes."""
+    (first, a), (second, b) = ((name, np.shape(array)) for name, array in arrays.items())
+    if a != b:
+        raise ValueError(f"{first} and {second} must have one shape, got {a} and {b}")
+
+
+def finite(name: str, tree) -> None:
+    """Refuses a pytree with a number that is NaN or infinite, naming its leaf."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not is_traced(leaf) and not np.all(np.isfinite(leaf)):
+            raise ValueError(f"{name}{jax.tree_util.keystr(path)} must be finite, not NaN or inf")
+
+
+def labels(name: str, values, classes: int) -> None:
+    """Refuses integers outside [0, classes); values of another type are not looked at."""
+    if is_traced(values) or not jnp.issubdtype(jnp.result_type(values), jnp.integer):
+        return
+    values = np.asarray(values)
+    outside = values[(values < 0) | (values >= classes)]
+    if outside.size:
+        raise ValueError(
+            f"{name} must be labels of {classes} classes, 0 to {classes - 1}: got {outside.min()}"
+        )
+
+
+def random_key(name: str, value) -> None:
+    """Refuses what is no single random key of JAX, of the new kind or the old."""
+    dtype, shape = getattr(value, "dtype", None), np.shape(value)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if len(shape) != (0 if typed else 1) or not (typed or dtype == np.uint32):
+        raise ValueError(f"{name} must be a random key, as jax.random.key(0), got {value!r}")
 
 
 def one_of(name: str, value, allowed) -> None:

@@ -88,6 +88,12 @@ def check_watch(watch) -> None:
         positive_integer("batch_size of watch", watch.batch_size)
 
 
+def check_sets(watch: Watch) -> None:
+    """Raises ValueError for a set whose inputs do not lead with one number of examples or more."""
+    for name, (x, _) in watch.sets.items():
+        examples.count(x, f"watch.sets[{name!r}][0]")
+
+
 def log_steps(num_steps: int, per_decade: int = 6) -> np.ndarray:
     """0, 1, ... num_steps on a log grid: whole numbers, each once."""
     count = max(2, int(per_decade * np.log10(max(num_steps, 2))) + 1)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 
 from iterlin import examples
 from iterlin.linearization import Network, jacobian_products
-from iterlin.losses import Loss, as_sum, loss_over_slices
+from iterlin.losses import Loss, as_sum, check_labels, loss_over_slices
 from iterlin.parameters import Trainable, bound, split
 from iterlin.runtime.precision import full_precision
 from iterlin.validation import is_traced, like, positive_integer
@@ -55,6 +55,7 @@ def ggn_product(
     require_function(loss)
     moving, fixed = split(params, trainable)
     f = bound(f, fixed)
+    check_labels(loss, jax.eval_shape(f, moving, x), y)
 
     def typed(v):
         like("v", v, moving)

@@ -79,7 +79,7 @@ def truncated_gauss_newton(
             )
         size = jax.eval_shape(problem.f, problem.start, x).size
         max_inner_steps = 10 * min(size, sum(leaf.size for leaf in jax.tree.leaves(problem.start)))
-    positive_integer("max_inner_steps", max_inner_steps)
+    positive_integer("max_inner_steps", max_inner_steps, below=2**31)
     inner = dict(tolerance=beta, max_steps=max_inner_steps)
 
     def step(theta, damping):

@@ -15,6 +15,7 @@ from iterlin.exact.flow import Objective, begin
 from iterlin.exact.task import Task, quadratic, slice_size
 from iterlin.kernels.kept import Sizes
 from iterlin.linearization import output_shape
+from iterlin.losses import check_labels
 from iterlin.ntk import kept_ntk, kept_sizes
 from iterlin.parameters import bound, join, split
 from iterlin.runtime import costs
@@ -189,9 +190,10 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
 
 
 def check_outputs(task: Task, params: PyTree) -> None:
-    """Raises ValueError unless f returns one array (N, ...), and labels (N, ...) go with them where
-    accuracy is to tell when a problem is solved."""
+    """Raises ValueError unless f returns one array (N, ...), labels are of its classes, and labels
+    (N, ...) go with them where accuracy is to tell when a problem is solved."""
     outputs = output_shape(task.f, params, task.data[0])
+    check_labels(task.loss, outputs, task.data[1])
     if task.solved is None or task.solved.accuracy is None:
         return
     y = task.data[1]

@@ -35,7 +35,7 @@ from iterlin.runtime.precision import full_precision
 from iterlin.schedules import NEVER, Schedule, as_schedule, of_whole
 from iterlin.state import TrainState, whole
 from iterlin.validation import one_of, open_unit, positive_integer
-from iterlin.watching import UPDATES, Watch, check_watch, observer
+from iterlin.watching import UPDATES, Watch, check_sets, check_watch, observer
 
 # Settings of an algorithm that only steps, one by one, can follow.
 STEPWISE = ("batch_size", "augment", "normalization")
@@ -132,6 +132,7 @@ def integrator(
     open_unit("tolerance", tolerance)
     check_watch(watch)
     task = _task(algorithm, data, tolerance, memory_limit)
+    check_sets(watch)
     sets = jax.tree.map(jnp.asarray, dict(watch.sets))
     engines = {}
 
