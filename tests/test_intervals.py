@@ -166,3 +166,38 @@ def test_half_point_knows_what_outcomes_cannot_tell():
         half_point([1.0], [0, 1])
     with pytest.raises(ValueError, match="finite"):
         half_point([1.0, -np.inf], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("find", "message"),
+    [
+        (lambda: mean_interval([]), r"samples are empty along axis 0: their shape is \(0,\)"),
+        (lambda: mean_interval(np.ones((2, 0)), axis=1), "samples are empty along axis 1"),
+        (lambda: mean_interval(3.0), "samples are empty along axis 0"),
+        (lambda: bootstrap_interval(np.mean), r"samples must be of one length, .* got \[\]"),
+        (lambda: bootstrap_interval(np.mean, []), r"samples must be of one length, .* got \[0\]"),
+        (
+            lambda: bootstrap_interval(np.mean, [1.0, 2.0], [1.0]),
+            r"samples must be of one length, .* got \[1, 2\]",
+        ),
+        (
+            lambda: bootstrap_interval(np.mean, [1.0], resamples=0),
+            "resamples must be a positive integer, got 0",
+        ),
+    ],
+)
+def test_too_few_samples_are_refused(find, message):
+    with pytest.raises(ValueError, match=message):
+        find()
+
+
+@pytest.mark.parametrize("confidence", [-0.5, 0, 1, 2, np.nan])
+def test_a_confidence_outside_the_unit_interval_is_refused(confidence):
+    for find in (
+        lambda: mean_interval([1.0, 2.0], confidence=confidence),
+        lambda: bootstrap_interval(np.mean, [1.0, 2.0], confidence=confidence),
+        lambda: exact_share([0, 1], confidence),
+        lambda: half_point([1.0, 2.0], [0, 1], confidence),
+    ):
+        with pytest.raises(ValueError, match=r"^confidence must"):
+            find()

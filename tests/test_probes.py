@@ -141,3 +141,29 @@ def test_features_are_the_flat_activations(size):
 def test_wrong_settings_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         probes.probe(*sets(), **{"classes": 4, **wrong})
+
+
+@pytest.mark.parametrize("name", ["train", "validation", "test"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y: (x[:0], y[:0]), "features of {} must hold an example, got empty data"),
+        (lambda x, y: (x, y[:3]), r"{} has \d+ features, but labels of shape \(3,\)"),
+        (lambda x, y: (x, y - 1), "targets of {} must be labels of 4 classes, 0 to 3: got -1"),
+        (lambda x, y: (x, y + 4), "targets of {} must be labels of 4 classes, 0 to 3: got 4"),
+        (lambda x, y: (x[:, :, None], y), r"features of {} must be \(N, D\)"),
+    ],
+)
+def test_bad_sets_are_refused(name, change, message):
+    given = dict(zip(("train", "validation", "test"), sets(), strict=True))
+    given[name] = change(*given[name])
+    with pytest.raises(ValueError, match=message.format(name)):
+        probes.probe(**given, classes=4)
+
+
+def test_sets_of_another_width_and_labels_beyond_the_classes_are_refused():
+    train, validation, (x, y) = sets()
+    with pytest.raises(ValueError, match=r"features of test must be .* as those of train"):
+        probes.probe(train, validation, (x[:, 1:], y), classes=4)
+    with pytest.raises(ValueError, match="y must be labels of 1 classes, 0 to 0: got 1"):
+        probes.fit(x, jnp.ones(len(x), int), jnp.ones(1), classes=1)

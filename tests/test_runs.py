@@ -214,6 +214,24 @@ def test_fewer_runs_go_together_where_memory_is_short(capsys, monkeypatch):
     assert "8 at a time" in capsys.readouterr().err
 
 
+def test_an_axis_without_values_is_named():
+    def make(seed, period):
+        return Run(seed, period, 0.1, (1,))
+
+    for axes in ({"seed": [], "period": [1]}, {"seed": [0], "period": np.arange(0)}):
+        empty = next(name for name, values in axes.items() if len(values) == 0)
+        with pytest.raises(ValueError, match=f"the axis '{empty}' has no value"):
+            runs.grid(problem(), axes, make)
+        with pytest.raises(ValueError, match=f"the axis '{empty}' has no value"):
+            runs.tabulate(axes, [], [])
+
+
+def test_labels_outside_the_classes_are_refused_before_any_run(monkeypatch):
+    monkeypatch.setattr(runs, "trainer", lambda *a: pytest.fail("a run was prepared"))
+    with pytest.raises(ValueError, match="targets must be labels of 2 classes, 0 to 1: got 2"):
+        runs.run_all(problem(train=(X, Y + 1)), RUNS[:1])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -223,6 +241,10 @@ def test_fewer_runs_go_together_where_memory_is_short(capsys, monkeypatch):
         ({"optimizer": "lion"}, "lion"),
         ({"eval_steps": (3, 3)}, "eval_steps must be"),
         ({"eval_steps": ()}, "eval_steps must be"),
+        ({"eval_steps": (0, 2**31)}, "the last of eval_steps must be below 2147483648"),
+        ({"seed": 1.5}, "seed must be a non-negative integer, got 1.5"),
+        ({"seed": -1}, "seed must be a non-negative integer, got -1"),
+        ({"seed": 2**32}, "seed must be below 4294967296"),
         ({"examples": 25}, "25 examples asked of the 24"),
         ({"examples": 5}, "batch_size 6 exceeds its 5 examples"),
         ({"until_solved": True}, "needs the algorithm's rule"),
@@ -235,7 +257,7 @@ def test_fewer_runs_go_together_where_memory_is_short(capsys, monkeypatch):
 )
 def test_a_bad_run_is_refused_before_any_is_made(change, message, monkeypatch):
     monkeypatch.setattr(runs, "trainer", lambda *a: pytest.fail("a run was prepared"))
-    with pytest.raises(ValueError, match=rf"{message}.*in Run\(seed=0"):
+    with pytest.raises(ValueError, match=rf"{message}.*in Run\(seed="):
         runs.run_all(problem(), [RUNS[0], RUNS[0]._replace(**change)])
 
 

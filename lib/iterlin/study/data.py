@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from iterlin.validation import non_negative, positive_integer, whole_number
+from iterlin.validation import finite, non_negative, positive_integer, random_key, whole_number
 
 
 class Dataset(NamedTuple):
@@ -28,6 +28,7 @@ def xor(key: Array, size: int, *, variance: float = 0.1) -> Dataset:
     Section 4.2 of the paper (labels as printed: the product of the noisy coordinates). x is
     (size, 2), y is (size, 1).
     """
+    random_key("key", key)
     positive_integer("size", size)
     non_negative("variance", variance)
     corner_key, noise_key = jax.random.split(key)
@@ -45,6 +46,8 @@ def quintic(low: float = -4.0, high: float = 4.0, *, train: int = 20, test: int 
     """Uniformly spaced points of the quintic on [low, high] to train and test on; (N, 1)."""
     positive_integer("train", train)
     positive_integer("test", test)
+    for name, limit in (("low", low), ("high", high)):
+        finite(name, limit)
     if not low < high:
         raise ValueError(f"the input range [{low}, {high}] is empty: low must be below high")
 
@@ -80,9 +83,12 @@ def nested_subset(labels, size: int, seed) -> np.ndarray:
 
     Class counts differ by at most one, unless a class has no more to give: that one is then taken
     whole. The subset of size n is the first n indices of every larger one. The draw is the same
-    in every version of NumPy. Raises ValueError for a size beyond N.
+    in every version of NumPy. Raises ValueError for a size beyond N, or a seed that is not a
+    non-negative integer.
     """
     labels = np.asarray(labels)
+    for one in seed if isinstance(seed, tuple | list) else (seed,):
+        whole_number("seed", one)
     whole_number("size", size)
     if size > len(labels):
         raise ValueError(f"a subset of size {size} cannot be drawn from {len(labels)} examples")

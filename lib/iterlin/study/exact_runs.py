@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ from iterlin.study.groups import (
     schedule_of,
     with_own_examples,
 )
-from iterlin.study.runs import Result, check_settings, run_all, say, tabulate
+from iterlin.study.runs import Result, check_settings, combined, run_all, say, tabulate
 from iterlin.validation import one_of
 
 
@@ -49,7 +48,7 @@ def exact_grid(
         if getattr(problem.algorithm, name) is not None:
             raise ValueError(f"exact engines train on the full batch as it is: no {name}")
     problem = replace(problem, diagnose=0)
-    runs = [make(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+    runs = combined(axes, make)
     engines = [engine(run) for run in runs]
     for run, name in zip(runs, engines, strict=True):
         check_settings(problem, run)

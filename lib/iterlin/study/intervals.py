@@ -5,6 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, special, stats
 
+from iterlin.validation import open_unit, positive_integer
+
 
 class Interval(NamedTuple):
     """An estimate and the limits of its interval, all of one shape."""
@@ -27,8 +29,13 @@ def mean_interval(samples, axis: int = 0, confidence: float = 0.95) -> Interval:
     """Mean over `axis` with Student's t interval; NaN samples (dropped runs) are left out.
 
     With fewer than two samples the interval is the whole line: nothing is known of the spread.
+
+    Raises ValueError without a sample, or for a confidence outside (0, 1).
     """
+    open_unit("confidence", confidence)
     samples = np.asarray(samples, dtype=float)
+    if samples.ndim == 0 or samples.shape[axis] == 0:
+        raise ValueError(f"samples are empty along axis {axis}: their shape is {samples.shape}")
     count = np.sum(~np.isnan(samples), axis=axis)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.nansum(samples, axis=axis) / count
@@ -45,8 +52,16 @@ def bootstrap_interval(
 
     The samples are indexed by the same seeds and resampled together. The generator is fixed, so
     the interval is a function of the samples.
+
+    Raises ValueError for no sample, empty ones or ones of different lengths, a confidence outside
+    (0, 1), or a number of resamples that is not a positive integer.
     """
+    open_unit("confidence", confidence)
+    positive_integer("resamples", resamples)
     samples = [np.asarray(sample, dtype=float) for sample in samples]
+    lengths = {len(sample) for sample in samples}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(f"samples must be of one length, 1 at least: got {sorted(lengths)}")
     rng = np.random.default_rng(0)
     size = len(samples[0])
     draws = []
@@ -65,11 +80,12 @@ def exact_share(outcomes, confidence: float = 0.95) -> Interval:
     are the shares at which as many or more, and as many or fewer, have a probability of
     (1 - confidence) / 2. Without outcomes the share is NaN, its interval [0, 1].
 
-    Raises ValueError for outcomes that are neither 0 nor 1 nor NaN.
+    Raises ValueError for outcomes that are neither 0 nor 1 nor NaN, or a confidence outside (0, 1).
 
     >>> print(exact_share([0, 0, 0]).upper.round(3))
     0.708
     """
+    open_unit("confidence", confidence)
     kept = _outcomes(outcomes)
     true, count = kept.sum(), kept.size
     tail = (1 - confidence) / 2
@@ -87,8 +103,10 @@ def half_point(x, outcomes, confidence: float = 0.95) -> Interval:
     they do not set is infinite. x and outcomes (0 or 1) of one shape, taken as independent; pairs
     with a NaN are left out.
 
-    Raises ValueError for shapes that differ, an infinite x, or outcomes that are not 0, 1 or NaN.
+    Raises ValueError for shapes that differ, an infinite x, outcomes that are not 0, 1 or NaN, or
+    a confidence outside (0, 1).
     """
+    open_unit("confidence", confidence)
     x, outcomes = np.asarray(x, dtype=float), np.asarray(outcomes, dtype=float)
     if x.shape != outcomes.shape:
         raise ValueError(f"x {x.shape} and outcomes {outcomes.shape} must have one shape")

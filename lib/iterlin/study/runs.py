@@ -27,11 +27,13 @@ from iterlin.study.groups import (
     Problem,
     Run,
     is_plain,
+    key_of,
     step_memory,
     step_operations,
     trainer,
 )
-from iterlin.validation import non_negative, one_of, positive, positive_integer
+from iterlin.training import check_drawn_labels
+from iterlin.validation import non_negative, one_of, positive, positive_integer, whole_number
 
 
 class Result(NamedTuple):
@@ -60,11 +62,13 @@ def run_all(
 
     A run that diverges stops there and is reported with its step; the others go on. `memory` is
     what runs may take together, by default chosen for the device. Products are computed in full
-    precision (`precision.full_precision`). Raises ValueError, naming the run, before any compute;
-    CheckpointError if `folder` cannot be written.
+    precision (`precision.full_precision`). Raises ValueError, before any compute, naming the run,
+    or for labels outside the classes; CheckpointError if `folder` cannot be written.
     """
     for run in runs:
         check_settings(problem, run)
+    if runs:
+        check_drawn_labels(problem.algorithm, problem.init, key_of(runs[0].seed), problem.train)
     memory = group_memory() if memory is None else memory
     results: dict[int, Result] = {}
     seconds, digest = 0.0, None
@@ -125,14 +129,28 @@ def grid(
     ``make(**{axis: value})`` -> Run; all of them with as many evaluations. Variables are the
     histories, "step" among them, and "diverged_at" (-1 if not). Histories of diverged runs are NaN
     from the step on. Attributes: `missing`, the number of runs that are not finished (NaN), and
-    `seconds`. Raises OutOfTime if the deadline left none finished, else as `run_all`.
+    `seconds`. Raises ValueError for an axis without a value, OutOfTime if the deadline left none
+    finished, else as `run_all`.
     """
-    runs = [make(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+    runs = combined(axes, make)
     lengths = {len(run.eval_steps) for run in runs}
     if len(lengths) > 1:
         raise ValueError(f"runs of one grid need as many evaluations each, got {sorted(lengths)}")
     results, seconds = run_all(problem, runs, label=label, folder=folder, memory=memory)
     return tabulate(axes, runs, results, label=label).assign_attrs(seconds=seconds)
+
+
+def combined(axes: Mapping[str, Sequence], make: Callable[..., Run]) -> list[Run]:
+    """The run of every combination, the last axis fastest; ValueError for an axis without a
+    value."""
+    _require_values(axes)
+    return [make(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+
+
+def _require_values(axes) -> None:
+    for name, values in axes.items():
+        if len(values) == 0:
+            raise ValueError(f"the axis '{name}' has no value: there is no run to make")
 
 
 def tabulate(
@@ -144,8 +162,9 @@ def tabulate(
 ) -> xr.Dataset:
     """Results in the order of the axes' combinations as the data set that `grid` describes.
 
-    Raises OutOfTime if none is finished.
+    Raises ValueError for an axis without a value, OutOfTime if no run is finished.
     """
+    _require_values(axes)
     sizes = [len(values) for values in axes.values()]
     finished = [result for result in results if result is not None]
     if not finished:
@@ -207,6 +226,7 @@ def say(line: str) -> None:
 def check_settings(problem: Problem, run: Run) -> None:
     """Raise ValueError, naming the run, for settings with which the problem cannot be run."""
     try:
+        whole_number("seed", run.seed, below=2**32)
         positive_integer("period", run.period, infinity=True)
         positive("step_size", run.step_size)
         non_negative("penalty", run.penalty)
@@ -219,6 +239,7 @@ def check_settings(problem: Problem, run: Run) -> None:
             or steps.dtype.kind != "i"
         ):
             raise ValueError("eval_steps must be whole, increasing and not negative")
+        whole_number("the last of eval_steps", steps[-1], below=2**31)
         size = len(problem.train[1]) if run.examples is None else run.examples
         if not 0 < size <= len(problem.train[1]):
             raise ValueError(f"{size} examples asked of the {len(problem.train[1])} there are")
