@@ -80,10 +80,11 @@ def test_time_and_missing_runs_are_those_of_the_grid_unless_they_are_given():
 
 def test_the_record_of_the_highest_tier_is_shown_else_the_run(displayed):
     quick = Page("trial", VALUES | {"tier": "quick"})
-    live = quick.save(toy_sources.results(), data="drawn *by* me_too")
+    live = quick.save(toy_sources.results(), data="drawn *by* me_too, sizes [32](x)")
     assert quick.shown(live) is live
     assert displayed.pop() == (
-        r"*Shown: quick tier, 3 seeds, run while this page was built. drawn \*by\* me_too.*"
+        r"*Shown: quick tier, 3 seeds, run while this page was built. drawn \*by\* me_too, "
+        r"sizes \[32](x).*"
     )
     Page("trial", VALUES).save(toy_sources.results(), seconds=120.0)
     assert quick.shown(live).attrs["tier"] == "laptop"

@@ -6,15 +6,15 @@ It is data. What belongs in a record needs no markup and is refused if it could 
 
 import re
 
-# What begins code, HTML, a role or directive of MyST, a link or a picture.
-_MARKUP = frozenset("`<{[")
+# What begins code, HTML, a role or a directive of MyST. Not [: a note on data may list sizes.
+_MARKUP = frozenset("`<{")
 # What Markdown would take for its own; an underscore only where it is not within a word.
 _ESCAPED = re.compile(r"[\\`*$<{\[|&~]|(?<!\w)_|_(?!\w)")
 
 
-def is_plain(text: str, allowed: str = "") -> bool:
-    """Whether it is one line without control characters and markup; allowed: marks that may be."""
-    return text.isprintable() and not _MARKUP.difference(allowed) & set(text)
+def is_plain(text: str) -> bool:
+    """Whether it is one line without control characters, code, HTML, roles and directives."""
+    return text.isprintable() and not _MARKUP & set(text)
 
 
 def escaped(text: object) -> str:

@@ -52,8 +52,7 @@ def check_content(dataset: xr.Dataset) -> None:
             raise ValueError(f"its attribute {name!r} {problem}")
     for name, variable in dataset.variables.items():
         texts = [name, *(variable.values.flat if variable.dtype.kind not in "biuf" else ())]
-        # Values along an axis may be intervals: [-4, 4].
-        if not all(isinstance(text, str) and is_plain(text, allowed="[") for text in texts):
+        if not all(isinstance(text, str) and is_plain(text) for text in texts):
             raise ValueError(f"its variable {name!r} is neither numbers nor plain text")
 
 
@@ -64,7 +63,7 @@ def _problem(name: str, value: object) -> str:
     if name in NUMBERS or not isinstance(value, str):
         return "" if _is_finite(name, np.asarray(value)) else "is not a finite number"
     if not is_plain(value):
-        return "is not plain text: one line, without ` < { and ["
+        return "is not plain text: one line, without ` < and {"
     pattern, form = FORMS.get(name, (None, ""))
     return "" if pattern is None or pattern.fullmatch(value) else f"is not {form}"
 
