@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -15,6 +16,7 @@ from bs4 import BeautifulSoup
 from IPython.core.inputtransformer2 import TransformerManager
 from iterlin.study import records
 from iterlin.study.origins import Origin
+from iterlin_book import pages
 from iterlin_book.build import main as build_main
 from toy_book import build, edit, executed, html
 
@@ -32,6 +34,15 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def book(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "book")
+
+
+def test_a_line_is_said_in_one_write(monkeypatch):
+    """Else lines of pages that run side by side come apart, where Python buffers nothing."""
+    written = []
+    stream = SimpleNamespace(write=written.append, flush=lambda: None)
+    monkeypatch.setattr("sys.stdout", stream)
+    pages.say("experiments/xor (quick): started")
+    assert written == ["experiments/xor (quick): started\n"]
 
 
 def test_pages_show_outputs_mathematics_and_citations(finished):

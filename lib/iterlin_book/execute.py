@@ -49,7 +49,7 @@ class Echo:
     def write(self, text):
         *lines, self.rest = (self.rest + text).split("\n")
         for line in lines:
-            print(f"{self.page}: {line}", file=sys.stderr)
+            pages.say(f"{self.page}: {line}", error=True)
 
     def flush(self):
         sys.stderr.flush()
@@ -214,24 +214,24 @@ def main(arguments=None):
         page = pages.find(options.root, options.page)
         check_places(options.root, page, options.tier)
         prepare(options.root, page, options.tier)  # nothing is announced that cannot start
-        print(f"{page} ({options.tier}): started", flush=True)
+        pages.say(f"{page} ({options.tier}): started")
         path = execute(options.root, page, options.tier, options.digest)
     except BookError as error:
-        print(error, file=sys.stderr)
+        pages.say(error, error=True)
         return REFUSED
     except CellFailed as error:
-        print(error, file=sys.stderr)
+        pages.say(error, error=True)
         return FAILED
     except Unfinished as unfinished:
-        print(unfinished, flush=True)
+        pages.say(unfinished)
         return PARTIAL
     except KeyboardInterrupt:
         # Of the kernel that the same key has ended, and whose end nobody waits for any more.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-        print(f"{page} ({options.tier}): interrupted", file=sys.stderr)
+        pages.say(f"{page} ({options.tier}): interrupted", error=True)
         return INTERRUPTED
     seconds = json.loads(path.read_text("utf8"))["metadata"]["iterlin_book"]["seconds"]
-    print(f"{page} ({options.tier}): finished in {seconds} s", flush=True)
+    pages.say(f"{page} ({options.tier}): finished in {seconds} s")
     return DONE
 
 

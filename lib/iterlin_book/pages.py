@@ -168,6 +168,14 @@ def require_writable(path):
         raise BookError(f"{nearest} cannot be written to")
 
 
+def say(line, *, error=False):
+    """Print a line in one piece: pages run side by side, and where Python does not buffer its
+    output (PYTHONUNBUFFERED) `print` writes the end of a line by itself, after another's line."""
+    stream = sys.stderr if error else sys.stdout
+    stream.write(f"{line}\n")
+    stream.flush()
+
+
 def one_line(text):
     return " ".join(str(text).split())
 
