@@ -4,7 +4,7 @@ import numpy as np
 import problems
 import pytest
 from iterlin import gradient_flow, kept_ntk, losses
-from iterlin.exact import linear_model
+from iterlin.exact import linear_model, newton
 from iterlin.exact.flow import Objective
 from iterlin.exact.newton import minimize
 from scipy.optimize import minimize as minimize_by_scipy
@@ -75,6 +75,28 @@ def test_says_so_where_it_had_to_stop_early():
     found = minimize(objective, tolerance=1e-10, max_steps=2)
     assert int(found.newton_steps) == 2
     assert float(found.certificate) > 1e-6
+
+
+def test_goes_downhill_where_conjugate_gradients_do_not(monkeypatch):
+    """As they may where a saturated loss leaves little curvature beside the rounding."""
+    objective, *_ = objective_of("function", losses.mean(losses.cross_entropy), 0.1)
+    solve = newton.conjugate_gradients
+
+    def uphill(*arguments, **settings):
+        step, count = solve(*arguments, **settings)
+        return jax.tree.map(jnp.negative, step), count
+
+    monkeypatch.setattr(newton, "conjugate_gradients", uphill)
+    assert float(minimize(objective, tolerance=1e-3).certificate) <= 1e-3
+
+
+def test_gains_nothing_where_nothing_is_a_number():
+    objective, *_ = objective_of("function", losses.mean(losses.cross_entropy), 0.1)
+    outputs = jnp.full_like(objective.model.outputs, jnp.nan)
+    found = minimize(
+        objective._replace(model=objective.model._replace(outputs=outputs)), tolerance=1e-3
+    )
+    assert float(found.certificate) == 1
 
 
 def test_refuses_what_has_no_minimum():

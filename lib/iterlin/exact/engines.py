@@ -155,15 +155,6 @@ class GradientFlow(Modelled):
 class ToMinimum(Modelled):
     """Straight to the minimum, however many steps are asked for."""
 
-    def __init__(self, task: Task, *, with_kernel: bool = False):
-        super().__init__(task, with_kernel=with_kernel)
-
-        def first_loss(model):
-            objective = self._objective(*model)
-            return objective.loss(objective.model.outputs, objective.targets)
-
-        self._first_loss = jax.jit(first_loss)
-
     def start(self, objective: Objective, before) -> Minimum:
         zero, none = jnp.zeros_like(objective.model.outputs), jnp.asarray(0, jnp.int32)
         return Minimum(objective.model.origin, zero, jnp.ones((), zero.dtype), none, none)
@@ -174,9 +165,8 @@ class ToMinimum(Modelled):
     def forward(self, position: Position, steps: int) -> Position:
         if position.steps == 0:
             position = super().forward(position, steps)
-            if not position.inner.newton_steps:  # there already, or nothing there is a number
-                first = self._first_loss(self._arguments(position.anchor, position.fixed))
-                position = position._replace(failed=not bool(jnp.isfinite(first)))
+            gained = bool(position.inner.certificate < 1)  # not where nothing is a number, either
+            position = position._replace(failed=not gained)
         return position._replace(steps=steps)
 
     def described(self, position: Position) -> Position:

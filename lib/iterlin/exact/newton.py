@@ -96,7 +96,7 @@ def minimize(
         certificate = jnp.where(better, found, certificate)
         return point, slope, certificate, better, steps + 1, evaluations + inner + 2
 
-    one = jnp.where(first > 0, 1.0, 0.0).astype(zero.dtype)
+    one = jnp.where(first == 0, 0.0, 1.0).astype(zero.dtype)  # 1 of what is no number
     start = ((model.origin, zero), slope, one, jnp.asarray(True), 0, 1)
     point, slope, certificate, _, steps, evaluations = jax.lax.while_loop(going, newton, start)
     return Minimum(*point, certificate, jnp.asarray(steps), jnp.asarray(evaluations))
@@ -110,7 +110,11 @@ def _newton_step(objective: Objective, image, slope, forcing, max_steps):
         pushed = model.push(objective.hessian_product(image, direction[1]))
         return axpy(2 * objective.penalty, direction, pushed)
 
-    return conjugate_gradients(
+    def cauchy():
+        squared, curvature = (model.inner(*slope, *other) for other in (slope, apply(slope)))
+        return jax.tree.map(lambda leaf: -squared / curvature * leaf, slope)
+
+    step, count = conjugate_gradients(
         jax.tree.map(jnp.negative, slope),
         image=apply,
         gradient=lambda residual: residual,
@@ -119,3 +123,7 @@ def _newton_step(objective: Objective, image, slope, forcing, max_steps):
         tolerance=forcing,
         max_steps=max_steps,
     )
+    # Where the loss is saturated, rounding may lead conjugate gradients uphill: then the minimum of
+    # the quadratic model along the slope, which leads down.
+    downhill = model.inner(*slope, *step) < 0
+    return jax.lax.cond(downhill, lambda: (step, count), lambda: (cauchy(), count + 1))
