@@ -62,8 +62,8 @@ def train(
     shows a bar (default: on a terminal).
 
     Raises ValueError before any compute for an algorithm without optimizer, a num_steps that is not
-    a positive integer below 2^31, a batch larger than the data, labels (of a cross-entropy, or of
-    the first batch) outside the classes, a minibatch or a keyed f without key, inputs
+    a positive integer below 2^31, a batch larger than the data, labels of a cross-entropy outside
+    its classes (of an iterable, in the first batch), a minibatch or a keyed f without key, inputs
     and targets of different lengths, an f that does not return one array (N, ...), a resumed state
     whose optimiser or order of examples is another, a `watch` that is none, or steps to look at
     that are not whole, increasing and in [0, num_steps]; of an iterable, for all that needs the
