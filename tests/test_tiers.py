@@ -69,6 +69,7 @@ TINY = {
     | {
         "pool": 60,
         "sizes": [20, 40],
+        "other_size": 20,
         "times": [1, 5],
         "updates": [3, 2],
         "num_looks": 3,
