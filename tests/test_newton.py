@@ -99,6 +99,24 @@ def test_gains_nothing_where_nothing_is_a_number():
     assert float(found.certificate) == 1
 
 
+def test_tells_a_minimum_from_where_there_is_more_to_gain():
+    classes = jnp.arange(12) % 4
+    right = jax.nn.one_hot(classes, 4)
+
+    def there(outputs, dtype):
+        model = linear_model.from_products(lambda p, x: p, outputs.astype(dtype), classes)
+        objective = Objective(model, losses.mean(losses.cross_entropy), classes, 1e-4)
+        return bool(newton.within_rounding(objective))
+
+    # A gain of 1e-10, which double precision sees beside outputs of 15, and single does not.
+    assert there(15 * right, jnp.float32)
+    assert not there(15 * right, jnp.float64)
+    assert not there(5 * right, jnp.float32)
+    # As wrong as can be: flat, but far from the minimum.
+    assert not there(30 * jnp.roll(right, 1, axis=1), jnp.float32)
+    assert not there(jnp.full_like(right, jnp.nan), jnp.float32)
+
+
 def test_refuses_what_has_no_minimum():
     objective, *_ = objective_of("function", losses.mean(losses.cross_entropy), 0.0)
     with pytest.raises(ValueError, match="penalty"):

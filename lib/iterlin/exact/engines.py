@@ -155,6 +155,10 @@ class GradientFlow(Modelled):
 class ToMinimum(Modelled):
     """Straight to the minimum, however many steps are asked for."""
 
+    def __init__(self, task: Task, *, with_kernel: bool = False):
+        super().__init__(task, with_kernel=with_kernel)
+        self._there = jax.jit(lambda model: newton.within_rounding(self._objective(*model)))
+
     def start(self, objective: Objective, before) -> Minimum:
         zero, none = jnp.zeros_like(objective.model.outputs), jnp.asarray(0, jnp.int32)
         return Minimum(objective.model.origin, zero, jnp.ones((), zero.dtype), none, none)
@@ -165,8 +169,9 @@ class ToMinimum(Modelled):
     def forward(self, position: Position, steps: int) -> Position:
         if position.steps == 0:
             position = super().forward(position, steps)
-            gained = bool(position.inner.certificate < 1)  # not where nothing is a number, either
-            position = position._replace(failed=not gained)
+            if position.inner.certificate > 0 and not position.inner.image.any():  # it stays
+                there = self._there(self._arguments(position.anchor, position.fixed))
+                position = position._replace(failed=not bool(there))
         return position._replace(steps=steps)
 
     def described(self, position: Position) -> Position:

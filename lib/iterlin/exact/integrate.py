@@ -64,9 +64,9 @@ def integrate(
     gradient flow for a time step_size * K, to `tolerance` a step, relative to outputs of order 1;
     "minimum" and "function_space_minimum" solve every linear problem, of positive penalty, to a
     relative gradient of `tolerance`, or to where rounding leaves nothing to gain
-    (`newton.minimize`; a run that gains nothing at all has diverged): a period of any length is one
-    solve. "auto" is the cheapest by an estimate that it prints, among them a flow only where
-    step_size lambda_max < 0.1 at the first parameters.
+    (`newton.minimize`; a run that finds no way down where there is one has diverged): a period of
+    any length is one solve. "auto" is the cheapest by an estimate that it prints, among them a flow
+    only where step_size lambda_max < 0.1 at the first parameters.
 
     Inputs, targets and outputs are as for `train`, and so are parameters that are not `trainable`.
     A schedule `schedules.when(..., check_every=C)` is asked C, 2 C, ... steps after a

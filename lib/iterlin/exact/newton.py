@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from iterlin.exact.flow import Objective
 from iterlin.krylov import axpy, conjugate_gradients
@@ -17,6 +17,8 @@ from iterlin.validation import is_traced, open_unit, positive, positive_integer
 
 # Armijo's fraction of the predicted decrease, and how often a Newton step may be halved.
 SUFFICIENT, HALVINGS = 1e-4, 30
+# Units in the last place by which a mean of many terms may be off.
+UNITS = 4
 
 
 class Minimum(NamedTuple):
@@ -102,16 +104,44 @@ def minimize(
     return Minimum(*point, certificate, jnp.asarray(steps), jnp.asarray(evaluations))
 
 
-def _newton_step(objective: Objective, image, slope, forcing, max_steps):
-    """Solve (J^T H J + 2 lambda) s = -slope to a relative residual; s and products spent."""
+def within_rounding(objective: Objective) -> Bool[Array, ""]:
+    """Whether theta_s is the minimum as far as its precision can tell.
+
+    The quadratic model there falls along the slope by ||g||^4 / (2 <g, A g>), A = J^T H J +
+    2 lambda: to be seen, that must exceed how the loss is rounded, by a few units in the last place
+    of itself or of the largest output. False where nothing is a number.
+    """
     model = objective.model
+    zero = jnp.zeros_like(model.outputs)
+    slope = objective.slope(model.origin, zero)
+    squared, curvature = _along_the_slope(objective, zero, slope)
+    loss = objective.loss(model.outputs, objective.targets)
+    unit = jnp.finfo(zero.dtype).eps * jnp.maximum(jnp.abs(loss), jnp.abs(model.outputs).max())
+    return squared**2 <= 2 * curvature * UNITS * unit
+
+
+def _along_the_slope(objective: Objective, image, slope):
+    """||g||^2 and <g, A g> of the gradient g."""
+    inner, applied = objective.model.inner, _hessian(objective, image)(slope)
+    return inner(*slope, *slope), inner(*slope, *applied)
+
+
+def _hessian(objective: Objective, image):
+    """v -> (J^T H J + 2 lambda) v, coordinates and image."""
 
     def apply(direction):
-        pushed = model.push(objective.hessian_product(image, direction[1]))
+        pushed = objective.model.push(objective.hessian_product(image, direction[1]))
         return axpy(2 * objective.penalty, direction, pushed)
 
+    return apply
+
+
+def _newton_step(objective: Objective, image, slope, forcing, max_steps):
+    """Solve (J^T H J + 2 lambda) s = -slope to a relative residual; s and products spent."""
+    model, apply = objective.model, _hessian(objective, image)
+
     def cauchy():
-        squared, curvature = (model.inner(*slope, *other) for other in (slope, apply(slope)))
+        squared, curvature = _along_the_slope(objective, image, slope)
         return jax.tree.map(lambda leaf: -squared / curvature * leaf, slope)
 
     step, count = conjugate_gradients(
