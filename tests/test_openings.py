@@ -83,6 +83,13 @@ def test_one_claim_that_holds_and_counts():
     assert about.endswith(f" {told}7 feature updates where they are fewest, 1 diverged.")
 
 
+def test_a_hypothesis_of_this_book_is_not_put_into_the_papers_mouth():
+    ours = [row("h", name=name) | {"version": "ours"} for name in ("C0", "C1")]
+    for rows in (ours[:1], ours):
+        first = lines(*rows)[0]
+        assert first.startswith(r"**Our hypothesis:** It falls\_fast (C0: ")
+
+
 def test_a_claim_that_is_not_tested_says_what_is_not_met_before_what_is():
     _, finds, counts, _ = lines(row("f", requires="huf"))
     assert finds.endswith("s0: 0.1 [-0.2, 0.4] (above 0.5: fails). Verdict: **not tested here**.")

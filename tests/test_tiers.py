@@ -177,6 +177,15 @@ TINY = {
         "num_seeds": 2,
         "timed_steps": 2,
     },
+    "beyond/lazy_to_rich": {
+        "scales": [0.1, 1.0],
+        "times": [8.0, 128.0, float("inf")],
+        "width": 8,
+        "other_widths": [4],
+        "sizes_of_weights": [2.0],
+        "train_size": 20,
+        "num_seeds": 2,
+    },
 }
 # These look into the runs of few_updates: where it has run, theirs are kept already.
 LIKE_FEW_UPDATES = ("experiments/filters", "experiments/probes")

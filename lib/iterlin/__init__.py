@@ -21,6 +21,7 @@ from iterlin.infinite_width import relu_mlp_ntk
 from iterlin.linearization import jacobian, jacobian_products, linearize
 from iterlin.networks.adapters import from_equinox, from_linen, from_nnx
 from iterlin.networks.mlp import mlp
+from iterlin.networks.scaled import centred
 from iterlin.ntk import (
     empirical_ntk,
     kept_ntk,
@@ -43,6 +44,7 @@ __all__ = [
     "LevenbergMarquardt",
     "Watch",
     "alignment",
+    "centred",
     "damping_filter",
     "descent_filter",
     "eigenmodes",

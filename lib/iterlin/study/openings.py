@@ -89,7 +89,7 @@ def opening(
     if not verdicts:
         lines = list(_without_claims(record, paper, finding))
     elif len(verdicts) == 1:
-        lines = [f"**The paper says:** {_claim(verdicts[0])}.", _found(verdicts[0])]
+        lines = [f"{_source(verdicts[0])} {_claim(verdicts[0])}.", _found(verdicts[0])]
     else:
         lines = [_together(verdict) for verdict in verdicts[:MOST]]
         if others := verdicts[MOST:]:
@@ -108,10 +108,15 @@ def _claim(verdict: Verdict) -> str:
     return f"{_plain(row['claim'])} ({row['id']}: {_plain(row['paper'])})"
 
 
+def _source(verdict: Verdict) -> str:
+    """Whose claim it is: the paper's, or a hypothesis of this book."""
+    return "**Our hypothesis:**" if verdict.row["version"] == "ours" else "**The paper says:**"
+
+
 def _together(verdict: Verdict) -> str:
     """What the paper says and what is found, in one line."""
     found = "" if verdict.verdict == NOT_RUN else f" {_found(verdict)}"
-    return f"**The paper says:** {_claim(verdict)}.{found}"
+    return f"{_source(verdict)} {_claim(verdict)}.{found}"
 
 
 def _found(verdict: Verdict) -> str:

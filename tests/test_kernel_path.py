@@ -1,0 +1,126 @@
+"""Flows and steps of scaled outputs against training by the library, and exact identities."""
+
+from itertools import pairwise
+
+import iterlin as il
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from iterlin.study import kernel_path
+from jax.flatten_util import ravel_pytree
+
+jax.config.update("jax_enable_x64", True)
+X = jax.random.normal(jax.random.key(1), (9, 3))
+Y = jnp.sign(X[:, :1] * X[:, 1:2])
+NETS = {
+    name: il.mlp((3, 16, 1), activation=name, parameterization="ntk", output_bias=False)
+    for name in ("tanh", "relu")
+}
+TANH = NETS["tanh"]
+START = TANH.init(jax.random.key(0))
+
+
+def flat(params):
+    return ravel_pytree(params)[0]
+
+
+def flow(net=TANH, start=START, *, scale, time, target=1e-9, most=6):
+    settings = {"scale": scale, "time": time, "target": target, "most": most}
+    return kernel_path.flows(net.apply, start, (X, Y), **settings)
+
+
+def test_a_flow_is_the_limit_of_gradient_steps_on_each_linear_problem():
+    """An oracle that takes 5,000 explicit steps a linearisation, with Algorithm 3."""
+    scale, time, steps = 0.7, 2.0, 5_000
+    found = flow(scale=scale, time=time, most=3)
+    algorithm = il.Algorithm(
+        il.centred(TANH.apply, START, scale),
+        il.losses.mean(il.losses.squared_error),
+        optimizer=time / steps / scale**2,
+    )
+    state, _ = il.train(
+        algorithm, START, (X, Y), schedule=steps, num_steps=3 * steps, progress=False
+    )
+    np.testing.assert_allclose(flat(found.params), flat(state.params), atol=1e-3)
+    assert float(jnp.max(jnp.abs(flat(found.params) - flat(START)))) > 0.1
+    assert int(found.linearizations) == 3
+
+
+def test_steps_are_gradient_descent():
+    settings = {"scale": 2.0, "step_size": 0.1, "target": 1e-9, "most": 30, "block": 10}
+    found = kernel_path.steps(TANH.apply, START, (X, Y), **settings)
+    f = il.centred(TANH.apply, START, 2.0)
+    algorithm = il.Algorithm(f, il.losses.mean(il.losses.squared_error), optimizer=0.1 / 4)
+    state, _ = il.train(algorithm, START, (X, Y), schedule=1, num_steps=30, progress=False)
+    np.testing.assert_allclose(flat(found.params), flat(state.params), atol=1e-12)
+    assert int(found.linearizations) == 30
+
+
+def test_drifts_are_those_of_the_kernels_at_the_anchors():
+    ends = [START, *(flow(scale=0.5, time=3.0, most=n).params for n in (1, 2, 3))]
+    kernels = [il.ntk_matrix(TANH.apply, end, X) for end in ends]
+    drifts = [il.kernel_drift(a, b) for a, b in pairwise(kernels)]
+    found = flow(scale=0.5, time=3.0, most=3)
+    np.testing.assert_allclose(found.drift_first, drifts[0], rtol=1e-8)
+    np.testing.assert_allclose(found.drift_mean, np.mean(drifts), rtol=1e-8)
+    np.testing.assert_allclose(found.drift_largest, np.max(drifts), rtol=1e-8)
+    total = il.kernel_drift(kernels[0], kernels[2])  # the third problem was trained from that one
+    np.testing.assert_allclose(found.drift_total, total, rtol=1e-8)
+    aligned = il.kernel_alignment(kernels[2], Y @ Y.T)
+    np.testing.assert_allclose(found.alignment, aligned, rtol=1e-8)
+
+
+def test_the_first_drift_is_linear_in_time_and_in_one_over_the_scale():
+    small = [
+        float(flow(scale=scale, time=time, most=1).drift_first)
+        for scale, time in ((1e3, 1e-3), (1e3, 2e-3), (2e3, 2e-3))
+    ]
+    assert small[1] / small[0] == pytest.approx(2, rel=1e-3)
+    assert small[2] == pytest.approx(small[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("size", [0.5, 2.0])
+def test_the_size_of_a_homogeneous_network_is_a_scale(size):
+    """ReLU, no output bias: f(s theta) = s^2 f(theta), so weights times s are alpha = s^2, with
+    s^2 times as much time."""
+    net, scale = NETS["relu"], size**2
+    start = net.init(jax.random.key(3))
+    larger = jax.tree.map(lambda leaf: size * leaf, start)
+    by_size = flow(net, larger, scale=1.0, time=1.0, most=4)
+    by_scale = flow(net, start, scale=scale, time=scale, most=4)
+    np.testing.assert_allclose(flat(by_size.params), size * flat(by_scale.params), rtol=1e-7)
+    for name in ("drift_first", "drift_largest", "drift_total", "alignment", "error"):
+        np.testing.assert_allclose(getattr(by_size, name), getattr(by_scale, name), rtol=1e-6)
+
+
+def test_a_run_ends_at_its_target():
+    found = flow(scale=1.0, time=0.5, target=0.3, most=1000)
+    assert float(found.error) <= 0.3
+    assert 1 < int(found.linearizations) < 1000
+    once = flow(scale=1.0, time=jnp.inf, target=0.3, most=1)
+    f = il.centred(TANH.apply, START, 1.0)
+    proxy = il.linearize(f, START)(once.params, X)
+    assert float(jnp.mean((proxy - Y) ** 2)) == pytest.approx(0.3 * kernel_path.SOLVED, rel=1e-6)
+    assert float(once.drift_total) == 0
+
+
+def test_when_a_flow_is_at_its_target():
+    values, weights = jnp.array([2.0, 0.1]), jnp.array([1.0, 0.5])
+    time = kernel_path.time_to(values, weights, 0.2)
+    assert float(jnp.sum(weights * jnp.exp(-2 * values * time))) == pytest.approx(0.2, rel=1e-9)
+    assert float(kernel_path.time_to(values, weights, 2.0)) <= 2e-9
+    assert float(kernel_path.time_to(jnp.zeros(2), weights, 0.2)) >= 5e8
+
+
+def test_targets_of_another_shape_and_no_linearisation_are_refused():
+    settings = {"scale": 1.0, "time": 1.0, "target": 0.1}
+    with pytest.raises(ValueError, match="shape"):
+        kernel_path.flows(TANH.apply, START, (X, Y[:, 0]), **settings, most=3)
+    with pytest.raises(ValueError, match="most"):
+        kernel_path.flows(TANH.apply, START, (X, Y), **settings, most=0)
+    wide = il.mlp((3, 4, 2))
+    with pytest.raises(ValueError, match="one output"):
+        kernel_path.flows(
+            wide.apply, wide.init(jax.random.key(0)), (X, jnp.tile(Y, 2)), **settings, most=3
+        )

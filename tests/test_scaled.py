@@ -1,0 +1,82 @@
+"""The centred, scaled network: what the scale changes, and what it does not."""
+
+import iterlin as il
+import jax
+import numpy as np
+import pytest
+
+jax.config.update("jax_enable_x64", True)
+NET = il.mlp((3, 12, 2), activation="tanh", parameterization="ntk", bias_scale=0.3)
+X = jax.random.normal(jax.random.key(1), (7, 3))
+Y = jax.random.normal(jax.random.key(2), (7, 2))
+START = NET.init(jax.random.key(0))
+ALPHAS = (0.1, 1.0, 30.0)
+
+
+def flat(params):
+    return jax.flatten_util.ravel_pytree(params)[0]
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_it_is_zero_where_it_starts_and_scaled_elsewhere(alpha):
+    f = il.centred(NET.apply, START, alpha)
+    assert np.all(f(START, X) == 0)
+    other = NET.init(jax.random.key(5))
+    change = NET.apply(other, X) - NET.apply(START, X)
+    np.testing.assert_allclose(f(other, X), alpha * change, rtol=1e-14)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_its_kernel_is_that_of_the_network_times_the_scale_squared(alpha):
+    f = il.centred(NET.apply, START, alpha)
+    other = NET.init(jax.random.key(5))
+    for params in (START, other):
+        kernel = il.ntk_matrix(NET.apply, params, X)
+        np.testing.assert_allclose(il.ntk_matrix(f, params, X), alpha**2 * kernel, rtol=1e-12)
+
+
+def trained(alpha, period, steps, step_size=0.05):
+    f = il.centred(NET.apply, START, alpha)
+    algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=step_size / alpha**2)
+    state, _ = il.train(
+        algorithm, START, (X, Y), schedule=il.every(period), num_steps=steps, progress=False
+    )
+    return f, state.params
+
+
+def test_linearised_outputs_do_not_depend_on_the_scale_in_its_own_time():
+    outputs, moved = [], []
+    for alpha in ALPHAS:
+        f, end = trained(alpha, np.inf, 40)
+        outputs.append(il.linearize(f, START)(end, X))
+        moved.append(alpha * (flat(end) - flat(START)))
+    for other in (1, 2):
+        np.testing.assert_allclose(outputs[other], outputs[0], atol=1e-10)
+        np.testing.assert_allclose(moved[other], moved[0], atol=1e-10)
+
+
+def test_gradient_descent_comes_to_the_frozen_kernel_as_one_over_the_scale():
+    f, end = trained(1.0, np.inf, 40)
+    frozen = il.linearize(f, START)(end, X)
+    scales = np.array([100.0, 200.0, 400.0, 800.0])
+    apart = []
+    for alpha in scales:
+        f, end = trained(alpha, 1, 40)
+        apart.append(np.linalg.norm(f(end, X) - frozen))
+    slope = np.polyfit(np.log(scales), np.log(apart), 1)[0]
+    assert abs(slope + 1) < 0.02, (slope, apart)
+
+
+def test_for_the_squared_error_it_is_the_network_on_moved_targets():
+    alpha, step_size = 3.0, 0.05
+    _, end = trained(alpha, 4, 40, step_size)
+    plain = il.Algorithm(NET.apply, il.losses.squared_error, optimizer=step_size)
+    targets = NET.apply(START, X) + Y / alpha
+    state, _ = il.train(plain, START, (X, targets), schedule=4, num_steps=40, progress=False)
+    np.testing.assert_allclose(flat(end), flat(state.params), atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_scale_that_is_not_positive_is_refused(scale):
+    with pytest.raises(ValueError, match="scale"):
+        il.centred(NET.apply, START, scale)
