@@ -165,6 +165,16 @@ TINY = {
         "first_alone": [],
         "compared_periods": [10, 1000],
     },
+    "beyond/what_goes_stale": IMAGES
+    | {
+        "pool": 60,
+        "train_size": 20,
+        "batch_size": 5,
+        "times": [0.5, 1, 2],
+        "linearizations": [4, 4, 2],
+        "num_looks": 2,
+        "compared": 1,
+    },
     "beyond/fine_tuning": {
         "weights": "random",
         "pool_size": 50,

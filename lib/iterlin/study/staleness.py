@@ -1,0 +1,106 @@
+"""Steps of which only a part is stale: the Jacobian, the residual, or the Jacobian of some layers.
+
+A step of iterative linearisation is theta -= eta J_s^T l'(f_lin(theta)): both the Jacobian and,
+by way of the proxy, the residual l' are those of the anchor theta_s. Here each is fresh or stale by
+itself. But for gradient descent and iterative linearisation such steps follow no objective's
+gradient, so that nothing says that they go downhill.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
+
+import jax
+
+from iterlin.algorithm import Algorithm
+from iterlin.linearization import tree_add
+from iterlin.losses import loss_over_slices
+from iterlin.runtime.slices import Sliced
+from iterlin.study.groups import Problem
+from iterlin.validation import one_of
+
+FRESH, STALE = "fresh", "stale"
+
+
+@dataclass(frozen=True)
+class PartlyStale(Algorithm):
+    """An `Algorithm` whose steps take residual and Jacobian from theta or from the anchor theta_s.
+
+    residual: 'fresh' is l'(f(theta)), 'stale' l'(f_lin(theta)), the derivative of the loss in the
+    outputs; it is divided by N as the loss is. jacobian: 'fresh' is J(theta), 'stale' J(theta_s);
+    or the names of entries of params, a mapping: their columns of J are those at theta_s, all
+    others those at theta. Both fresh are gradient descent, whatever the schedule, and both stale
+    are Algorithm 3; where the schedule re-linearises at each step all are gradient descent.
+
+    The step's value, by which runs are seen to diverge or to reach their target, is the loss of
+    which the residual is taken. Penalty and regularizer are added as they are.
+
+    Raises ValueError as `Algorithm`; for a residual or a jacobian that is none of these; with a
+    rule `solved`, as there may be no problem to solve, or a normalization, whose running statistics
+    would be those of either point. When it is first applied: for names that params does not have.
+    """
+
+    residual: str = STALE
+    jacobian: str | Collection = STALE
+
+    def __post_init__(self):
+        super().__post_init__()
+        one_of("residual", self.residual, (FRESH, STALE))
+        if isinstance(self.jacobian, str):
+            one_of("jacobian, unless it names layers,", self.jacobian, (FRESH, STALE))
+        elif not all(isinstance(name, str) for name in self.jacobian):
+            raise ValueError(f"jacobian must name entries of params, got {self.jacobian!r}")
+        for name in ("solved", "normalization"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"steps that are partly stale go without {name}")
+
+    def _loss_and_gradient(self, anchor, displacement, x, y, drawn):
+        if displacement is None:  # the anchor is theta
+            return super()._loss_and_gradient(anchor, None, x, y, drawn)
+        theta = tree_add(anchor, displacement)  # to rounding
+        columns = self._columns(theta)
+
+        def of_part(loss, x, y):
+            network = lambda p: self.trained(p, x, drawn)[0]  # noqa: E731
+            # What is not used of these is not compiled.
+            outputs, fresh = jax.vjp(network, theta)
+            expanded, tangents = jax.linearize(network, anchor)
+            stale = jax.linear_transpose(tangents, anchor)
+            if self.residual == STALE:
+                outputs = expanded + tangents(displacement)
+            value, residual = jax.value_and_grad(loss)(outputs, y)
+            return value, columns(lambda: fresh(residual)[0], lambda: stale(residual)[0])
+
+        sliced = isinstance(self.f, Sliced) and not self.keyed
+        value, gradient = loss_over_slices(
+            of_part, self.loss, self.f.size if sliced else None, x, y
+        )
+        return value, gradient, ()
+
+    def _columns(self, params):
+        """Of J(theta)^T u and J_s^T u, each as a function, the gradient that the step takes."""
+        if isinstance(self.jacobian, str):
+            return lambda fresh, stale: (stale if self.jacobian == STALE else fresh)()
+        if unknown := sorted(set(self.jacobian) - set(params)):
+            raise ValueError(
+                f"jacobian names {', '.join(unknown)}: params have {', '.join(params)}"
+            )
+
+        def columns(fresh, stale):
+            fresh, stale = fresh(), stale()
+            return {name: (stale if name in self.jacobian else fresh)[name] for name in fresh}
+
+        return columns
+
+
+def partly_stale(
+    algorithm: Algorithm, *, residual: str, jacobian: str | Collection[str]
+) -> PartlyStale:
+    """The algorithm with these parts stale; errors as of `PartlyStale`."""
+    settings = {field.name: getattr(algorithm, field.name) for field in fields(Algorithm)}
+    return PartlyStale(**settings, residual=residual, jacobian=jacobian)
+
+
+def problem_with(problem: Problem, *, residual: str, jacobian: str | Collection[str]) -> Problem:
+    """The problem trained by such steps, for `runs.grid`; errors as of `PartlyStale`."""
+    algorithm = partly_stale(problem.algorithm, residual=residual, jacobian=jacobian)
+    return replace(problem, algorithm=algorithm)
