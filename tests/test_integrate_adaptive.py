@@ -68,7 +68,7 @@ def events(run, check_every, looks, *, step_size=0.01, **settings):
     (algorithm, params, data), _ = setting(step_size=step_size)
     watch = Watch(at=looks, observe=lambda state: {"at": state.anchored_at})
     schedule = when(moved_far, check_every=check_every)
-    settings = {"schedule": schedule, "num_steps": looks[-1], "watch": watch} | settings
+    settings = {"schedule": schedule, "num_steps": int(looks[-1]), "watch": watch} | settings
     return np.unique(run(algorithm, params, data, progress=False, **settings)[1]["at"])[1:]
 
 
