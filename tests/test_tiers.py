@@ -103,6 +103,7 @@ TINY = {
         "times": [1, 5],
         "factors": [4],
         "thresholds": [1],
+        "checks": [0.5],
         "longest": 5,
         "most": 3,
         "growing_time": 20,
