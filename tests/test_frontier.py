@@ -69,7 +69,13 @@ def test_ends_of_a_family(values, expected):
     assert fewest_updates([2, 8], values, 2.0) == expected
 
 
-@pytest.mark.parametrize("updates", [[1, 0], [1, np.nan], [1, 2, 3]])
+def test_runs_that_are_missing_leave_nothing_to_read():
+    assert np.isnan(at_updates([1, np.nan], np.ones((2, 2)), 1)).all()
+    assert np.isnan(at_updates([1, 2], np.ones(2), np.nan))
+    assert fewest_updates([1, np.nan], np.ones(2), 0.5) == OUT_OF_REACH
+
+
+@pytest.mark.parametrize("updates", [[1, 0], [1, np.inf], [1, 2, 3]])
 def test_updates_that_are_none_are_refused(updates):
     with pytest.raises(ValueError, match="updates"):
         at_updates(updates, np.ones(2), 1)

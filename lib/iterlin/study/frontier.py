@@ -44,11 +44,13 @@ def at_updates(updates, values, wanted: float) -> np.ndarray | float:
     `updates`, (setting,), and beyond the settings that of the nearest.
 
     Settings with as many updates count as their mean. Values of one seed stay those of that seed:
-    the weights depend on the updates alone.
+    the weights depend on the updates alone. NaN (a missing run) among the updates gives NaN.
 
     Raises ValueError for updates that are not positive, or not one for each setting.
     """
     updates, values = _checked(updates, values)
+    if np.isnan([*updates, wanted]).any():
+        return np.nan * values[..., 0]
     places, which = np.unique(updates, return_inverse=True)
     merged = [values[..., which == i].mean(-1) for i in range(len(places))]
     weights = [np.interp(np.log(wanted), np.log(places), unit) for unit in np.eye(len(places))]
@@ -60,7 +62,7 @@ def fewest_updates(updates, values, least: float) -> float:
 
     updates, values: (setting,). From the setting with the most updates downwards, to the first that
     falls short: so a lucky setting of few updates below one that falls short does not count.
-    `OUT_OF_REACH` where that with the most updates falls short, or a value is NaN; where all
+    `OUT_OF_REACH` where that with the most updates falls short, or a number is NaN; where all
     reach it, the fewest that a setting took.
 
     Raises ValueError as `at_updates`.
@@ -69,6 +71,8 @@ def fewest_updates(updates, values, least: float) -> float:
     2.0
     """
     updates, values = _checked(updates, values)
+    if np.isnan(updates).any():
+        return OUT_OF_REACH
     order = np.argsort(updates)
     updates, values = updates[order], values[order]
     short = np.flatnonzero(~(values >= least))
@@ -87,6 +91,6 @@ def _checked(updates, values):
         raise ValueError(
             f"updates {updates.shape} must be one for each setting of values {values.shape}"
         )
-    if not (np.isfinite(updates) & (updates > 0)).all():
+    if (updates <= 0).any() or np.isinf(updates).any():
         raise ValueError(f"updates must be positive, got {updates.tolist()}")
     return updates, values
