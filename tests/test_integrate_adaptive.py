@@ -63,6 +63,45 @@ def test_is_followed_as_by_the_steps_of_train(engine, loss, max_period):
     )
 
 
+def events(run, check_every, looks, *, step_size=0.01, **settings):
+    """The steps at which it re-linearises, as far as the looks tell."""
+    (algorithm, params, data), _ = setting(step_size=step_size)
+    watch = Watch(at=looks, observe=lambda state: {"at": state.anchored_at})
+    schedule = when(moved_far, check_every=check_every)
+    settings = {"schedule": schedule, "num_steps": int(looks[-1]), "watch": watch} | settings
+    return np.unique(run(algorithm, params, data, progress=False, **settings)[1]["at"])[1:]
+
+
+FLOW = {"engine": "function_space_flow", "tolerance": 1e-6}
+
+
+def test_the_events_of_a_flow_are_those_of_small_steps_to_within_one_check():
+    check_every, looks = 20, np.arange(0, 1201, 20)
+    taken = events(iterlin.train, check_every, looks)
+    flowed = events(integrate, check_every, looks, **FLOW)
+    assert len(taken) == len(flowed) >= 2
+    assert not (flowed % check_every).any()
+    assert np.abs(np.diff(flowed, prepend=0) - np.diff(taken, prepend=0)).max() <= check_every
+
+
+@pytest.mark.parametrize("check_every", [4, 16, 60])
+def test_a_flow_stops_at_the_first_check_after_the_event(check_every):
+    """The finest check locates the event to a step; a coarser one is late by less than itself."""
+
+    def first(check_every):
+        schedule = when(first_moved_far, check_every=check_every)
+        (found,) = events(integrate, check_every, [0, 500], **FLOW, schedule=schedule)
+        return found
+
+    event, found = first(1), first(check_every)
+    assert event > 60
+    assert found == -(-event // check_every) * check_every
+
+
+def first_moved_far(state):
+    return moved_far(state) & (state.updates == 0)
+
+
 def drifted(state):
     kernels = [empirical_ntk(F, p, X, trace=True) for p in (state.anchor, state.params)]
     return kernel_drift(*kernels) > 0.05

@@ -96,6 +96,23 @@ TINY = {
         "sgd_batch_size": 10,
         "sgd_steps": 20,
     },
+    "beyond/when_to_relinearise": IMAGES
+    | {
+        "pool": 40,
+        "train_size": 20,
+        "probe_size": 10,
+        "times": [1, 5],
+        "factors": [4],
+        "thresholds": [1],
+        "checks": [0.5],
+        "longest": 5,
+        "most": 3,
+        "growing_time": 20,
+        "event_time": 10,
+        "num_looks": 4,
+        "sgd_batch_size": 10,
+        "sgd_steps": 20,
+    },
     "experiments/full_solve": IMAGES
     | {
         "num_steps": 40,

@@ -19,6 +19,7 @@ from iterlin.gradient_flow import (
 )
 from iterlin.infinite_width import relu_mlp_ntk
 from iterlin.linearization import jacobian, jacobian_products, linearize
+from iterlin.mismatch import linearization_error, loss_ratio
 from iterlin.networks.adapters import from_equinox, from_linen, from_nnx
 from iterlin.networks.mlp import mlp
 from iterlin.networks.scaled import centred
@@ -66,9 +67,11 @@ __all__ = [
     "kernel_alignment",
     "kernel_drift",
     "laplace",
+    "linearization_error",
     "linearize",
     "linearized_gradient_descent",
     "linearized_gradient_flow",
+    "loss_ratio",
     "mlp",
     "never",
     "ntk_matrix",

@@ -1,0 +1,100 @@
+"""How far network and linearisation are apart: by hand, at its limits, and as a trigger."""
+
+import iterlin as il
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+from iterlin import losses
+from iterlin.linearization import tree_sub
+from problems import bare
+
+F, PARAMS, X, Y = problems.network((3, 6, 4), examples=12)
+ENTROPY = losses.mean(losses.cross_entropy)
+LABELS = jnp.argmax(Y, 1)
+
+
+def state_at(f, anchor, params, data):
+    state = il.Algorithm(f, losses.squared_error, 0.1).start(anchor, data, jax.random.key(0))
+    return state._replace(params=params)
+
+
+def moved(size):
+    direction = jax.tree.map(jnp.cos, PARAMS)
+    params = jax.tree.map(lambda p, d: p + size * d, PARAMS, direction)
+    return state_at(F, PARAMS, params, (X, Y))
+
+
+def test_error_is_that_of_the_dense_jacobian():
+    state = moved(0.3)
+    jacobian = il.jacobian(F, PARAMS, X)
+    told = jacobian @ problems.flat(tree_sub(state.params, PARAMS))
+    change = (F(state.params, X) - F(PARAMS, X)).reshape(-1)
+    expected = np.linalg.norm(change - told) / np.linalg.norm(told)
+    assert expected > 0.01
+    np.testing.assert_allclose(il.linearization_error(F, X)(state), expected, rtol=1e-10)
+
+
+def test_error_is_of_first_order_in_the_distance():
+    error = il.linearization_error(F, X)
+    far, near = (float(error(moved(size))) for size in (2e-3, 1e-3))
+    assert near > 1e-5
+    np.testing.assert_allclose(far / near, 2, rtol=0.01)
+
+
+def test_an_affine_model_has_no_error_and_the_same_loss():
+    def affine(p, x):
+        return x @ p + 1
+
+    anchor, params = jnp.ones((3, 4)), jnp.full((3, 4), 2.5)
+    state = state_at(affine, anchor, params, (X, Y))
+    assert il.linearization_error(affine, X)(state) < 1e-14
+    ratio = il.loss_ratio(affine, losses.squared_error, X, Y)
+    np.testing.assert_allclose(ratio(state), 1, rtol=1e-12)
+
+
+def test_at_the_anchor_there_is_no_error_and_what_is_no_number_stays_none():
+    assert il.linearization_error(F, X)(moved(0.0)) == 0
+    assert il.loss_ratio(F, ENTROPY, X, LABELS)(moved(0.0)) == 1
+    assert jnp.isnan(il.linearization_error(F, X)(moved(jnp.nan)))
+
+
+def test_loss_ratio_is_that_of_network_and_proxy():
+    state, proxy = moved(0.5), il.linearize(F, PARAMS)
+    expected = ENTROPY(F(state.params, X), LABELS) / ENTROPY(proxy(state.params, X), LABELS)
+    found = il.loss_ratio(F, ENTROPY, X, LABELS)(state)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert abs(float(found) - 1) > 1e-3
+
+
+@pytest.mark.parametrize("run", [il.train, il.integrate])
+def test_a_schedule_that_asks_for_it_keeps_the_error_at_bay(run):
+    """At each check but those that re-linearise the error is below the threshold."""
+    error, algorithm = il.linearization_error(F, X), il.Algorithm(F, ENTROPY, 0.05)
+    schedule = il.when(lambda state: error(state) > 0.2, check_every=5)
+    watch = il.Watch(at=list(range(0, 301, 5)), observe=lambda state: {"error": error(state)})
+    settings = {"num_steps": 300, "watch": watch, "progress": False}
+    data = X, LABELS
+    _, free = run(algorithm, PARAMS, data, schedule=300, **settings)
+    state, history = run(algorithm, PARAMS, data, schedule=schedule, **settings)
+    assert free["error"].max() > 0.3
+    assert int(state.updates) >= 2
+    # Where it is above, the next look is at a new linearisation.
+    above = np.flatnonzero(history["error"][:-1] > 0.2)
+    assert len(above) == int(state.updates)
+    assert (np.diff(history["updates"])[above] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("measure", "arguments", "message"),
+    [
+        (il.linearization_error, (3, X), "f must be a function"),
+        (il.linearization_error, (F, X[:0]), "x must hold an example"),
+        (il.loss_ratio, (F, "entropy", X, Y), "loss must be a function"),
+        (il.loss_ratio, (F, ENTROPY, jnp.zeros(()), Y), "x must lead with the examples"),
+    ],
+)
+def test_bad_input_is_refused(measure, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        bare(measure)(*arguments)
