@@ -52,6 +52,29 @@ def test_a_checkout_may_lie_anywhere(tmp_path):
     assert not (place / "pwned").exists()
 
 
+def test_what_cuda_takes_is_installed_once_asked_for_and_from_then_on(tmp_path):
+    for name in ("Makefile", "pyproject.toml", "requirements.lock", "requirements-gpu.lock"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+
+    def installs(target):
+        command = ["make", "-s", target]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return re.findall(r"-r (\S+)", done.stdout)
+
+    both = ["requirements.lock", "requirements-gpu.lock"]
+    assert installs("installed") == both[:1]
+    assert installs("installed") == []
+    assert installs("gpu") == both
+    assert installs("gpu") == installs("installed") == []
+    with (tmp_path / "requirements-gpu.lock").open("a") as lock:
+        lock.write("# another\n")
+    assert installs("installed") == both
+
+
 def test_they_arrive(front_door):
     said = front_door("results", TIER="gpu", PAGE="xor reg*", BUDGET="30")
     words = re.findall(r"<(.*?)>", said.splitlines()[0])

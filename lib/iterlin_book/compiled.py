@@ -6,7 +6,6 @@ off stays: every later process that asks for it warns, compiles anew, and throws
 
 import os
 import sys
-import zlib
 from pathlib import Path
 
 # Python's filters are separated by commas and match the beginning of a message. Whoever reads what
@@ -50,22 +49,11 @@ def drop_damaged(root):
 
 
 def _is_whole(path):
-    data = path.read_bytes()
+    # Compressed by whatever was installed: only JAX knows what it can read.
+    from jax._src.compilation_cache import decompress_executable
+
     try:
-        _decompressed(data)
-    except Exception:  # of three compressors; whatever they raise, JAX cannot read it either
+        decompress_executable(path.read_bytes())
+    except Exception:
         return False
     return True
-
-
-def _decompressed(data):
-    """As JAX reads an entry, which it compresses by the best that is installed."""
-    if not data.startswith(b"\x28\xb5\x2f\xfd"):
-        return zlib.decompress(data)
-    try:
-        from compression import zstd  # Python 3.14
-    except ImportError:
-        import zstandard
-
-        return zstandard.ZstdDecompressor().decompress(data)
-    return zstd.decompress(data)
