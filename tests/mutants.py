@@ -71,8 +71,8 @@ class Workshop:
         self.server = subprocess.Popen(command, cwd=ROOT, **pipes)
 
     def close(self) -> None:
-        self.server.stdin.close()
-        self.server.wait()
+        with self.server:  # which waits for it, once it reads no more
+            self.server.stdin.close()
 
     @contextmanager
     def holding(self, module: str, mutant: faults.Mutant):

@@ -81,3 +81,23 @@ def test_labels_are_checked_where_the_loss_is_known(loss):
         losses.check_labels(lambda outputs, targets: loss(outputs, targets), shape, targets)
         jax.jit(lambda y: losses.check_labels(loss, shape, y))(targets)
     losses.check_labels(loss, shape, jnp.asarray([0, 2]))
+
+
+def test_outputs_without_classes_are_refused():
+    with pytest.raises(ValueError, match=r"must be \(N, classes\) or more, got shape \(3,\)"):
+        bare(losses.cross_entropy)(jnp.zeros(3), jnp.zeros((), int))
+    # Nor are their labels held against classes that there are not.
+    for shape in ((3,), ()):
+        outputs = jax.ShapeDtypeStruct(shape, jnp.float32)
+        losses.check_labels(losses.cross_entropy, outputs, jnp.asarray([0, 5, 1]))
+
+
+def test_the_curvature_of_a_loss_is_bounded_by_its_hessian():
+    for loss, bound in ((losses.squared_error, 1.0), (losses.cross_entropy, 0.5)):
+        targets = jnp.zeros((1, 2)) if bound == 1 else jnp.zeros(1, int)
+        hessian = jax.hessian(loss)(jnp.zeros((1, 2)), targets).reshape(2, 2)
+        assert np.linalg.eigvalsh(hessian)[-1] == pytest.approx(bound)  # attained
+        assert losses.smoothness(loss, 10) == bound
+        assert losses.smoothness(losses.mean(loss), 10) == bound / 10
+    with pytest.raises(ValueError, match=r"no bound on the curvature of .* is known"):
+        losses.smoothness(jnp.sum, 10)

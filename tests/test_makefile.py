@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-VARIABLES = ("BUDGET", "CASES", "JOBS", "PAGE", "PEERS", "PORT", "ROUNDS", "TIER")
+VARIABLES = ("BUDGET", "CASES", "JOBS", "MINUTES", "PAGE", "PEERS", "PORT", "ROUNDS", "TIER")
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
