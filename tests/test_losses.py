@@ -101,3 +101,17 @@ def test_the_curvature_of_a_loss_is_bounded_by_its_hessian():
         assert losses.smoothness(losses.mean(loss), 10) == bound / 10
     with pytest.raises(ValueError, match=r"no bound on the curvature of .* is known"):
         losses.smoothness(jnp.sum, 10)
+
+
+@pytest.mark.parametrize("loss", [losses.squared_error, losses.mean(losses.squared_error)])
+@pytest.mark.parametrize("size", [None, 1, 2, 5])
+def test_a_gradient_in_slices_is_that_of_all_examples(loss, size):
+    """Five examples: slices of equal size and others, and the mean is over all of them."""
+    x, y = jnp.arange(5.0)[:, None], jnp.asarray([1.0, 0.0, 2.0, 4.0, -1.0])[:, None]
+
+    def slope(loss, x, y):
+        return jax.grad(lambda w: loss(w * x, y))(0.3)
+
+    found = losses.loss_over_slices(slope, loss, size, x, y)
+    by_hand = np.sum((0.3 * x - y) * x) / (5 if isinstance(loss, losses.Mean) else 1)
+    np.testing.assert_allclose(found, by_hand, rtol=1e-12)
