@@ -4,13 +4,16 @@ PYTHON ?= python3
 JOBS ?= 2
 PORT ?= 8000
 ROUNDS ?= 5
+MINUTES ?= 30
 VERSIONS ?= python3.11 python3.12 python3.13
 # Recipes take what a caller sets from the environment, quoted: it must not become shell code.
-export BUDGET CASES JOBS PAGE PEERS PORT ROUNDS TIER
+export BUDGET CASES JOBS MINUTES PAGE PEERS PORT ROUNDS TIER
 VENV := .venv
 BIN := $(VENV)/bin
-# Named after the lock and the project file, so that another version of either installs again.
-INSTALLED := $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml | cksum | tr ' ' '-')
+# After `make gpu`, what CUDA takes as well.
+LOCKS := requirements.lock $(if $(wildcard $(VENV)/.gpu),requirements-gpu.lock)
+# Named after the locks and the project file, so that another version of one installs again.
+INSTALLED := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml | cksum | tr ' ' '-')
 # Two notebooks at a time share the cores (XLA sizes its thread pools by NPROC).
 ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 \
   JAX_PLATFORMS=cpu XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false \
@@ -20,7 +23,7 @@ ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 
 TWO_WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help book results serve browser pdf test nightly links versions library lint format references restamp picture bench lock dist clean
+.PHONY: help book results serve browser pdf test nightly links versions library lint format references restamp picture bench gpu lock dist clean installed
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -32,9 +35,9 @@ $(INSTALLED):
 	  || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 \
 	  || { echo "making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
-	@echo "installing the pinned versions of requirements.lock (minutes, once)"
+	@echo "installing the pinned versions of $(strip $(LOCKS)) (minutes, once)"
 	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --require-hashes \
-	  -r requirements.lock
+	  $(LOCKS:%=-r %)
 	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --no-build-isolation \
 	  --no-index -e .
 	@rm -f $(VENV)/.installed-* && touch $@
@@ -74,11 +77,12 @@ test: lint book ## everything: style, book, its links and looks, tests, pages ag
 	@$(BIN)/python -m iterlin_book.browser _build/html
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(TWO_WORKERS)
 
-nightly: lint book ## the same at length: pages executed again, other tiers, random examples (over an hour)
+nightly: lint book ## the same at length: pages executed again, other tiers, random examples, faults (hours)
 	@$(BIN)/python -m iterlin_book.offline _build/html
 	@$(BIN)/python -m iterlin_book.browser _build/html
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(TWO_WORKERS) --nightly --nbval
 	@$(BIN)/python -m pytest -q -rs tests/test_gpu.py
+	@$(ONE_THREAD) $(BIN)/python tests/mutants.py --minutes "$$MINUTES"
 
 links: book ## ask other sites for what the book refers to (needs the network; no part of the tests)
 	@$(BIN)/python -m iterlin_book.links _build/html
@@ -106,13 +110,25 @@ bench: $(INSTALLED) ## measure the library beside its peers [CASES=NTK] [ROUNDS=
 	@set -f; $(BIN)/python -m bench --rounds "$$ROUNDS" $${TIER:+--tier "$$TIER"} \
 	  $${CASES:+--cases $$CASES} $(if $(WHOLE),--whole) $${PEERS:+--python "$$PEERS"}
 
+gpu: $(INSTALLED) ## add JAX for NVIDIA GPUs to the installation, as requirements-gpu.lock pins it
+	@touch $(VENV)/.gpu
+	@$(MAKE) --no-print-directory installed
+
+installed: $(INSTALLED)
+
+COMPILE = uv pip compile --universal --python-version 3.11 --generate-hashes \
+  $(if $(UPGRADE),--upgrade) --no-emit-index-url --no-annotate --no-header -q pyproject.toml
+# The pins of $(1).lock anew, by what else uv is told, below the comment that it begins with.
+define pin
+	@cp $(1).lock $(1).new
+	@$(COMPILE) $(2) -o $(1).new
+	@sed '/^[^#]/,$$d' $(1).lock | cat - $(1).new > $(1).both
+	@mv $(1).both $(1).lock && rm $(1).new
+endef
+
 lock: ## pin what pyproject.toml asks for, the rest as it is (UPGRADE=1: the newest; needs uv)
-	@cp requirements.lock requirements.new
-	@uv pip compile --universal --python-version 3.11 --generate-hashes $(if $(UPGRADE),--upgrade) \
-	  --no-emit-index-url --no-annotate --no-header --extra study --extra book --group dev \
-	  pyproject.toml -o requirements.new -q
-	@sed '/^[^#]/,$$d' requirements.lock | cat - requirements.new > requirements.both
-	@mv requirements.both requirements.lock && rm requirements.new
+	$(call pin,requirements,--extra study --extra book --group dev)
+	$(call pin,requirements-gpu,--extra gpu --constraints requirements.lock)
 
 dist: book ## make dist/: the library's wheel and source archive, tested, and the book for a deposit
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q tests/test_wheel.py tests/test_environment.py

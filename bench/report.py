@@ -197,7 +197,7 @@ class Report:
                 floor = billions / rate
                 share = f"{100 * floor / median(row):.0f} %"
                 times = [time_text(floor), time_text(median(row))]
-                body.append([row.label.item(), f"{billions:.2f}", *times, share])
+                body.append([escaped(row.label.item()), f"{billions:.2f}", *times, share])
         note(f"Rate of a 2048 × 2048 matrix product: {rate:.0f} billion operations a second.\n")
         head = ["", "billion operations", "floor", "measured", "of the floor's rate"]
         note(tables.markdown(head, body))
@@ -209,7 +209,7 @@ class Report:
             for row in self.rows(case):
                 grown = float(row.peak_bytes - row.start_bytes) / 2**20
                 sizes = [f"{float(row.peak_bytes) / 2**20:.0f}", f"{grown:.0f}"]
-                body.append([case, row.label.item(), time_text(median(row)), *sizes])
+                body.append([case, escaped(row.label.item()), time_text(median(row)), *sizes])
         if body:
             note("Time, and memory of a process that did nothing else:")
             head = ["case", "library", "median time", "peak (MiB)", "above the imports (MiB)"]
@@ -282,7 +282,7 @@ class Report:
         for row in self.rows(case):
             count, whole = float(row.iterations), median(row)
             texts = [time_text(whole), f"{count:.0f}", time_text(whole / count)]
-            body.append([row.label.item(), *texts])
+            body.append([escaped(row.label.item()), *texts])
         if body:
             note(tables.markdown(["", "median time", "iterations in all", "time of one"], body))
 
@@ -338,7 +338,8 @@ class Report:
                 (float(row.peak_bytes) / 2**20, ".0f"),
             ]
             texts = [format(n, form) if np.isfinite(n) else "–" for n, form in numbers]
-            body.append([row["case"].item(), row.label.item(), time_text(median(row)), *texts])
+            names = [escaped(row[name].item()) for name in ("case", "label")]
+            body.append([*names, time_text(median(row)), *texts])
         head = ["case", "", "median time", "10¹² operations a second", "differs by"]
         note(tables.markdown([*head, "peak (MiB of the GPU)"], body))
         self.show_slopes()

@@ -25,8 +25,8 @@ XOR, OTHER = "experiments/xor", "other"
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A book built once; `book` hands out copies."""
-    root = toy_book.create(tmp_path_factory.mktemp("toy") / "book")
+    """A book built once, in a folder of any name; `book` hands out copies."""
+    root = toy_book.create(tmp_path_factory.mktemp("toy") / "zum Üben, 100 % of $HOME's {book}")
     assert build(root) == [XOR, OTHER]
     return root
 
@@ -229,6 +229,19 @@ def test_what_a_crash_cut_off_is_made_again(book):
     ]
     assert "-7" in html(book, OTHER)
     assert build(book) == []
+
+
+def test_neither_home_nor_git_nor_a_locale_is_needed(book, monkeypatch):
+    for name in ("HOME", "XDG_CACHE_HOME", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(book / "nowhere"))
+    monkeypatch.setenv("LC_ALL", "C")
+    monkeypatch.setenv("PYTHONCOERCECLOCALE", "0")
+    edit(book, f"book/{OTHER}.md", "# Second page", "# Zweite Seite – übersetzt")
+    edit(book, f"book/{OTHER}.md", "negate(7)", 'print("Größe ≤ 3", negate(7))')
+    assert build(book) == [OTHER]
+    assert "Größe ≤ 3 -7" in html(book, OTHER)
+    assert "Zweite Seite – übersetzt" in html(book, OTHER)
 
 
 def test_claims_belong_to_pages_that_use_the_claims(book):

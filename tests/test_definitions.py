@@ -356,6 +356,22 @@ def test_of_a_module_that_is_handed_around_everything_counts():
     assert labels >= {"clip", "step", "double", "named", "LIMIT", "RATE", "_slope"}
 
 
+def test_a_clock_that_stands_for_pythons_is_written_as_that_one():
+    waits = "\n\ndef waits():\n    return time.time() > 3\n"
+    clock = {"runtime/__init__.py": "", "runtime/clock.py": "def time():\n    return 1.0\n"}
+    steady = waits.replace("time.time", "clock.time")
+    digests = {
+        Library(texts).digest(Key("waiting", "waits"))
+        for texts in (
+            {"waiting.py": "import time\n" + waits},
+            clock | {"waiting.py": "from iterlin.runtime import clock\n" + steady},
+            {**clock, "runtime/clock.py": "def time():\n    return 2.0\n"}
+            | {"waiting.py": "from iterlin.runtime import clock\n" + steady},
+        )
+    }
+    assert len(digests) == 1
+
+
 def test_modules_that_others_hold_to_their_outcome_count_by_what_is_asked_of_them():
     texts = LIBRARY | {"user.py": "from iterlin.errors import error\n\ndef f(x):\n return error(x)"}
 

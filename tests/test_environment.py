@@ -1,4 +1,4 @@
-"""pyproject.toml, requirements.lock and environment.yml tell what the code needs, all the same."""
+"""pyproject.toml, the locks and environment.yml tell what the code needs, all the same."""
 
 import ast
 import re
@@ -15,11 +15,17 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-LOCK = (ROOT / "requirements.lock").read_text("utf8")
-PINS = [
-    Requirement(line.strip())
-    for line in re.findall(r"^[A-Za-z0-9][^\s\\]*==[^\\\n]*", LOCK, re.MULTILINE)
-]
+LOCKS = {
+    name: (ROOT / name).read_text("utf8") for name in ("requirements.lock", "requirements-gpu.lock")
+}
+
+
+def pinned(lock):
+    lines = re.findall(r"^[A-Za-z0-9][^\s\\]*==[^\\\n]*", lock, re.MULTILINE)
+    return [Requirement(line.strip()) for line in lines]
+
+
+PINS, GPU_PINS = map(pinned, LOCKS.values())
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))
 PROJECT = PYPROJECT["project"]
 EXTRAS, GROUPS = PROJECT["optional-dependencies"], PYPROJECT["dependency-groups"]
@@ -108,9 +114,10 @@ def test_what_is_imported_is_declared(folder, pattern, declared):
     assert needed(paths) <= names(declared)
 
 
-def test_the_lock_has_hashes_and_no_addresses():
-    assert "://" not in LOCK
-    for block in re.split(r"^(?=[A-Za-z0-9])", LOCK, flags=re.MULTILINE)[1:]:
+@pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS)
+def test_a_lock_has_hashes_and_no_addresses(lock):
+    assert "://" not in lock
+    for block in re.split(r"^(?=[A-Za-z0-9])", lock, flags=re.MULTILINE)[1:]:
         assert "--hash=sha256:" in block
 
 
@@ -123,6 +130,30 @@ def test_what_the_project_asks_for_is_locked_and_installed(wanted):
         assert all(wanted.specifier.contains(spec.version) for spec in pin.specifier)
     (here,) = [pin for pin in pins if pin.marker is None or pin.marker.evaluate()]
     assert here.specifier.contains(version(wanted.name))
+
+
+LINUX = [{"python_full_version": f"3.{minor}.1", "sys_platform": "linux"} for minor in (11, 13)]
+
+
+@pytest.mark.parametrize("machine", LINUX, ids=lambda machine: machine["python_full_version"])
+def test_what_the_gpu_extra_asks_for_is_locked_in_the_versions_of_the_other_lock(machine):
+    """The plugins of JAX are of the very version of JAX; what both locks name is the same."""
+
+    def versions(pins):
+        here = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(machine)]
+        return {canonicalize_name(pin.name): str(pin.specifier) for pin in here}
+
+    (wanted,) = requirements(EXTRAS["gpu"])
+    locked, others = versions(GPU_PINS), versions(PINS)
+    assert wanted.extras == {"cuda13"}
+    assert wanted.specifier.contains(locked["jax"].removeprefix("=="))
+    for name in ("jax-cuda13-pjrt", "jax-cuda13-plugin", "jaxlib"):
+        assert locked[name] == locked["jax"]
+    assert {"nvidia-cublas", "nvidia-cudnn-cu13"} <= locked.keys()
+    assert names(CORE) <= locked.keys()
+    both = locked.keys() & others.keys()
+    assert {name: locked[name] for name in both} == {name: others[name] for name in both}
+    assert all(name.startswith(("jax-cuda13-", "nvidia-")) for name in locked.keys() - both)
 
 
 def test_conda_users_get_a_python_that_the_project_takes_and_make():

@@ -450,3 +450,11 @@ def test_coupled_examples_that_do_not_fit_are_refused():
     np.testing.assert_allclose(
         flat(modes.damped(0.0)), theta - np.linalg.pinv(matrix) @ z, atol=1e-11
     )
+
+
+@pytest.mark.parametrize("num_steps", [1, 7])
+def test_a_mode_that_one_step_ends_leaves_no_residual(num_steps):
+    """eta l = 1, to the bit: 1 - eta l is 0, and so is each of its powers."""
+    modes = eigenmodes(affine, jnp.zeros(1), jnp.full((1, 1, 1), 2.0), jnp.ones((1, 1)))
+    np.testing.assert_array_equal(modes.eigenvalues, 4)
+    assert float(modes.residual_ratio(0.25, num_steps)) == 0

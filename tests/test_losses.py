@@ -81,3 +81,37 @@ def test_labels_are_checked_where_the_loss_is_known(loss):
         losses.check_labels(lambda outputs, targets: loss(outputs, targets), shape, targets)
         jax.jit(lambda y: losses.check_labels(loss, shape, y))(targets)
     losses.check_labels(loss, shape, jnp.asarray([0, 2]))
+
+
+def test_outputs_without_classes_are_refused():
+    with pytest.raises(ValueError, match=r"must be \(N, classes\) or more, got shape \(3,\)"):
+        bare(losses.cross_entropy)(jnp.zeros(3), jnp.zeros((), int))
+    # Nor are their labels held against classes that there are not.
+    for shape in ((3,), ()):
+        outputs = jax.ShapeDtypeStruct(shape, jnp.float32)
+        losses.check_labels(losses.cross_entropy, outputs, jnp.asarray([0, 5, 1]))
+
+
+def test_the_curvature_of_a_loss_is_bounded_by_its_hessian():
+    for loss, bound in ((losses.squared_error, 1.0), (losses.cross_entropy, 0.5)):
+        targets = jnp.zeros((1, 2)) if bound == 1 else jnp.zeros(1, int)
+        hessian = jax.hessian(loss)(jnp.zeros((1, 2)), targets).reshape(2, 2)
+        assert np.linalg.eigvalsh(hessian)[-1] == pytest.approx(bound)  # attained
+        assert losses.smoothness(loss, 10) == bound
+        assert losses.smoothness(losses.mean(loss), 10) == bound / 10
+    with pytest.raises(ValueError, match=r"no bound on the curvature of .* is known"):
+        losses.smoothness(jnp.sum, 10)
+
+
+@pytest.mark.parametrize("loss", [losses.squared_error, losses.mean(losses.squared_error)])
+@pytest.mark.parametrize("size", [None, 1, 2, 5])
+def test_a_gradient_in_slices_is_that_of_all_examples(loss, size):
+    """Five examples: slices of equal size and others, and the mean is over all of them."""
+    x, y = jnp.arange(5.0)[:, None], jnp.asarray([1.0, 0.0, 2.0, 4.0, -1.0])[:, None]
+
+    def slope(loss, x, y):
+        return jax.grad(lambda w: loss(w * x, y))(0.3)
+
+    found = losses.loss_over_slices(slope, loss, size, x, y)
+    by_hand = np.sum((0.3 * x - y) * x) / (5 if isinstance(loss, losses.Mean) else 1)
+    np.testing.assert_allclose(found, by_hand, rtol=1e-12)

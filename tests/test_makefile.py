@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-VARIABLES = ("BUDGET", "CASES", "JOBS", "PAGE", "PEERS", "PORT", "ROUNDS", "TIER")
+VARIABLES = ("BUDGET", "CASES", "JOBS", "MINUTES", "PAGE", "PEERS", "PORT", "ROUNDS", "TIER")
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -50,6 +50,29 @@ def test_a_checkout_may_lie_anywhere(tmp_path):
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
     assert done.stdout == f"{place}/_build/jax\n"
     assert not (place / "pwned").exists()
+
+
+def test_what_cuda_takes_is_installed_once_asked_for_and_from_then_on(tmp_path):
+    for name in ("Makefile", "pyproject.toml", "requirements.lock", "requirements-gpu.lock"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+
+    def installs(target):
+        command = ["make", "-s", target]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return re.findall(r"-r (\S+)", done.stdout)
+
+    both = ["requirements.lock", "requirements-gpu.lock"]
+    assert installs("installed") == both[:1]
+    assert installs("installed") == []
+    assert installs("gpu") == both
+    assert installs("gpu") == installs("installed") == []
+    with (tmp_path / "requirements-gpu.lock").open("a") as lock:
+        lock.write("# another\n")
+    assert installs("installed") == both
 
 
 def test_they_arrive(front_door):

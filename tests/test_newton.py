@@ -123,3 +123,19 @@ def test_refuses_what_has_no_minimum():
         minimize(objective, tolerance=1e-3)
     with pytest.raises(ValueError, match="tolerance"):
         minimize(objective._replace(penalty=1.0), tolerance=0.0)
+
+
+def test_evaluations_are_the_products_that_were_taken():
+    f, params, x, y = problems.network((3, 6, 4), examples=12)
+    product, taken = kept_ntk(f, params, x).product, []
+
+    def image(a):
+        jax.debug.callback(lambda: taken.append(1))
+        return product(a)
+
+    model = linear_model.from_kernel(f, params, x, image)
+    objective = Objective(model, losses.mean(losses.cross_entropy), jnp.argmax(y, 1), 1e-3)
+    found = minimize(objective, tolerance=1e-8)
+    jax.effects_barrier()
+    assert int(found.newton_steps) > 2
+    assert int(found.evaluations) == len(taken)

@@ -1,10 +1,11 @@
 """Running statistics: where they begin, how they are updated, refusals."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin.networks import convnets
-from iterlin.networks.normalization import update_statistics
+from iterlin.networks.normalization import normalize, update_statistics
 
 
 def test_initial_statistics_and_their_update():
@@ -26,3 +27,14 @@ def test_initial_statistics_and_their_update():
 def test_bad_momentum_is_refused(momentum):
     with pytest.raises(ValueError, match="momentum must"):
         update_statistics({}, {}, momentum=momentum)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (2, 4, 6, 3)])
+def test_channels_come_last_and_each_has_its_own_scale(shape):
+    h = jnp.asarray(np.random.default_rng(0).normal(size=shape))
+    mean, scale, bias = np.array([[1.0, -2.0, 0.5], [2.0, 0.5, 1.0], [0.0, 1.0, -3.0]])
+    variance = np.array([4.0, 0.25, 1.0])
+    found = normalize(h, *map(jnp.asarray, (mean, variance, scale, bias)))
+    for c in range(3):
+        expected = scale[c] * (h[..., c] - mean[c]) / np.sqrt(variance[c] + 1e-5) + bias[c]
+        np.testing.assert_allclose(found[..., c], expected, rtol=1e-12)

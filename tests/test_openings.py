@@ -225,7 +225,7 @@ def test_a_figure_is_drawn_of_the_record_that_there_is(monkeypatch):
 
 def test_what_a_stale_record_lacks_is_said_and_does_not_stop_its_renewal(monkeypatch):
     def fails(kept):
-        raise KeyError("new")
+        raise KeyError("new $x$")
 
     shown = []
     monkeypatch.setattr(openings, "display", lambda markdown: shown.append(markdown.data))
@@ -236,7 +236,7 @@ def test_what_a_stale_record_lacks_is_said_and_does_not_stop_its_renewal(monkeyp
     openings.show("index")
     openings.figure("index", fails)
     assert "**We find** nothing yet: the record is older than the rule." in shown[0]
-    assert "older than this page, which asks more of it: 'new'" in shown[1]
+    assert "older than this page, which asks more of it: 'new \\$x\\$'" in shown[1]
     monkeypatch.setattr(records, "best", lambda experiment: fresh)
     with pytest.raises(ValueError, match="record trial has no statistic 's0_h'"):
         openings.show("index")

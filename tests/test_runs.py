@@ -1,6 +1,7 @@
 """Grids of runs: the same as runs one by one, however they are grouped, kept or interrupted."""
 
 import math
+import time
 
 import jax
 import jax.numpy as jnp
@@ -201,6 +202,16 @@ def test_a_grid_of_which_nothing_is_finished_is_out_of_time(tmp_path, monkeypatc
     monkeypatch.setenv(chunks.DEADLINE, "0")
     with pytest.raises(chunks.OutOfTime, match="before a run was finished"):
         runs.grid(problem(), {"seed": [0]}, lambda seed: RUNS[0], folder=tmp_path)
+
+
+@pytest.mark.parametrize(("set_by", "left"), [(-3600, -1), (3600, 60)], ids=["back", "forward"])
+def test_a_clock_that_is_set_moves_no_deadline(monkeypatch, set_by, left):
+    now = time.time()
+    monkeypatch.setenv(chunks.DEADLINE, str(now + left))
+    monkeypatch.setattr(time, "time", lambda: now + set_by)
+    assert chunks.out_of_time() == (left < 0)
+    monkeypatch.delenv(chunks.DEADLINE)
+    assert not chunks.out_of_time()
 
 
 def test_fewer_runs_go_together_where_memory_is_short(capsys, monkeypatch):

@@ -34,3 +34,28 @@ def test_readings_of_runs():
     assert f"| {pair('1.0', '0.0')} |" in first
     assert second.startswith(r"| $K=\infty$ |")
     assert second.endswith("| 1 |")
+
+
+# What a record may hold, and Markdown would take for a picture of another site, mathematics,
+# emphasis or the next cell.
+TEXT = "![x](//other.site/x) $a$ *b* | c"
+SHOWN = r"!\[x](//other.site/x) \$a\$ \*b\* \| c"
+
+
+def test_text_of_a_records_axis_is_shown_as_it_is():
+    (cell,) = np.array([TEXT])
+    assert tables.markdown(["$K$"], [[cell], ["$1$"]]).splitlines()[2:] == [
+        f"| {SHOWN} |",
+        "| $1$ |",
+    ]
+
+
+def test_runs_that_text_tells_apart_are_shown_by_it():
+    ds = curves()
+    ds["updates"] = ds.step // 10
+    ds["diverged_at"] = (("period", "seed"), [[-1, -1], [50, -1]])
+    ds["accuracy_oracle"] = ds["accuracy_validated"] = 100 * ds.test_accuracy.max("evaluation")
+    ds = ds.rename(period="solver").assign_coords(solver=[TEXT, "stopped"])
+    _, _, first, second, *_ = tables.readings(ds, "solver", label=str).splitlines()
+    assert first.startswith(f"| {SHOWN} | ")
+    assert second.startswith("| stopped | ")

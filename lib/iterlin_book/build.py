@@ -13,7 +13,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from iterlin_book import execute, freshness, pages, render, results
+from iterlin_book import compiled, execute, freshness, pages, render, results
 from iterlin_book.pages import BookError
 
 SNAKEFILE = Path(__file__).resolve().parents[2] / "Snakefile"
@@ -61,6 +61,7 @@ def run(root, target, tier, chosen, jobs, deadline=None):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with only_build(root):
         pages.drop_damaged(root, kept)
+        compiled.drop_damaged(root)
         if target == "results":
             return results.run(root, tier, chosen, jobs, deadline)
         render.drop_damaged(root)

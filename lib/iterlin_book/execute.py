@@ -17,7 +17,7 @@ from pathlib import Path
 
 import nbformat
 
-from iterlin_book import freshness, pages, parameters
+from iterlin_book import compiled, freshness, pages, parameters
 from iterlin_book.pages import BookError
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -131,9 +131,7 @@ def _run(root, page, notebook, values, partial, echo):
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     if echo:
         os.environ.setdefault("ITERLIN_PROGRESS", "1")  # lines now and then
-    # Programs compiled for one page or build serve the next, and the notebooks' tests.
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(root).resolve() / "_build" / "jax"))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    compiled.keep(root)
     flags = os.environ.get("XLA_FLAGS", "")
     if _XLA_FLAG not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {_XLA_FLAG}=false".strip()

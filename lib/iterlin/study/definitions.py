@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGE = "iterlin"
+# Modules that answer as one of Python's does and are written as that one: what time it is, is in
+# no number.
+_STAND_FOR = {"runtime.clock": "time"}
 # Hexadecimal digits of a digest: 48 bits, for a few hundred definitions.
 DIGITS = 12
 _DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -410,6 +413,8 @@ class Writer:
 
     def refer(self, found: Meaning | str, attributes: Sequence[str] = ()) -> None:
         """Write what a name means, and the attributes that are taken of it."""
+        if isinstance(found, Whole) and found.module in _STAND_FOR:
+            found = External(_STAND_FOR[found.module])
         while isinstance(found, Whole) and attributes:
             found = self.library.member(found.module, attributes[0])
             attributes = attributes[1:]

@@ -15,6 +15,7 @@ from IPython.display import Markdown, display
 from iterlin.study import claims, conditions, plotting, provenance, records
 from iterlin.study.claims import NOT_RUN, NOT_TESTED, PARTLY, Statement, Verdict, telling
 from iterlin.study.claims_table import measured
+from iterlin.study.plain_text import escaped
 
 # Claims that have a line of their own; what a page judges beyond them shares one.
 MOST = 4
@@ -69,7 +70,11 @@ def _of_an_earlier_page(record: xr.Dataset | None) -> Iterator[None]:
         if record is None or not records.is_stale(record):
             raise
         plt.close("all")  # of a figure that is half drawn
-        display(Markdown(f"*The record is older than this page, which asks more of it: {error}.*"))
+        display(
+            Markdown(
+                f"*The record is older than this page, which asks more of it: {escaped(error)}.*"
+            )
+        )
 
 
 def opening(

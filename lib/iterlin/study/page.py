@@ -73,7 +73,7 @@ class Page:
         recorded = records.best(self.experiment)
         lacking = () if recorded is None else live.keys() - recorded.keys()
         if lacking and records.is_stale(recorded):
-            names = ", ".join(sorted(map(str, lacking)))
+            names = escaped(", ".join(sorted(map(str, lacking))))
             display(Markdown(f"*The record is older than this page: it lacks {names}.*"))
             recorded = None
         shown = live if recorded is None else recorded
