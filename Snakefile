@@ -119,6 +119,7 @@ rule record:
 rule execute:
     output:
         "_build/executed/{page}.{digest}.ipynb",
+    priority: rank
     params:
         digest=lambda wildcards: wildcards.digest,
     shell:

@@ -246,18 +246,14 @@ def ended(name, work):
 
 
 def noted(root, page, tier, part, work):
-    """`ended`, announced, and noted for the build where there is time to begin."""
-    if tier == pages.QUICK:
-        note = None
-    elif states.too_late():
+    """`ended`, announced, and noted for the build; nothing where there is no time to begin."""
+    if states.too_late():
         return PARTIAL
-    else:
-        note = states.Note(root, tier, f"{page}{part}")
+    note = states.Note(root, tier, f"{page}{part}")
     name = f"{page} ({tier}{part.replace('.', ' ')})"
     pages.say(f"{name}: started")
     status = ended(name, work)
-    if note is not None:
-        note.write(status)
+    note.write(status)
     return status
 
 
