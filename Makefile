@@ -7,7 +7,7 @@ ROUNDS ?= 5
 MINUTES ?= 30
 VERSIONS ?= python3.11 python3.12 python3.13
 # Recipes take what a caller sets from the environment, quoted: it must not become shell code.
-export BUDGET CASES JOBS MINUTES PAGE PEERS PORT ROUNDS TIER
+export BUDGET CASES JOBS MINUTES PAGE PEERS PORT PROFILE ROUNDS SHARES TIER
 VENV := .venv
 BIN := $(VENV)/bin
 # After `make gpu`, what CUDA takes as well.
@@ -28,7 +28,8 @@ TWO_WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo "Variables: TIER=gpu for results, PAGE='xor regimes' for some pages of it, BUDGET=30 for so"
-	@echo "many minutes (again to go on); JOBS=$$JOBS notebooks at a time (results: 1); PORT=$$PORT."
+	@echo "many minutes (again to go on); JOBS=$$JOBS notebooks at a time (results: 1); PORT=$$PORT;"
+	@echo "PROFILE=slurm for results on a cluster, SHARES=8 for so many jobs a page."
 
 $(INSTALLED):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -46,9 +47,10 @@ book: $(INSTALLED) ## run every page at the quick tier and build _build/html
 	@$(BIN)/python -m iterlin_book.build book --parent --jobs "$$JOBS"
 	@$(BIN)/python -m iterlin.study.claims
 
-results: JOBS = 1
+results: JOBS =
 results: $(INSTALLED) ## run TIER=laptop|gpu|paper [PAGE=xor] [BUDGET=minutes], record the results
-	@set -f; set -- --tier="$$TIER" --jobs="$$JOBS" $${BUDGET:+--budget="$$BUDGET"}; \
+	@set -f; set -- --tier="$$TIER" $${JOBS:+--jobs="$$JOBS"} $${BUDGET:+--budget="$$BUDGET"} \
+	  $${SHARES:+--shares="$$SHARES"} $${PROFILE:+--profile="$$PROFILE"}; \
 	  for page in $$PAGE; do set -- "$$@" --page="$$page"; done; \
 	  $(BIN)/python -m iterlin_book.build results --parent "$$@"
 

@@ -1,24 +1,37 @@
-# The book's pipeline: page -> executed notebook -> page with outputs -> HTML.
+# The one runner: shares of a page's runs -> the page's record; and, at the quick tier,
+# page -> executed notebook -> page with outputs -> HTML.
 #
-# `make book` runs it through iterlin_book.build, which also keeps two builds from meeting; other
-# tiers than quick are run by iterlin_book.results. Freshness is by content: every file or stamp
-# made here has in its name the digest of all that it depends on (iterlin_book.freshness), so an
-# existing file is a fresh one.
+# `make book` and `make results` run it through iterlin_book.build, which also keeps two builds from
+# meeting. Freshness is by content: every file or stamp made here has in its name the digest of all
+# that it depends on (iterlin_book.freshness), so an existing file is a fresh one.
+#
+# Configuration of results: tier, pages (those to run, in their order of priority) and shares, into
+# which the runs of a page are cut.
 
 import sys
 from hashlib import sha256
 from pathlib import Path
 
-from iterlin_book import execute as run, pages, render
+from iterlin_book import execute as run, pages, parameters, render, share
 
 ROOT = Path.cwd()
-NAMES = [name for name in pages.toc(ROOT) if pages.read(ROOT, name) is not None]
 PYTHON = sys.executable
+TIER = config.get("tier", pages.QUICK)
+NAMES = [name for name in pages.toc(ROOT) if pages.read(ROOT, name) is not None]
+NAMES = config.get("pages", NAMES)
+SHARES = int(config.get("shares", 1))
+DIGESTS = {page: run.prepare(ROOT, page, TIER)[2] for page in NAMES}
 OUTPUTS = {
-    page: pages.executed(ROOT, page, pages.QUICK, run.prepare(ROOT, page, pages.QUICK)[2])
-    for page in NAMES
+    page: pages.executed(ROOT, page, TIER, digest).relative_to(ROOT)
+    for page, digest in DIGESTS.items()
 }
-OUTPUTS = {page: path.relative_to(ROOT) for page, path in OUTPUTS.items()}
+
+
+wildcard_constraints:
+    digest="[0-9a-f]{12}",
+    tier="laptop|gpu|paper",
+    number="[0-9]+",
+    shares="[0-9]+",
 
 
 def source_digest():
@@ -44,20 +57,72 @@ def html_digest():
     return hashed.hexdigest()[:12]
 
 
+def first(page):
+    """The page whose runs a page looks at, where that is to be run as well: it makes them."""
+    other = parameters.like(ROOT, page, TIER)
+    return other if other in NAMES else None
+
+
+def needed(wildcards):
+    """What the run of a page waits for, where runs are shared out: its own, or those it looks at."""
+    page, digest = wildcards.page, wildcards.digest
+    if SHARES == 1 or not share.keeps_runs(ROOT, page, TIER):
+        return []
+    if other := first(page):
+        return OUTPUTS[other]
+    shares = [(number, SHARES) for number in range(1, SHARES + 1)]
+    stamps = (share.stamp_of(ROOT, page, TIER, digest, each) for each in shares)
+    return [stamp.relative_to(ROOT) for stamp in stamps]
+
+
+def rank(wildcards):
+    """Snakemake's priority: the pages come in the order in which they are named."""
+    return len(NAMES) - NAMES.index(wildcards.page)
+
+
 rule book:
     input:
-        f"_build/html/.built-{html_digest()}",
+        f"_build/html/.built-{html_digest()}" if TIER == pages.QUICK else [],
+
+
+rule results:
+    input:
+        list(OUTPUTS.values()),
+
+
+# `exec`: the job is Snakemake's own child, and ends with it.
+rule share:
+    output:
+        "_build/shares/{tier}/{page}.{digest}.{number}-of-{shares}",
+    priority: rank
+    params:
+        digest=lambda wildcards: wildcards.digest,
+    shell:
+        "exec {PYTHON:q} -m iterlin_book.share {wildcards.page:q}"
+        " {wildcards.number}/{wildcards.shares} --tier {wildcards.tier}"
+        " --digest {params.digest} --parent"
+
+
+rule record:
+    input:
+        needed,
+    output:
+        "_build/executed-{tier}/{page}.{digest}.ipynb",
+    priority: rank
+    params:
+        digest=lambda wildcards: wildcards.digest,
+    shell:
+        "exec {PYTHON:q} -m iterlin_book.execute {wildcards.page:q} --tier {wildcards.tier}"
+        " --digest {params.digest} --parent"
 
 
 rule execute:
     output:
         "_build/executed/{page}.{digest}.ipynb",
-    wildcard_constraints:
-        digest="[0-9a-f]{12}",
+    priority: rank
     params:
         digest=lambda wildcards: wildcards.digest,
     shell:
-        # `exec`: the job is Snakemake's own child, and ends with it.
         "exec {PYTHON:q} -m iterlin_book.execute {wildcards.page:q}"
         " --digest {params.digest} --parent"
 

@@ -9,7 +9,8 @@ import time
 import pytest
 import toy_book
 import yaml
-from iterlin_book import build, execute, pages, results
+from iterlin_book import build, execute, pages
+from iterlin_book import states as page_states
 from iterlin_book.pages import BookError
 from toy_book import HEADER, edit, run, started
 
@@ -136,90 +137,116 @@ def test_a_page_that_has_nothing_to_record_yet_is_partial(book):
     assert done.stderr == ""
 
 
-# The loop alone: pages that take a known time on a clock of the test's own.
+def test_pages_run_in_the_given_order_one_at_a_time(book):
+    for name in ("late", "middle", "early"):
+        add(book, name, FOLLOWS)
+    prioritise(book, "early", "middle", "late")
+    done = run(book, "build", *GPU)
+    assert done.returncode == 0, done.stderr
+    assert (book / "order").read_text().split() == ["+", "-"] * 3
+    order = re.findall(r"^(\S+) \(gpu\): (\w+)", done.stdout, re.M)
+    assert order == [
+        (name, word) for name in ("early", "middle", "late") for word in ("started", "finished")
+    ]
 
 
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def time(self):
-        return self.now
-
-    monotonic = time
-
-    def sleep(self, seconds):
-        self.now += seconds
+FOLLOWS = """\
+with open("order", "a") as order:
+    print("+", file=order, flush=True)
+    print("-", file=order)"""
 
 
-class Process:
-    def __init__(self, clock, seconds, status):
-        self.clock, self.end, self.status = clock, clock.now + seconds, status
-
-    def poll(self):
-        return self.status if self.clock.now >= self.end else None
-
-
-@pytest.fixture
-def simulate(monkeypatch, capsys):
-    """Run the loop over {page: (seconds, exit status)}; return status, states and start times."""
-
-    def run(work, jobs=1, deadline=None, done=()):
-        clock, starts = Clock(), {}
-
-        def start(root, page, tier, told):
-            assert told == deadline
-            starts[page] = round(clock.now)
-            return Process(clock, *work[page])
-
-        monkeypatch.setattr(results, "time", clock)
-        monkeypatch.setattr(results, "_start", start)
-        monkeypatch.setattr(results, "_is_done", lambda root, page, tier: page in done)
-        status = results.run(".", "gpu", list(work), jobs, deadline)
-        return status, states(capsys.readouterr().out), starts
-
-    return run
+def test_no_page_starts_after_the_deadline(book):
+    add(book, "first", UNTIL_THE_DEADLINE)
+    add(book, "second", WAITS)
+    done = run(book, "build", *GPU, "--budget", "0.5")
+    assert done.returncode == execute.PARTIAL
+    assert started(done.stdout) == ["first"]
+    assert states(done.stdout) == {"first": "done", "second": "not started"}
+    (book / "seen").touch()
+    done = run(book, "build", *GPU)
+    assert states(done.stdout) == {"first": "done earlier", "second": "done"}
 
 
-def test_pages_run_in_the_given_order(simulate):
-    status, found, starts = simulate({"a": (100, 0), "b": (10, 0), "c": (10, 0)})
-    assert (status, set(found.values())) == (0, {"done"})
-    assert starts == {"a": 1000, "b": 1100, "c": 1110}
-    assert simulate({"a": (100, 0), "b": (10, 0), "c": (10, 0)}, jobs=2)[2] == {
-        "a": 1000,
-        "b": 1000,
-        "c": 1010,
-    }
+UNTIL_THE_DEADLINE = """\
+import os, time
+
+while time.time() < float(os.environ["ITERLIN_DEADLINE"]):
+    time.sleep(0.1)"""
 
 
-def test_no_page_starts_after_the_deadline(simulate):
-    work = {"a": (50, 0), "b": (51, 3), "c": (1, 0), "d": (1, 0)}
-    status, found, starts = simulate(work, deadline=1100, done=["d"])
-    assert status == 3
-    assert found == {"a": "done", "b": "partial", "c": "not started", "d": "done earlier"}
-    assert list(starts) == ["a", "b"]
-
-
-@pytest.mark.parametrize("status", [1, 2, -9])
-def test_the_others_run_when_one_fails(simulate, status):
-    found = simulate({"a": (5, status), "b": (5, 3), "c": (5, 0)})
-    assert found[:2] == (1, {"a": "failed", "b": "partial", "c": "done"})
+def test_the_others_run_when_one_is_killed(book):
+    add(book, "killed", "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
+    add(book, "short", "1 + 1")
+    prioritise(book, "killed", "short")
+    done = run(book, "build", *GPU)
+    assert done.returncode == 1
+    assert states(done.stdout) == {"killed": "failed", "short": "done"}
 
 
 def test_the_summary_gives_minutes():
-    outcomes = {"a/long": ("done", 90.0), "b": (results.NOT_STARTED, None)}
-    assert results._summary(outcomes, "gpu") == (
+    outcomes = {"a/long": ("done", 90.0), "b": (page_states.NOT_STARTED, None)}
+    assert page_states.summary(outcomes, "gpu") == (
         "page    state         minutes (gpu tier)\n"
         "a/long  done              1.5\n"
         "b       not started"
     )
 
 
-def test_stopping_ends_a_process_that_no_interrupt_reached(monkeypatch):
-    monkeypatch.setattr(results, "_PATIENCE", 0.2)
-    with subprocess.Popen(["sleep", "60"]) as process:
-        results._stop([process])
-        assert process.returncode == -signal.SIGKILL
+def test_stopping_ends_a_process_that_no_interrupt_reached(book, monkeypatch):
+    add(book, "first", WAITS + '\nPath("ended").touch()')
+    with subprocess.Popen(
+        toy_book.command("build", *GPU),
+        cwd=book,
+        env=toy_book.environment(book),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr.readline() == "first: step 1\n"
+        process.send_signal(signal.SIGINT)  # it alone, unlike from a terminal
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    (book / "seen").touch()
+    time.sleep(2)
+    assert not (book / "ended").exists()
+
+
+@pytest.mark.parametrize(
+    ("found", "status"),
+    [
+        (["done", "done earlier"], 0),
+        (["done", "not started"], 3),
+        (["partial", "done"], 3),
+        (["partial", "failed", "done"], 1),
+    ],
+)
+def test_the_exit_status_is_that_of_the_worst(found, status):
+    assert page_states.exit_status(found) == status
+
+
+def test_a_page_is_what_its_shares_are_until_it_records(tmp_path):
+    def note(name, status):
+        page_states.Note(tmp_path, "gpu", name).write(status)
+
+    def state():
+        return page_states.of(tmp_path, "gpu", "a/page")[0]
+
+    note("a/page2", 0)  # another page's
+    assert state() == "not started"
+    note("a/page.1-of-2", 0)
+    assert state() == "partial"
+    page_states.Note(tmp_path, "gpu", "a/page.2-of-2")  # on its way, or killed
+    assert state() == "failed"
+    note("a/page.2-of-2", 3)
+    assert state() == "partial"
+    note("a/page", 0)
+    assert state() == "done"
+    assert page_states.of(tmp_path, "gpu", "a/page")[1] > 0
+    page_states.forget(tmp_path, "gpu", "a/page")
+    assert page_states.of(tmp_path, "gpu", "a/page") == ("not started", None)
+    assert page_states.of(tmp_path, "gpu", "a/page2")[0] == "done"
 
 
 # What is refused.

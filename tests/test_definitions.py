@@ -383,6 +383,26 @@ def test_modules_that_others_hold_to_their_outcome_count_by_what_is_asked_of_the
     assert digest(texts, "hash 2") != before
 
 
+def test_decorators_that_only_say_where_a_definition_is_called_do_not_count():
+    plain = "def f(x):\n return x"
+    texts = LIBRARY | {"turns.py": "def turn(kept, unrun):\n return lambda f: f\n"}
+    imports = "from iterlin.turns import turn\n\ndef unrun(x):\n return None\n\n"
+
+    def library(text, silent=("turns",)):
+        return Library(texts | {"user.py": text}, silent=silent)
+
+    def digest(*arguments):
+        return library(*arguments).digest(Key("user", "f"))
+
+    decorated = f"{imports}@turn('x', unrun)\n{plain}"
+    assert digest(decorated) == digest(plain)
+    assert library(decorated).reached([Key("user", "f")]) == {Key("user", "f")}
+    # Where they do count, and others beside them.
+    assert digest(decorated, ()) != digest(plain)
+    other = decorated.replace("@turn", "@unrun\n@turn")
+    assert digest(other) == digest(f"{imports}@unrun\n{plain}") != digest(plain)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-VARIABLES = ("BUDGET", "CASES", "JOBS", "MINUTES", "PAGE", "PEERS", "PORT", "ROUNDS", "TIER")
+VARIABLES = (
+    "BUDGET",
+    "CASES",
+    "JOBS",
+    "MINUTES",
+    "PAGE",
+    "PEERS",
+    "PORT",
+    "PROFILE",
+    "ROUNDS",
+    "SHARES",
+    "TIER",
+)
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -78,7 +90,9 @@ def test_what_cuda_takes_is_installed_once_asked_for_and_from_then_on(tmp_path):
 def test_they_arrive(front_door):
     said = front_door("results", TIER="gpu", PAGE="xor reg*", BUDGET="30")
     words = re.findall(r"<(.*?)>", said.splitlines()[0])
-    expected = ["--tier=gpu", "--jobs=1", "--budget=30", "--page=xor", "--page=reg*"]
+    expected = ["--tier=gpu", "--budget=30", "--page=xor", "--page=reg*"]
     assert words == ["-m", "iterlin_book.build", "results", "--parent", *expected]
+    said = front_door("results", TIER="gpu", SHARES="8", PROFILE="slurm", JOBS="2")
+    assert "<--tier=gpu><--jobs=2><--shares=8><--profile=slurm>" in said
     assert "<book><--parent><--jobs><3>" in front_door("book", JOBS="3")
     assert "<--cases><NTK><stepping>" in front_door("bench", CASES="NTK stepping")

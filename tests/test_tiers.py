@@ -19,7 +19,7 @@ import xarray as xr
 import yaml
 from iterlin.study.image_files import CIFAR_CLASSES
 from iterlin.study.provenance import PACKAGE
-from iterlin_book import execute, pages, parameters
+from iterlin_book import execute, pages, parameters, share
 
 pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).resolve().parents[1]
@@ -286,11 +286,11 @@ def checkout(tmp_path_factory):
     return root
 
 
-def run(root, page, **variables):
+def run(root, page, *options, module="execute", **variables):
     path = os.pathsep.join([str(root / "lib"), str(ROOT / "lib")])
     told = {"ITERLIN_DATA": str(root / "images"), "XDG_CACHE_HOME": str(root / "cache")}
     return subprocess.run(
-        [sys.executable, "-m", "iterlin_book.execute", page, "--tier", TIER],
+        [sys.executable, "-m", f"iterlin_book.{module}", page, "--tier", TIER, *options],
         cwd=root,
         env={**os.environ, "PYTHONPATH": path, **told, **variables},
         stdout=subprocess.PIPE,
@@ -341,3 +341,14 @@ def test_a_page_runs_at_another_tier(checkout, page):
     cells = pages.code_cells(nbformat.read(executed[0], as_version=4))
     outputs = [output for cell in cells for output in cell.outputs]
     assert any("image/svg+xml" in output.get("data", {}) for output in outputs)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("page", [page for page in TINY if share.keeps_runs(ROOT, page, TIER)])
+def test_a_page_goes_on_without_the_runs_of_other_shares(checkout, page):
+    """To its end, where the share is done: what it does between its grids bears what is unknown."""
+    before = record_of(checkout, page)
+    done = run(checkout, page, "19/20", module="share")
+    assert done.returncode == execute.DONE, done.stdout[-5000:]
+    after = record_of(checkout, page)
+    assert (before is None and after is None) or before.identical(after)

@@ -1,24 +1,47 @@
 """Build the book or run experiments: ``python -m iterlin_book.build book`` or ``results``.
 
-The book is the pipeline of the Snakefile, results are a plain list of pages (iterlin_book.results).
-Common to both: one build at a time, everything checked before anything runs, threads shared out
-between notebooks.
+Both are the pipeline of the Snakefile, on this machine or, by a profile of Snakemake's, on a
+cluster. One build at a time, everything checked before anything runs, threads shared out between
+notebooks. Results run in their order of priority, within a time if one is set; the same command
+goes on where this one stopped.
 """
 
 import fcntl
+import json
 import math
 import os
+import signal
 import sys
+import threading
 import time
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
-from iterlin_book import compiled, execute, freshness, pages, render, results
+import yaml
+
+from iterlin_book import compiled, execute, freshness, pages, render, states
 from iterlin_book.pages import BookError
 
 SNAKEFILE = Path(__file__).resolve().parents[2] / "Snakefile"
 # NPROC sizes the thread pools of XLA on the CPU, the others those of numpy and scipy.
 _THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_PATIENCE = 10  # seconds for notebooks to end by themselves after an interrupt
+
+
+class Request(NamedTuple):
+    """What is to be made. jobs: notebooks at a time, None for what the target or the profile says;
+    deadline: by the clock that nobody sets, `time.monotonic`; shares: of each page's runs; profile:
+    of Snakemake's, by its name in profiles/ or wherever Snakemake finds it."""
+
+    target: str
+    tier: str
+    chosen: list[str]
+    jobs: int | None = None
+    deadline: float | None = None
+    shares: int = 1
+    profile: str | None = None
 
 
 @contextmanager
@@ -41,56 +64,126 @@ def only_build(root):
         yield
 
 
-def run(root, target, tier, chosen, jobs, deadline=None):
-    """Check everything, run the target and return the exit status.
+def run(root, request):
+    """Check everything, make what is asked for and return the exit status.
 
-    `deadline` is by the clock that nobody sets, `time.monotonic`. Raises BookError for what could
-    not run to its end.
+    Raises BookError for what could not run to its end.
     """
     root = Path(root).resolve()
-    check_places(root, target, tier, chosen)
+    check_places(root, request.chosen, request.tier)
+    profile = check_profile(root, request.profile)
     freshness.check_records(root)
-    kept = []  # the executed notebooks of an earlier build, as far as they are there
-    for page in chosen:
-        kept.append(pages.executed(root, page, tier, execute.prepare(root, page, tier)[2]))
-    threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
-    for variable in _THREADS:
-        os.environ.setdefault(variable, threads)
+    outputs = {}  # the executed notebooks of an earlier build, as far as they are there
+    for page in request.chosen:
+        digest = execute.prepare(root, page, request.tier)[2]
+        outputs[page] = pages.executed(root, page, request.tier, digest)
+    default = 2 if request.target == "book" else 1
+    if profile is None:
+        jobs = max(1, default if request.jobs is None else request.jobs)
+        threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
+        for variable in _THREADS:
+            os.environ.setdefault(variable, threads)
+        # This scheduler keeps to the order of priority.
+        arguments = ["--cores", str(jobs), "--scheduler", "greedy", "--quiet", "all"]
+    else:
+        arguments = ["--profile", str(profile)]
+        arguments += [] if request.jobs is None else ["--jobs", str(request.jobs)]
     os.environ.setdefault("PYTHONHASHSEED", "0")
-    if tier == pages.QUICK:  # several at a time, with the same results everywhere
+    if request.tier == pages.QUICK:  # several at a time, with the same results everywhere
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with only_build(root):
-        pages.drop_damaged(root, kept)
+        pages.drop_damaged(root, list(outputs.values()))
         compiled.drop_damaged(root)
-        if target == "results":
-            return results.run(root, tier, chosen, jobs, deadline)
+        if request.target == "results":
+            return _results(root, request, outputs, arguments)
         render.drop_damaged(root)
-        return _snakemake(root, jobs)
+        return _snakemake(root, ["book", *arguments])
 
 
-def check_places(root, target, tier, chosen):
+def check_places(root, chosen, tier):
     """Raises BookError for a folder that cannot be written to."""
     for page in chosen:
         execute.check_places(root, page, tier)
-    if target == "book":  # Snakemake keeps files in the project's folder and in the home
-        for folder in (root, Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")):
-            pages.require_writable(folder)
+    # Snakemake keeps files in the project's folder and in the home.
+    for folder in (root, Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")):
+        pages.require_writable(folder)
 
 
-def _snakemake(root, jobs):
-    """Run Snakemake in this process."""
+def check_profile(root, name):
+    """The folder of a profile, or its name where it is not the project's; raises BookError for one
+    whose executor is not installed."""
+    if name is None:
+        return None
+    folder = root / "profiles" / name
+    if not folder.is_dir():
+        return name
+    executor = yaml.safe_load((folder / "config.yaml").read_text("utf8")).get("executor", "local")
+    plugin = f"snakemake_executor_plugin_{executor.replace('-', '_')}"
+    if executor != "local" and find_spec(plugin) is None:
+        raise BookError(
+            f"the profile '{name}' needs {plugin.replace('_', '-')}: "
+            "install it with pip install -e '.[cluster]'"
+        )
+    return folder
+
+
+def _results(root, request, outputs, arguments):
+    """Run the pages that are not done, print a summary and return the exit status."""
+    tier, waiting = request.tier, [page for page, path in outputs.items() if not path.is_file()]
+    for page in request.chosen:
+        states.forget(root, tier, page)
+    if request.deadline is not None:
+        told = time.time() + request.deadline - time.monotonic()
+        os.environ[states.DEADLINE] = f"{told:.0f}"
+    if waiting:
+        config = {"tier": tier, "pages": waiting, "shares": request.shares}
+        config = [f"{name}={json.dumps(value)}" for name, value in config.items()]
+        if _snakemake(root, ["results", *arguments, "--config", *config]) == states.INTERRUPTED:
+            print("interrupted: run the same command again to go on", file=sys.stderr)
+            return states.INTERRUPTED
+    outcomes = {
+        page: states.of(root, tier, page) if page in waiting else (states.EARLIER, None)
+        for page in request.chosen
+    }
+    print(states.summary(outcomes, tier), flush=True)
+    return states.exit_status([state for state, _ in outcomes.values()])
+
+
+def _snakemake(root, arguments):
+    """Run Snakemake in this process and return its exit status, or that of an interrupt."""
     from snakemake.cli import main  # takes a second: after the checks
 
-    arguments = ["book", "--snakefile", str(SNAKEFILE), "--directory", str(root)]
+    arguments += ["--snakefile", str(SNAKEFILE), "--directory", str(root)]
     # Locks are this module's. File names carry digests of their content, so nothing depends on
     # time stamps; what a killed job left is made again.
-    arguments += ["--cores", str(jobs), "--nolock", "--rerun-incomplete", "--keep-going"]
-    arguments += ["--rerun-triggers", "params", "code", "--quiet", "all"]
+    arguments += ["--nolock", "--rerun-incomplete", "--keep-going"]
+    arguments += ["--rerun-triggers", "params", "code"]
+    with _interrupts() as interrupts:
+        try:
+            main(arguments)
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    return states.INTERRUPTED if interrupts else status
+
+
+@contextmanager
+def _interrupts():
+    """A list of the interrupts meanwhile. Jobs that go on after one, as a terminal's reaches them
+    and another does not, end with this process after a while."""
+    found, before = [], signal.getsignal(signal.SIGINT)
+
+    def interrupted(number, frame):
+        found.append(number)
+        end = threading.Timer(_PATIENCE, os._exit, [states.INTERRUPTED])
+        end.daemon = True
+        end.start()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupted)
     try:
-        main(arguments)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    return 0
+        yield found
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def chosen_pages(root, tier, names):
@@ -123,6 +216,8 @@ def main(arguments=None):
     parser.add_argument("--tier", default=pages.QUICK)
     parser.add_argument("--page", action="append", help="a page to run; all of the tier unless set")
     parser.add_argument("--jobs", type=int, help="notebooks at a time; book: 2, results: 1")
+    parser.add_argument("--shares", type=int, default=1, help="jobs among which a page's runs go")
+    parser.add_argument("--profile", help="of Snakemake: slurm, or one of your own")
     parser.add_argument("--budget", help="minutes for all pages of results; unlimited unless set")
     parser.add_argument("--parent", action="store_true", help=execute.PARENT)
     started = time.monotonic()
@@ -134,8 +229,10 @@ def main(arguments=None):
             raise BookError("the book is built at the quick tier, without a budget")
         deadline = None if options.budget is None else started + seconds_of(options.budget)
         chosen = chosen_pages(options.root, options.tier, options.page)
-        jobs = options.jobs if options.jobs is not None else 2 if options.target == "book" else 1
-        status = run(options.root, options.target, options.tier, chosen, max(1, jobs), deadline)
+        if options.shares < 1:
+            raise BookError(f"shares must be 1 or more, not {options.shares}")
+        asked = options.target, options.tier, chosen, options.jobs, deadline
+        status = run(options.root, Request(*asked, options.shares, options.profile))
     except BookError as error:
         print(error, file=sys.stderr)
         return 2

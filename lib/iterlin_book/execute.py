@@ -2,7 +2,8 @@
 
 The result is put in place only when every cell has run and nothing that it depends on has changed
 meanwhile, so that what an earlier run left is never damaged. A run that lacks parts when its time
-is over saves a partial record; it is not taken for done, and the exit status is 3.
+is over saves a partial record; it is not taken for done, and the exit status is 3. That there is no
+time to begin with is the same status.
 """
 
 import argparse
@@ -16,14 +17,14 @@ import time
 from pathlib import Path
 
 import nbformat
+from iterlin.runtime.shares import ShareDone
 
-from iterlin_book import compiled, freshness, pages, parameters
+from iterlin_book import compiled, freshness, pages, parameters, states
 from iterlin_book.pages import BookError
+from iterlin_book.states import DONE, FAILED, INTERRUPTED, PARTIAL, REFUSED
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _TRACEBACK_LINES = 16
-# Exit statuses, as a build that runs pages reads them.
-DONE, FAILED, REFUSED, PARTIAL, INTERRUPTED = 0, 1, 2, 3, 130
 # What iterlin.runtime.chunks raises at the deadline, where the page does not go on without the run.
 _OUT_OF_TIME = "OutOfTime"
 PARENT = "end when the calling process ends"
@@ -79,18 +80,14 @@ def check_places(root, page, tier):
 def execute(root, page, tier, expected=None):
     """Run a page and return the path of the executed notebook."""
     notebook, values, digest = prepare(root, page, tier)
-    changed = f"{page}: the page or what it uses changed during the build: run it again"
-    if expected is not None and digest != expected:
-        raise BookError(changed)
-    partial = Path(root) / "_build" / "partial" / tier / f"{page}.ipynb"
-    partial.parent.mkdir(parents=True, exist_ok=True)
+    require_same(page, digest, expected)
+    partial = partial_path(root, page, tier)
     started = time.monotonic()
     # A build of the book runs pages that print nothing but warnings; those end up on the page.
     echo = None if tier == pages.QUICK else Echo(page)
-    executed = _run(root, page, notebook, values, partial, echo)
+    executed = run(root, page, notebook, values, partial, echo)
     seconds = round(time.monotonic() - started, 1)
-    if prepare(root, page, tier)[2] != digest:
-        raise BookError(changed)
+    require_same(page, prepare(root, page, tier)[2], digest)
     executed.metadata["iterlin_book"] = {
         "page": page,
         "tier": tier,
@@ -108,6 +105,19 @@ def execute(root, page, tier, expected=None):
     return path
 
 
+def partial_path(root, page, tier, part=""):
+    """Where the cells that have run are put meanwhile, those of a part of the page's work apart."""
+    path = Path(root) / "_build" / "partial" / tier / f"{page}{part}.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def require_same(page, digest, expected):
+    """Raises BookError where a page is not the one that was meant, if one was."""
+    if expected not in (None, digest):
+        raise BookError(f"{page}: the page or what it uses changed during the build: run it again")
+
+
 def _missing(root, page, tier):
     """What the page's record of the tier lacks, in words; nothing if whole or not there."""
     name = page.rpartition("/")[2]
@@ -122,7 +132,8 @@ def _missing(root, page, tier):
         raise BookError(pages.one_line(error)) from None
 
 
-def _run(root, page, notebook, values, partial, echo):
+def run(root, page, notebook, values, partial, echo):
+    """The notebook, executed. Raises CellFailed, Unfinished, or ShareDone where it stops for it."""
     import papermill  # slow to import: after the checks of what was asked
     from nbclient.exceptions import DeadKernelError
 
@@ -147,6 +158,8 @@ def _run(root, page, notebook, values, partial, echo):
             extra_arguments=["--log-level=50"],  # nothing of plain TCP on the loopback
         )
     except papermill.exceptions.PapermillExecutionError as error:
+        if error.ename == ShareDone.__name__:
+            raise ShareDone(error.evalue) from None
         if error.ename == _OUT_OF_TIME:
             raise Unfinished(
                 f"{page}: out of time before there was anything to record: {error.evalue}; "
@@ -198,22 +211,22 @@ class Parser(argparse.ArgumentParser):
         raise BookError(f"{self.prog}: {message}")
 
 
-def main(arguments=None):
-    parser = Parser(prog="iterlin_book.execute", description=__doc__.splitlines()[0])
+def parser_of(module, description):
+    """Options that all processes of one page have."""
+    parser = Parser(prog=f"iterlin_book.{module}", description=description.splitlines()[0])
     parser.add_argument("page", help="the page's file or name, such as xor")
     parser.add_argument("--tier", default=pages.QUICK, help="quick unless told")
     parser.add_argument("--root", default=".", type=Path, help="the project's folder")
     parser.add_argument("--digest", help="stop where this is not the page's digest (the build's)")
     parser.add_argument("--parent", action="store_true", help=PARENT)
+    return parser
+
+
+def ended(name, work):
+    """Do the work, say how it ended, behind its name, and return the exit status."""
     try:
-        options = parser.parse_args(arguments)
-        if options.parent:
-            stop_with_parent()
-        page = pages.find(options.root, options.page)
-        check_places(options.root, page, options.tier)
-        prepare(options.root, page, options.tier)  # nothing is announced that cannot start
-        pages.say(f"{page} ({options.tier}): started")
-        path = execute(options.root, page, options.tier, options.digest)
+        pages.say(f"{name}: {work()}")
+        return DONE
     except BookError as error:
         pages.say(error, error=True)
         return REFUSED
@@ -226,11 +239,41 @@ def main(arguments=None):
     except KeyboardInterrupt:
         # Of the kernel that the same key has ended, and whose end nobody waits for any more.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-        pages.say(f"{page} ({options.tier}): interrupted", error=True)
+        pages.say(f"{name}: interrupted", error=True)
         return INTERRUPTED
+
+
+def noted(root, page, tier, part, work):
+    """`ended`, announced, and noted for the build; nothing where there is no time to begin."""
+    if states.too_late():
+        return PARTIAL
+    note = states.Note(root, tier, f"{page}{part}")
+    name = f"{page} ({tier}{part.replace('.', ' ')})"
+    pages.say(f"{name}: started")
+    status = ended(name, work)
+    note.write(status)
+    return status
+
+
+def _finished(path):
     seconds = json.loads(path.read_text("utf8"))["metadata"]["iterlin_book"]["seconds"]
-    pages.say(f"{page} ({options.tier}): finished in {seconds} s")
-    return DONE
+    return f"finished in {seconds} s"
+
+
+def main(arguments=None):
+    parser = parser_of("execute", __doc__)
+    try:
+        options = parser.parse_args(arguments)
+        if options.parent:
+            stop_with_parent()
+        page = pages.find(options.root, options.page)
+        asked = options.root, page, options.tier
+        check_places(*asked)
+        prepare(*asked)  # nothing is announced that cannot start
+    except BookError as error:
+        pages.say(error, error=True)
+        return REFUSED
+    return noted(*asked, "", lambda: _finished(execute(*asked, options.digest)))
 
 
 if __name__ == "__main__":

@@ -89,6 +89,14 @@ def read(path, readers=()):
     return read(other, (*readers, path)) | values
 
 
+def like(root, page, tier):
+    """The page beside it that a page's file of the tier is ``like``, or None."""
+    path = pages.parameter_file(root, page, tier)
+    values = (plain_yaml.load(path.read_text("utf8")) if path.is_file() else None) or {}
+    folder, slash, _ = page.rpartition("/")
+    return f"{folder}{slash}{values['like']}" if "like" in values else None
+
+
 def check(path, values, allowed):
     """Every value must have a name and a type that the parameters cell knows, and a run with it."""
     for name, value in values.items():

@@ -66,7 +66,8 @@ def main(arguments=None):
         options = parser.parse_args(arguments)
         root = options.root
         names = [pages.find(root, name) for name in listed(root)[0]]
-        if status := build.run(root, "results", pages.QUICK, names, options.jobs):
+        asked = build.Request("results", pages.QUICK, names, options.jobs)
+        if status := build.run(root, asked):
             return status
         kept = set()
         for name in names:

@@ -17,6 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from iterlin.runtime import checkpoints, clock
+from iterlin.runtime.shares import shared
 
 DEADLINE = "ITERLIN_DEADLINE"
 PROGRESS = "ITERLIN_PROGRESS"
@@ -45,6 +46,17 @@ def out_of_time() -> bool:
     return clock.time() >= float(os.environ.get(DEADLINE, "inf"))
 
 
+def _not_run(state, advance, observe, eval_steps, **settings) -> Outcome:
+    """The outcome of a run that is left to others: nothing is known of it."""
+    length = len(eval_steps)
+    history = {
+        name: np.full((*shape.shape, length), np.nan)
+        for name, shape in jax.eval_shape(observe, state).items()
+    }
+    return Outcome(state, {"step": np.asarray(eval_steps), **history}, 0.0)
+
+
+@shared("checkpoint", _not_run)
 def run_in_chunks(
     state,
     advance: Callable,

@@ -10,7 +10,7 @@ definition which is reached (``@f.defjvp``) is reached with it.
 
 import ast
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -84,19 +84,25 @@ class Library:
     """The package's modules as `read` returns them.
 
     held_to: modules (the last part of their names) of which only what they are asked for counts,
-    not how they do it, each with a text that says what holds them to it.
+    not how they do it, each with a text that says what holds them to it. silent: modules, likewise,
+    whose decorators do not count: they say where a definition is called, not what it gives.
 
     Raises SyntaxError for text that is no Python, ValueError for an import of what the package does
     not have, once it is met.
     """
 
-    def __init__(self, texts: Mapping[str, str], held_to: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        texts: Mapping[str, str],
+        held_to: Mapping[str, str] | None = None,
+        silent: Collection[str] = (),
+    ):
         self.modules = {}
         self.held_to = held_to or {}
         for path, text in texts.items():
             parts = path.removesuffix(".py").split("/")
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            self.modules[name] = _Module(name, ast.parse(text))
+            self.modules[name] = _Module(name, ast.parse(text), silent)
         self._forms: dict[Key, list] = {}
         self._digests: dict[Key, str] = {}
 
@@ -241,7 +247,7 @@ class Library:
 class _Module:
     """What the statements at the top of a module bind, import and act on."""
 
-    def __init__(self, name: str, tree: ast.Module):
+    def __init__(self, name: str, tree: ast.Module, silent: Collection[str] = ()):
         self.name = name
         self.body = tree.body
         self.imports: dict[str, tuple[str, str | None]] = {}
@@ -250,6 +256,7 @@ class _Module:
         self.exports: dict[str, str] = {}  # of a package that loads what it exports on first use
         for place, statement in enumerate(tree.body):
             self.imports |= imports_of([statement])
+            self._drop_decorators(statement, silent)
             names = bound_by([statement])
             for bound in names:
                 self.bindings.setdefault(bound, []).append(place)
@@ -257,6 +264,17 @@ class _Module:
                 self.exports = ast.literal_eval(statement.value)
             if acted := list(_acted(statement)):
                 self.effects[place] = acted
+
+    def _drop_decorators(self, statement: ast.stmt, silent: Collection[str]) -> None:
+        """Those that are imported by name from modules that are silent."""
+
+        def counts(decorator):
+            function = decorator.func if isinstance(decorator, ast.Call) else decorator
+            path, _ = self.imports.get(getattr(function, "id", ""), ("", None))
+            return path.partition(".")[0] != PACKAGE or path.rpartition(".")[2] not in silent
+
+        if isinstance(statement, _DEFINITIONS):
+            statement.decorator_list = [d for d in statement.decorator_list if counts(d)]
 
     def statements_of(self, name: str) -> list[ast.stmt]:
         if name.startswith("#"):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
@@ -11,12 +12,15 @@ import xarray as xr
 from iterlin.exact.choice import ENGINES
 from iterlin.exact.integrate import STEPWISE, integrator
 from iterlin.runtime.chunks import OutOfTime, out_of_time
+from iterlin.runtime.shares import shared
 from iterlin.study.groups import (
     SLICE,
     Problem,
     Run,
     algorithm_of,
+    inputs,
     key_of,
+    programs,
     schedule_of,
     with_own_examples,
 )
@@ -100,6 +104,18 @@ def _integrator(problem: Problem, run: Run, engine: str, tolerance: float):
     return integrator(algorithm, (x, y), engine=engine, tolerance=tolerance, watch=watch)
 
 
+def _not_integrated(integrated, problem: Problem, run: Run, folder: Path) -> Result:
+    """The result of a run that is left to others: nothing is known of it."""
+    data = problem.train, dict(problem.watch.sets)
+    seen = jax.eval_shape(programs(problem, run, 1)[1], *inputs(problem, [run]), *data)
+    shapes = {name: shape.shape for name, shape in seen.items()}
+    shapes |= dict.fromkeys(("evaluations", "stability", "seconds"), ())
+    length = len(run.eval_steps)
+    history = {name: np.full((*shape, length), np.nan) for name, shape in shapes.items()}
+    return Result(run, {"step": np.asarray(run.eval_steps), **history}, -1)
+
+
+@shared("folder", _not_integrated)
 def _integrate(integrated, problem: Problem, run: Run, folder: Path | None):
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)

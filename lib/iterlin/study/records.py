@@ -14,6 +14,8 @@ from pathlib import Path
 
 import xarray as xr
 
+from iterlin.runtime import shares
+from iterlin.runtime.chunks import OutOfTime, out_of_time
 from iterlin.runtime.files import replaced
 from iterlin.runtime.precision import product_precision
 from iterlin.study import origins, provenance, record_format
@@ -52,8 +54,14 @@ def save(
     names the data set. measured: the folder whose modules made it, of a record without a page.
     missing: runs that have not been finished; with any, the record is partial.
 
-    Raises ValueError for what `load` would refuse, OSError if the file cannot be written.
+    Raises ValueError for what `load` would refuse, OSError if the file cannot be written. A process
+    that has only a share of the runs records nothing: ShareDone if it has trained them all, and
+    OutOfTime if it may not have.
     """
+    if share := shares.mine():
+        if out_of_time():
+            raise OutOfTime("{}: the deadline came before share {}/{}".format(experiment, *share))
+        raise shares.ShareDone("all runs of share {}/{} are kept".format(*share))
     one_of("tier", tier, TIERS)
     whole_number("missing", missing)
     stamped = dataset.assign_attrs(

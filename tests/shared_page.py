@@ -1,0 +1,88 @@
+"""A page of a grid of runs, in a book of its own with the whole library, for `make results`."""
+
+import shutil
+
+import toy_book
+import xarray as xr
+from iterlin.study.provenance import PACKAGE
+
+PAGE = (
+    toy_book.HEADER
+    + """
+# Grid
+
+```{code-cell} ipython3
+:tags: [parameters]
+
+tier = "quick"
+num_seeds = 2
+num_steps = 20
+```
+
+```{code-cell} ipython3
+import jax
+import jax.numpy as jnp
+import numpy as np
+from iterlin import Algorithm, Watch, losses
+from iterlin.networks.mlp import mlp
+from iterlin.study import exact_runs, groups, runs
+from iterlin.study.page import Page
+
+page = Page("grid", globals())
+```
+
+```{code-cell} ipython3
+model = mlp((2, 5, 1), activation="tanh")
+x = jax.random.normal(jax.random.key(1), (24, 2))
+y = jnp.prod(x, 1, keepdims=True)
+algorithm = Algorithm(model.apply, losses.squared_error, optimizer=None)
+problem = groups.Problem(algorithm, model.init, (x, y), Watch({"train": (x, y)}))
+
+
+def make(period, seed):
+    return runs.Run(seed, period, 0.01, (0, num_steps // 2, num_steps))
+
+
+axes = {"period": [1, 4, 10], "seed": range(num_seeds)}
+folder = runs.store(tier)
+live = runs.grid(problem, axes, make, label="grid", folder=folder, memory=1)
+BETWEEN
+exact = exact_runs.exact_grid(
+    problem, {"period": [10], "seed": range(num_seeds)}, make,
+    engine=lambda run: "function_space", label="exact", folder=folder,
+)
+live["exact_loss"] = exact.train_loss.isel(period=0, evaluation=-1)
+missing = live.missing + exact.missing
+live = page.save(live, missing=missing)
+```
+"""
+)
+
+
+def create(root, num_steps, num_seeds=2, between="pass"):
+    """The book, with the page at a tier gpu; `between` its grids it does that."""
+    toy_book.create(root)
+    shutil.rmtree(root / "lib")
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PACKAGE, root / "lib" / "iterlin", ignore=ignored)
+    for name in ("experiments/xor.md", "experiments/xor.laptop.yml", "other.md"):
+        (root / "book" / name).unlink()  # they are of the toy library
+    (root / "book" / "grid.md").write_text(PAGE.replace("BETWEEN", between))
+    tier = f"tier: gpu\nnum_seeds: {num_seeds}\nnum_steps: {num_steps}\n"
+    (root / "book" / "grid.gpu.yml").write_text(tier)
+    contents = "format: jb-book\nroot: index\nchapters:\n  - file: grid\n  - file: last\n"
+    (root / "_toc.yml").write_text(contents)
+    return root
+
+
+def record(root):
+    """The record, without what is of the day and the machine."""
+    with xr.open_dataset(root / "data" / "results" / "grid" / "gpu.nc") as found:
+        found = found.load()
+    for name in ("date", "wall_time", "seconds", "commit"):
+        del found.attrs[name]
+    return found
+
+
+def kept(root):
+    return sorted(path.name for path in (root / "_build" / "runs").glob("*.npz"))
