@@ -34,6 +34,7 @@ from iterlin.ntk import (
 from iterlin.prediction import predict
 from iterlin.runtime.slices import in_slices
 from iterlin.schedules import every, never, when, when_solved
+from iterlin.sharded import sharded_ntk
 from iterlin.timed import for_time
 from iterlin.training import train, train_sweep
 from iterlin.watching import Watch
@@ -78,6 +79,7 @@ __all__ = [
     "ntk_product",
     "predict",
     "relu_mlp_ntk",
+    "sharded_ntk",
     "steps_for_tolerance",
     "train",
     "train_sweep",

@@ -1,0 +1,53 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import iterlin as il
+import jax.numpy as jnp
+import problems
+import pytest
+
+
+@pytest.fixture(scope="module")
+def printed():
+    """What `sharded_kernel.py` says on four devices of this host."""
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    flags += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    ended = subprocess.run(
+        [sys.executable, Path(__file__).with_name("sharded_kernel.py")],
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = (line.split() for line in ended.stdout.splitlines())
+    return {name: tuple(map(float, numbers)) for name, *numbers in lines}
+
+
+def test_four_devices_give_the_kernel_of_one(printed):
+    kernels = {name: found for name, found in printed.items() if "/" in name}
+    assert len(kernels) == 8
+    assert max(largest for largest, _ in kernels.values()) < 1e-5
+
+
+def test_each_device_has_its_rows_alone(printed):
+    assert {rows for name, (_, rows) in printed.items() if "/16/" in name} == {4}
+    assert printed["two"] == (2, 8)
+    assert printed["collectives"] == (0, 0)
+
+
+def test_one_device_is_the_kernel_itself():
+    f, params, x, _ = problems.network((3, 6, 4), examples=5)
+    assert jnp.array_equal(il.sharded_ntk(f, params, x), il.empirical_ntk(f, params, x, x))
+
+
+def test_refuses_what_is_no_set_of_examples():
+    f, params, x, _ = problems.network((3, 6, 4), examples=5)
+    with pytest.raises(ValueError, match="devices"):
+        il.sharded_ntk(f, params, x, devices=[])
+    for nothing in (x[:0], {"a": x, "b": x[:2]}):
+        with pytest.raises(ValueError, match="example"):
+            il.sharded_ntk(f, params, nothing)
+    with pytest.raises(ValueError, match="trace and diagonal"):
+        il.sharded_ntk(f, params, x, trace=True, diagonal=True)
