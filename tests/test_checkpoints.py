@@ -366,7 +366,7 @@ from iterlin.study.groups import Problem
 from iterlin.watching import Watch
 
 chunks.FIRST_CHUNK, chunks.CHUNK = 4, 0.0
-chunks.run_in_chunks.__kwdefaults__["checkpoint_seconds"] = 0.0
+chunks.run_in_chunks.__wrapped__.__kwdefaults__["checkpoint_seconds"] = 0.0
 folder, target = map(Path, sys.argv[1:])
 x = jax.random.normal(jax.random.key(1), (24, 2))
 y = (jnp.prod(x, 1) > 0).astype(jnp.int32)
