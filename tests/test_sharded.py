@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,31 +11,38 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def printed():
-    """What `sharded_kernel.py` says on four devices of this host."""
+def ended(tmp_path_factory):
+    """What `sharded_kernel.py` says on four devices of this host, and the programs it ran there."""
+    programs = tmp_path_factory.mktemp("programs")
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     flags += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    ended = subprocess.run(
+    flags += f" --xla_dump_to={programs} --xla_dump_hlo_module_re=jit_kernel_rows"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_COMPILATION")}
+    done = subprocess.run(
         [sys.executable, Path(__file__).with_name("sharded_kernel.py")],
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        env=environment | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         check=True,
     )
-    lines = (line.split() for line in ended.stdout.splitlines())
-    return {name: tuple(map(float, numbers)) for name, *numbers in lines}
+    lines = (line.split() for line in done.stdout.splitlines())
+    printed = {name: tuple(map(float, numbers)) for name, *numbers in lines}
+    return printed, [path.read_text() for path in programs.glob("*after_optimizations.txt")]
 
 
-def test_four_devices_give_the_kernel_of_one(printed):
+def test_four_devices_give_the_kernel_of_one(ended):
+    printed, _ = ended
     kernels = {name: found for name, found in printed.items() if "/" in name}
     assert len(kernels) == 8
     assert max(largest for largest, _ in kernels.values()) < 1e-5
 
 
-def test_each_device_has_its_rows_alone(printed):
+def test_each_device_has_its_rows_alone(ended):
+    printed, programs = ended
     assert {rows for name, (_, rows) in printed.items() if "/16/" in name} == {4}
     assert printed["two"] == (2, 8)
-    assert printed["collectives"] == (0, 0)
+    assert sum("num_partitions=4" in text for text in programs) == 8
+    assert not any(re.search(r"all-(reduce|gather|to-all)|collective-", t) for t in programs)
 
 
 def test_one_device_is_the_kernel_itself():

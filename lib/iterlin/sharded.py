@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
+from iterlin import examples
 from iterlin.linearization import Network
 from iterlin.ntk import empirical_ntk
 
@@ -33,8 +34,8 @@ def sharded_ntk(
     x1, and hears nothing of the others: the same numbers to rounding. Of a kernel of x1 with itself
     each pair is computed twice, so that two devices gain nothing, and many half as much as there
     are. devices: all that there are unless told. If N1 is no multiple of their number the rows are
-    brought together at the end. settings: those of `empirical_ntk`; its memory_limit is each
-    device's.
+    brought together at the end. Each call compiles its own program. settings: those of
+    `empirical_ntk`; its memory_limit is each device's.
 
     Raises ValueError for no devices, and as `empirical_ntk`.
 
@@ -47,14 +48,15 @@ def sharded_ntk(
         raise ValueError("devices must name at least one device")
     mesh = Mesh(np.asarray(devices), (ROWS,))
     split, copied = PartitionSpec(ROWS), PartitionSpec()
-    lengths = {np.shape(leaf)[0] for leaf in jax.tree.leaves(x1)}
-    count = min(lengths, default=0)
-    if len(lengths) != 1 or not count:  # its own words for what is no set of examples
-        return empirical_ntk(f, params, x1, x2, **settings)
+    count = examples.count(x1, "x1")
     x2 = x1 if x2 is None else x2
     padded = jax.tree.map(partial(_padded, multiple=len(devices)), x1)
+
+    def kernel_rows(params, part, x2):
+        return empirical_ntk(f, params, part, x2, **settings)
+
     rows = jax.shard_map(
-        lambda params, part, x2: empirical_ntk(f, params, part, x2, **settings),
+        kernel_rows,
         mesh=mesh,
         in_specs=(copied, split, copied),
         out_specs=split,
