@@ -56,7 +56,7 @@ LENETS = {
 
 
 @pytest.mark.parametrize("case", LENETS)
-@pytest.mark.parametrize("method", ["direct", "patches"])
+@pytest.mark.parametrize("method", ["direct", "patches", "blocks"])
 def test_lenet_and_its_derivatives_are_those_written_out(case, method):
     shape, settings = LENETS[case]
     model = convnets.lenet(shape, channels=4, classes=3, method=method, **settings)

@@ -60,6 +60,7 @@ def test_both_methods_are_the_sum_over_windows(case):
         np.testing.assert_allclose(found, expected, atol=1e-12)
     size = convolution.output_size(x.shape[1:3], kernel.shape[:2], stride, padding)
     assert size == expected.shape[1:3]
+    assert convolution.output_size((5, 4), (3, 2)) == (3, 3)
 
 
 @drawn.at_most(8)
@@ -142,6 +143,76 @@ def test_ties_share_the_derivative():
     x = jnp.asarray([[1.0, 3.0], [3.0, 3.0]]).reshape(1, 2, 2, 1)
     slopes = jax.grad(lambda x: convolution.max_pool2(x).sum())(x)
     np.testing.assert_allclose(slopes[0, :, :, 0], [[0, 1 / 3], [1 / 3, 1 / 3]])
+
+
+@given(convolutions())
+def test_a_pooled_convolution_is_a_convolution_and_a_pool(case):
+    x, kernel, _, padding = case
+    expected = by_windows(x, kernel, 1, padding)
+    assume(min(expected.shape[1:3]) > 1)
+    expected = convolution.max_pool2(jnp.asarray(expected))
+    for method in convolution.POOLED_METHODS:
+        found = convolution.conv2d_max_pool2(
+            jnp.asarray(x), jnp.asarray(kernel), padding=padding, method=method
+        )
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+@drawn.at_most(8)
+@given(convolutions())
+def test_derivatives_of_a_pooled_convolution_are_those_of_its_parts(case):
+    x, kernel, _, padding = case
+    size = convolution.output_size(x.shape[1:3], kernel.shape[:2], 1, padding)
+    assume(min(size) > 1)
+    rng = np.random.default_rng(1)
+    # Whole numbers tie often: both ways must share the derivative alike.
+    for at in ((x, kernel), (np.round(x), np.round(kernel))):
+        primals = tuple(map(jnp.asarray, at))
+        tangents = tuple(jnp.asarray(rng.normal(size=part.shape)) for part in primals)
+        found = {}
+        for method in ("direct", "patches", "blocks"):
+
+            @jax.jit
+            def products(primals, tangents, method=method):
+                def pooled(x, kernel):
+                    return convolution.conv2d_max_pool2(x, kernel, padding=padding, method=method)
+
+                pushed = jax.jvp(pooled, primals, tangents)[1]
+                return pushed, *jax.vjp(pooled, *primals)[1](pushed)
+
+            found[method] = products(primals, tangents)
+        for method in ("patches", "blocks"):
+            for ours, theirs in zip(found[method], found["direct"], strict=True):
+                np.testing.assert_allclose(ours, theirs, atol=1e-11)
+
+
+def test_blocks_are_for_narrow_layers_and_several_images_on_a_cpu():
+    """Where they are taken, no number of an unpooled convolution is made."""
+
+    def is_whole(images, channels):
+        x, kernel = jnp.ones((images, 6, 6, 2)), jnp.ones((3, 3, 2, channels))
+        program = str(jax.make_jaxpr(convolution.conv2d_max_pool2)(x, kernel))
+        return f"[{images},4,4,{channels}]" in program
+
+    on_cpu = jax.default_backend() == "cpu"
+    assert is_whole(2, convolution.NARROW) == (not on_cpu)
+    assert is_whole(1, convolution.NARROW)
+    assert is_whole(2, convolution.NARROW + 1)
+
+
+@pytest.mark.parametrize(
+    ("images", "kernel", "settings", "message"),
+    [
+        ((4, 4, 1), (3, 3, 1, 2), {"padding": "FULL"}, "unknown padding 'FULL'; allowed: SAME, VA"),
+        ((4, 4, 1), (3, 3, 1, 2), {"method": "fft"}, "unknown method 'fft'; allowed: auto, "),
+        ((4, 4, 3), (3, 3, 1, 2), {}, "kernel is for 1 channels, images have 3"),
+        ((4, 2, 1), (3, 3, 1, 2), {}, "a 3 x 3 kernel does not fit into a 4 x 2 image"),
+        ((4, 3, 1), (3, 3, 1, 2), {}, "an image of 2 x 1 is too small for 2 x 2 pooling"),
+    ],
+)
+def test_bad_pooled_convolutions_are_refused(images, kernel, settings, message):
+    with pytest.raises(ValueError, match=message):
+        bare(convolution.conv2d_max_pool2)(jnp.ones((2, *images)), jnp.ones(kernel), **settings)
 
 
 @pytest.mark.parametrize(

@@ -85,13 +85,19 @@ def test_weights_may_be_relaid(name):
         lambda p, x: (h := x @ p["w"]) + p["b"][None] + jnp.sin(h),
         lambda p, x: x @ p["w"] + p["b"][:, None],
         lambda p, x: p["b"][None] * (x @ p["w"]),
+        lambda p, x: x @ p["w"] + jnp.broadcast_to(p["b"][:1], 3)[None],
     ],
-    ids=["product used again", "along positions", "factor"],
+    ids=["product used again", "along positions", "factor", "a part of it"],
 )
 def test_vector_that_is_no_bias_is_not_taken_for_one(f):
     """With three positions and three features shapes alone do not tell."""
     params = {"w": normal(3, 3), "b": normal(3)}
     assert layers_of(lambda p, x: f(p, x[0])[None], params, normal(2, 3, 3)) == {"w": None}
+
+
+def test_a_number_that_all_features_share_is_no_bias():
+    params = {"w": normal(3, 3), "b": normal(1)}
+    assert layers_of(lambda p, x: x @ p["w"] + p["b"][None], params, normal(2, 3)) == {"w": None}
 
 
 NHWC, NCHW, MIXED = (

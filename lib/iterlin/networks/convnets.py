@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, PyTree
 
 from iterlin.networks.adapters import from_nnx
-from iterlin.networks.convolution import METHODS, PADDINGS, output_size
+from iterlin.networks.convolution import METHODS, PADDINGS, POOLED_METHODS, output_size
 from iterlin.networks.mlp import Model
 from iterlin.networks.modules import RESNET_STRIDES, LeNet, ResNet18
 from iterlin.networks.normalization import NORMALIZATIONS, NormalizedModel
@@ -50,7 +50,7 @@ def lenet(
 
     Examples are treated `slice_size` at a time (see `slices.in_slices`), all at once for None;
     auto is 8 on a CPU if the patches of one example take over 50,000 numbers, otherwise None.
-    `method` is that of `convolution.conv2d`.
+    `method` is that of `convolution.conv2d_max_pool2`.
 
     Raises ValueError for sizes that are not positive integers, an unknown padding, weight or
     method, or an image too small for the kernels and pools.
@@ -60,7 +60,7 @@ def lenet(
     positive_integers("hidden", hidden)
     one_of("padding", padding, PADDINGS)
     one_of("weight", weight, GAINS)
-    one_of("method", method, METHODS)
+    one_of("method", method, POOLED_METHODS)
     if slice_size not in (None, "auto"):
         positive_integer("slice_size", slice_size)
     patches, kernel = 0, (kernel_size, kernel_size)

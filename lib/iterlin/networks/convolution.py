@@ -4,6 +4,9 @@ On a GPU a convolution is best left to cuDNN; on a CPU, copying the patches and 
 faster, the more so the fewer examples are treated at once (`slices`).
 """
 
+from collections.abc import Callable
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -12,6 +15,9 @@ from iterlin.validation import one_of, positive_integer
 
 PADDINGS = ("SAME", "VALID")
 METHODS = ("auto", "direct", "patches")
+POOLED_METHODS = (*METHODS, "blocks")
+# On a CPU a pooled convolution with at most so many channels is faster in blocks.
+NARROW = 24
 
 
 def conv2d(
@@ -32,12 +38,9 @@ def conv2d(
     Raises ValueError for an unknown padding or method, a stride that is not a positive integer, a
     kernel for other channels, or one that does not fit into the image (VALID).
     """
-    one_of("padding", padding, PADDINGS)
     one_of("method", method, METHODS)
     positive_integer("stride", stride)
-    if x.shape[-1] != kernel.shape[2]:
-        raise ValueError(f"kernel is for {kernel.shape[2]} channels, images have {x.shape[-1]}")
-    output_size(x.shape[1:3], kernel.shape[:2], stride, padding)
+    _output_size(x, kernel, stride, padding)
     if method == "auto":
         method = "patches" if jax.default_backend() == "cpu" else "direct"
     dtype = jnp.result_type(x, kernel)
@@ -69,6 +72,13 @@ def _windows(x, axis: int, size: int, stride: int):
     return shifts[0] if size == 1 else jnp.concatenate(shifts, axis=-1)
 
 
+def _output_size(x, kernel, stride, padding) -> tuple[int, int]:
+    one_of("padding", padding, PADDINGS)
+    if x.shape[-1] != kernel.shape[2]:
+        raise ValueError(f"kernel is for {kernel.shape[2]} channels, images have {x.shape[-1]}")
+    return output_size(x.shape[1:3], kernel.shape[:2], stride, padding)
+
+
 def output_size(
     image: tuple[int, int], kernel: tuple[int, int], stride: int = 1, padding: str = "VALID"
 ) -> tuple[int, int]:
@@ -88,25 +98,81 @@ def max_pool2(x: Float[Array, "N H W C"]) -> Float[Array, "N h w C"]:
     Where k entries of a block tie, each gets 1/k of the derivative.
     Raises ValueError for an image smaller than one block.
     """
-    count, height, width, channels = x.shape
-    if min(height, width) < 2:
-        raise ValueError(f"an image of {height} x {width} is too small for 2 x 2 pooling")
-    height, width = height // 2, width // 2
+    height, width = _pooled_size(x.shape[1:3])
+    count, channels = len(x), x.shape[-1]
     blocks = x[:, : 2 * height, : 2 * width].reshape(count, height, 2, width, 2, channels)
     return _block_max(blocks)
 
 
-@jax.custom_jvp
-def _block_max(blocks: Float[Array, "N h 2 w 2 C"]) -> Float[Array, "N h w C"]:
-    return blocks.max((2, 4))
+def conv2d_max_pool2(
+    x: Float[Array, "N H W C"],
+    kernel: Float[Array, "k l C O"],
+    *,
+    padding: str = "VALID",
+    method: str = "auto",
+) -> Float[Array, "N h w O"]:
+    """`max_pool2` of `conv2d` with stride 1, at once or one after the other.
+
+    blocks makes the four outputs that are pooled in one row of a matrix product: of a patch of
+    k + 1 by l + 1, with the kernel shifted to each of its corners. With 5 x 5 these are 1.4 times
+    the multiplications and a third of the copies, of products that are four times as wide. auto
+    takes blocks on a CPU for at most 24 channels O and more than one image (in the program of a
+    single one `kernels` look for layers), and otherwise what conv2d takes.
+
+    Raises ValueError as these two do.
+    """
+    one_of("method", method, POOLED_METHODS)
+    several, narrow = len(x) > 1, kernel.shape[-1] <= NARROW
+    if method == "auto" and several and narrow and jax.default_backend() == "cpu":
+        method = "blocks"
+    if method != "blocks":
+        return max_pool2(conv2d(x, kernel, padding=padding, method=method))
+    _pooled_size(_output_size(x, kernel, 1, padding))
+    pads = jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], (1, 1), padding)
+    corners = [
+        jnp.pad(kernel, ((i, 1 - i), (j, 1 - j), (0, 0), (0, 0)))
+        for i, j in product((0, 1), (0, 1))
+    ]
+    outputs = conv2d(
+        jnp.pad(x, ((0, 0), *pads, (0, 0))),
+        jnp.concatenate(corners, axis=-1),
+        stride=2,
+        method="patches",
+    )
+    return _corner_max(outputs.reshape(*outputs.shape[:3], 4, -1))
 
 
-@_block_max.defjvp
-def _block_max_jvp(primals, tangents):
-    """JAX's own derivative, but for how ties are counted: a sum over the block is a pass of its own
-    to XLA, and writes three arrays of the block's size."""
-    (blocks,), (direction,) = primals, tangents
-    largest = _block_max(blocks)
-    hit = blocks == largest[:, :, None, :, None]
-    ties = sum(hit[:, :, i, :, j].astype(blocks.dtype) for i in (0, 1) for j in (0, 1))
-    return largest, jnp.where(hit, direction, 0).sum((2, 4)) / ties
+def _pooled_size(image: tuple[int, int]) -> tuple[int, int]:
+    height, width = image
+    if min(height, width) < 2:
+        raise ValueError(f"an image of {height} x {width} is too small for 2 x 2 pooling")
+    return height // 2, width // 2
+
+
+def _max_over(axes: tuple[int, ...]) -> Callable[[Array], Array]:
+    """The maximum over axes, with JAX's own derivative, but for how ties are counted: a sum over a
+    block is a pass of its own to XLA, and writes three arrays of the block's size."""
+
+    @jax.custom_jvp
+    def _block_max(blocks):
+        return blocks.max(axes)
+
+    @_block_max.defjvp
+    def _block_max_jvp(primals, tangents):
+        (blocks,), (direction,) = primals, tangents
+
+        def at(*indices):
+            index = dict(zip(axes, indices, strict=True))
+            return tuple(index.get(axis, slice(None)) for axis in range(blocks.ndim))
+
+        largest = _block_max(blocks)
+        hit = blocks == largest[at(*[None] * len(axes))]
+        entries = product(*(range(blocks.shape[axis]) for axis in axes))
+        ties = sum(hit[at(*entry)].astype(blocks.dtype) for entry in entries)
+        return largest, jnp.where(hit, direction, 0).sum(axes) / ties
+
+    return _block_max
+
+
+_block_max = _max_over((2, 4))  # of (N, h, 2, w, 2, C)
+_corner_max = _max_over((3,))  # of (N, h, w, 4, C)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from iterlin.networks.convolution import conv2d, max_pool2
+from iterlin.networks.convolution import conv2d, conv2d_max_pool2
 from iterlin.networks.normalization import normalize
 
 RESNET_STRIDES = (1, 2, 2, 2)
@@ -110,11 +110,12 @@ class ResNet18(nnx.Module):
 
 
 def _convolution(inputs, outputs, size, *, stride=1, method, pool=False, **settings) -> nnx.Conv:
-    """A layer whose product is `conv2d`; `pool`: and `max_pool2`, with which a bias commutes."""
+    """A layer whose product is `conv2d`; `pool` takes its maximum, which a bias commutes with."""
 
     def product(x, kernel, strides, padding, **_):
-        h = conv2d(x, kernel, stride=stride, padding=padding, method=method)
-        return max_pool2(h) if pool else h
+        if pool:
+            return conv2d_max_pool2(x, kernel, padding=padding, method=method)
+        return conv2d(x, kernel, stride=stride, padding=padding, method=method)
 
     settings |= {"strides": stride, "conv_general_dilated": product} | _zeros()
     return nnx.Conv(inputs, outputs, (size, size), **settings)
