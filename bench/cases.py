@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from bench.driver import Case, Contestant, Goal
-from bench.environments import PLATFORMS
+from bench.environments import PLATFORMS, THREADS
 
 # Packages of these peers can be had for a GPU.
 GPU_PEERS = ("iterlin", "torch")
@@ -57,6 +57,41 @@ def stepping() -> Case:
         ),
     ]
     return Case("stepping", "step", contestants, LENET, goals=goals)
+
+
+def small_steps() -> list[Case]:
+    """Steps of LeNets as the laptop tier trains them, by one thread and by two, float32."""
+    found = []
+    for channels, examples in ((8, 16), (8, 32), (16, 256), (50, 256)):
+        contestants, goals = [], []
+        for number, threads in ((1, "one thread"), (2, "two threads")):
+            variables = dict.fromkeys(THREADS, str(number))
+            ours, theirs = "linearised step, one thread", f"torch.func, linearised, {threads}"
+            contestants += [
+                Contestant(f"plain step, {threads}", options=PLAIN, variables=variables),
+                Contestant(f"torch, plain, {threads}", "torch", PLAIN | LAST, variables),
+                Contestant(
+                    f"linearised step, {threads}",
+                    options=LINEARISED,
+                    variables=variables,
+                    like=ours if number > 1 else None,
+                ),
+                Contestant(
+                    theirs, "torch", LINEARISED | LAST | {"pull": "backward"}, variables, like=ours
+                ),
+            ]
+            pairs = {
+                "plain step, against torch": (f"torch, plain, {threads}", "plain step", 1.0),
+                "linearised step, against torch.func": (theirs, "linearised step", 1.4),
+            }
+            goals += [
+                Goal(f"{text}, {threads}", of, f"{to}, {threads}", limit)
+                for text, (of, to, limit) in pairs.items()
+            ]
+        name = f"{channels} channels, batch {examples}"
+        settings = LENET | {"channels": channels, "examples": examples}
+        found.append(Case(name, "step", contestants, settings, goals=goals))
+    return found
 
 
 def sweeps() -> Case:
@@ -275,7 +310,16 @@ def gpu_exact() -> Case:
 def all_cases(tier: str = "laptop") -> list[Case]:
     """The cases of a tier: laptop on a CPU, gpu on one GPU."""
     if PLATFORMS[tier] == "cpu":
-        return [stepping(), quintic(), exact(), *flows(), sweeps(), *growth(), *kernels()]
+        return [
+            stepping(),
+            *small_steps(),
+            quintic(),
+            exact(),
+            *flows(),
+            sweeps(),
+            *growth(),
+            *kernels(),
+        ]
     rest = [on_gpu(case) for case in (sweeps(), *growth(), *kernels())]
     return [gpu_stepping(), *gpu_growth(), gpu_exact(), *rest]
 

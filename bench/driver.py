@@ -196,8 +196,10 @@ def compare(
             try:
                 worker = pool.get(contestant, label if case.alone else "")
                 if case.inputs and contestant is first:
-                    settings = dict(case.settings)
-                    worker.ask(do="inputs", kind=case.kind, settings=settings, path=str(inputs))
+                    # By a process for everybody: making them takes memory that is not the case's.
+                    pool.get(contestant).ask(
+                        do="inputs", kind=case.kind, settings=dict(case.settings), path=str(inputs)
+                    )
                 if case.inputs and not inputs.exists():
                     raise PeerFailed(f"nothing to start from: {first.label} failed")
                 answer = worker.ask(

@@ -19,6 +19,8 @@ PATIENCE = 900
 # With its other scheduler jaxlib 0.10 can wait for ever on two cores; older ones do not know it.
 XLA = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 XLA_PEERS = (OWN, "optimistix")
+# Variables of a process that say how many threads it may use.
+THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # What each tier is measured on, as JAX and PyTorch call it. A peer's process is told by DEVICE.
 PLATFORMS = {"laptop": "cpu", "gpu": "cuda"}
 
@@ -69,9 +71,7 @@ def variables(
     """The environment of a peer's process: so many threads, one platform, only its own packages."""
     found = dict(os.environ) if peer == OWN else _clean(os.environ)
     count = str(threads)
-    found |= dict.fromkeys(
-        ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), count
-    )
+    found |= dict.fromkeys(THREADS, count)
     found["JAX_PLATFORMS"] = found[DEVICE] = platform
     found.pop("XLA_FLAGS", None)
     if platform != "cpu":

@@ -162,7 +162,7 @@ def test_without_the_first_contestant_the_others_have_nothing_to_agree_with():
 
 
 def test_memory_is_that_of_a_process_of_its_own():
-    outcome, _, workers = compared({"ours": (lambda run: 1.0,)}, alone=True)
+    outcome, _, workers = compared({"ours": (lambda run: 1.0,)}, alone=True, inputs=False)
     assert outcome.facts["ours"] == {"now_bytes": 2, "peak_bytes": 3, "start_bytes": 1}
     assert workers["ours"].closed
 
@@ -193,6 +193,22 @@ def test_a_growth_curve_becomes_slopes_in_the_record():
     np.testing.assert_allclose(found.slope, 1)
     assert found["curve"].values.tolist() == ["n"]
     np.testing.assert_array_equal(found.operations, [1, 10, 100])
+
+
+@pytest.mark.parametrize(("alone", "processes"), [(True, 2), (False, 1)])
+def test_inputs_are_made_outside_of_a_process_whose_memory_is_measured(alone, processes):
+    asked = []
+
+    class Noted(Fake):
+        def ask(self, **request):
+            asked.append((self, request["do"]))
+            return super().ask(**request)
+
+    pool = Pool(lambda peer, variables: Noted([], peer, lambda run: 1.0))
+    compare(Case("made up", "kind", [Contestant("ours", "ours")], alone=alone), pool, rounds=5)
+    assert len({worker for worker, _ in asked}) == processes
+    (maker,) = (worker for worker, what in asked if what == "inputs")
+    assert ((maker, "run") in asked) == (not alone)
 
 
 def test_partial_results_are_saved_as_they_come(monkeypatch, tmp_path):
