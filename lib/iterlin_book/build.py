@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import yaml
 
-from iterlin_book import compiled, execute, freshness, pages, render, states
+from iterlin_book import compiled, execute, freshness, pages, processes, render, states
 from iterlin_book.pages import BookError
 
 SNAKEFILE = Path(__file__).resolve().parents[2] / "Snakefile"
@@ -210,7 +210,7 @@ def seconds_of(budget):
 
 
 def main(arguments=None):
-    parser = execute.Parser(prog="iterlin_book.build", description=__doc__.splitlines()[0])
+    parser = processes.Parser(prog="iterlin_book.build", description=__doc__.splitlines()[0])
     parser.add_argument("target", choices=["book", "results"])
     parser.add_argument("--root", default=".", type=Path, help="the project's folder")
     parser.add_argument("--tier", default=pages.QUICK)
@@ -219,12 +219,12 @@ def main(arguments=None):
     parser.add_argument("--shares", type=int, default=1, help="jobs among which a page's runs go")
     parser.add_argument("--profile", help="of Snakemake: slurm, or one of your own")
     parser.add_argument("--budget", help="minutes for all pages of results; unlimited unless set")
-    parser.add_argument("--parent", action="store_true", help=execute.PARENT)
+    parser.add_argument("--parent", action="store_true", help=processes.PARENT)
     started = time.monotonic()
     try:
         options = parser.parse_args(arguments)
         if options.parent:
-            execute.stop_with_parent()
+            processes.stop_with_parent()
         if options.target == "book" and (options.budget or options.tier != pages.QUICK):
             raise BookError("the book is built at the quick tier, without a budget")
         deadline = None if options.budget is None else started + seconds_of(options.budget)

@@ -6,39 +6,28 @@ is over saves a partial record; it is not taken for done, and the exit status is
 time to begin with is the same status.
 """
 
-import argparse
 import json
-import logging
 import os
 import re
 import sys
-import threading
 import time
 from pathlib import Path
 
 import nbformat
 from iterlin.runtime.shares import ShareDone
 
-from iterlin_book import compiled, freshness, pages, parameters, states
+from iterlin_book import compiled, freshness, pages, parameters, processes
 from iterlin_book.pages import BookError
-from iterlin_book.states import DONE, FAILED, INTERRUPTED, PARTIAL, REFUSED
+from iterlin_book.processes import CellFailed, Unfinished
+from iterlin_book.states import REFUSED
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _TRACEBACK_LINES = 16
 # What iterlin.runtime.chunks raises at the deadline, where the page does not go on without the run.
 _OUT_OF_TIME = "OutOfTime"
-PARENT = "end when the calling process ends"
 # With this scheduler jaxlib 0.10.2 can wait for ever on two cores, when a vmapped program has
 # several decompositions that do not depend on each other.
 _XLA_FLAG = "--xla_cpu_enable_concurrency_optimized_scheduler"
-
-
-class CellFailed(Exception):
-    """A cell raised; the message names the page, the cell and where to look on."""
-
-
-class Unfinished(Exception):
-    """The time was over: the page's record lacks runs, or there is none of this run."""
 
 
 class Echo:
@@ -194,78 +183,17 @@ def _failure(root, page, error, partial):
     )
 
 
-def stop_with_parent():
-    """End this process when the one that started it is gone, killed ones included."""
-    parent = os.getppid()
-
-    def watch():
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)  # the kernel watches this process in the same way
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise BookError(f"{self.prog}: {message}")
-
-
-def parser_of(module, description):
-    """Options that all processes of one page have."""
-    parser = Parser(prog=f"iterlin_book.{module}", description=description.splitlines()[0])
-    parser.add_argument("page", help="the page's file or name, such as xor")
-    parser.add_argument("--tier", default=pages.QUICK, help="quick unless told")
-    parser.add_argument("--root", default=".", type=Path, help="the project's folder")
-    parser.add_argument("--digest", help="stop where this is not the page's digest (the build's)")
-    parser.add_argument("--parent", action="store_true", help=PARENT)
-    return parser
-
-
-def ended(name, work):
-    """Do the work, say how it ended, behind its name, and return the exit status."""
-    try:
-        pages.say(f"{name}: {work()}")
-        return DONE
-    except BookError as error:
-        pages.say(error, error=True)
-        return REFUSED
-    except CellFailed as error:
-        pages.say(error, error=True)
-        return FAILED
-    except Unfinished as unfinished:
-        pages.say(unfinished)
-        return PARTIAL
-    except KeyboardInterrupt:
-        # Of the kernel that the same key has ended, and whose end nobody waits for any more.
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-        pages.say(f"{name}: interrupted", error=True)
-        return INTERRUPTED
-
-
-def noted(root, page, tier, part, work):
-    """`ended`, announced, and noted for the build; nothing where there is no time to begin."""
-    if states.too_late():
-        return PARTIAL
-    note = states.Note(root, tier, f"{page}{part}")
-    name = f"{page} ({tier}{part.replace('.', ' ')})"
-    pages.say(f"{name}: started")
-    status = ended(name, work)
-    note.write(status)
-    return status
-
-
 def _finished(path):
     seconds = json.loads(path.read_text("utf8"))["metadata"]["iterlin_book"]["seconds"]
     return f"finished in {seconds} s"
 
 
 def main(arguments=None):
-    parser = parser_of("execute", __doc__)
+    parser = processes.parser_of("execute", __doc__)
     try:
         options = parser.parse_args(arguments)
         if options.parent:
-            stop_with_parent()
+            processes.stop_with_parent()
         page = pages.find(options.root, options.page)
         asked = options.root, page, options.tier
         check_places(*asked)
@@ -273,7 +201,7 @@ def main(arguments=None):
     except BookError as error:
         pages.say(error, error=True)
         return REFUSED
-    return noted(*asked, "", lambda: _finished(execute(*asked, options.digest)))
+    return processes.noted(*asked, "", lambda: _finished(execute(*asked, options.digest)))
 
 
 if __name__ == "__main__":

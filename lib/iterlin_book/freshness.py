@@ -13,7 +13,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from iterlin.study import definitions, origins, plain_yaml, provenance
+from iterlin.study import origins, plain_yaml, provenance, syntax
 
 from iterlin_book import pages
 
@@ -56,7 +56,7 @@ def reached(root, sources):
     found = origins.sources(root)
     library = origins.library_of(found)
     try:
-        body = [statement for source in sources for statement in definitions.parse(source).body]
+        body = [statement for source in sources for statement in syntax.parse(source).body]
         keys = origins.reached([ast.Module(body, [])], library)
     except (SyntaxError, ValueError):
         return sorted(found.library.values()), True
@@ -69,7 +69,7 @@ def imported_files(root, sources):
     found = set()
     for source in sources:
         try:
-            tree = definitions.parse(source)
+            tree = syntax.parse(source)
         except SyntaxError:
             continue
         for node in ast.walk(tree):
@@ -156,7 +156,7 @@ def _strings(cells):
     """String constants of the code cells: an experiment is loaded by its name."""
     for cell in cells:
         try:
-            tree = definitions.parse(cell.source)
+            tree = syntax.parse(cell.source)
         except SyntaxError:
             continue
         for node in ast.walk(tree):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nbformat
 
-from iterlin_book import build, execute, merge, pages
+from iterlin_book import build, execute, merge, pages, processes
 from iterlin_book.pages import BookError
 
 FOLDER = Path("tests") / "notebooks"
@@ -59,7 +59,7 @@ def silent(source):
 
 
 def main(arguments=None):
-    parser = execute.Parser(prog="iterlin_book.references", description=__doc__.splitlines()[0])
+    parser = processes.Parser(prog="iterlin_book.references", description=__doc__.splitlines()[0])
     parser.add_argument("--root", default=".", type=Path)
     parser.add_argument("--jobs", type=int, default=2)
     try:

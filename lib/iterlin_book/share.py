@@ -11,8 +11,9 @@ from pathlib import Path
 
 from iterlin.runtime import shares
 
-from iterlin_book import execute, pages
+from iterlin_book import execute, pages, processes
 from iterlin_book.pages import BookError
+from iterlin_book.states import REFUSED
 
 # A page with this in its code keeps its runs, so that other processes find them.
 _KEEPS_RUNS = "runs.store("
@@ -50,12 +51,12 @@ def train(root, page, tier, share, expected=None):
 
 
 def main(arguments=None):
-    parser = execute.parser_of("share", __doc__)
+    parser = processes.parser_of("share", __doc__)
     parser.add_argument("share", help="i/n: the i-th of n shares of its runs")
     try:
         options = parser.parse_args(arguments)
         if options.parent:
-            execute.stop_with_parent()
+            processes.stop_with_parent()
         page = pages.find(options.root, options.page)
         asked = options.root, page, options.tier
         execute.check_places(*asked)
@@ -65,8 +66,8 @@ def main(arguments=None):
         share = shares.parse(options.share)
     except (BookError, ValueError) as error:
         pages.say(error, error=True)
-        return execute.REFUSED
-    return execute.noted(*asked, _part(share), lambda: train(*asked, share, options.digest))
+        return REFUSED
+    return processes.noted(*asked, _part(share), lambda: train(*asked, share, options.digest))
 
 
 if __name__ == "__main__":

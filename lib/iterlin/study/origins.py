@@ -17,8 +17,10 @@ from typing import NamedTuple
 import yaml
 
 from iterlin.study import definitions, page_code, plain_yaml
-from iterlin.study.definitions import Key, Library, Writer, imports_of
+from iterlin.study.definitions import Library
+from iterlin.study.normal_form import Key, Writer
 from iterlin.study.provenance import PACKAGE, project_root
+from iterlin.study.syntax import imports_of
 
 
 class Sources(NamedTuple):

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 import yaml
 
-from iterlin.study.definitions import Key, Library, Writer, bound_by, imports_of, is_text, parse
+from iterlin.study.definitions import Library
+from iterlin.study.normal_form import Key, Writer
+from iterlin.study.syntax import bound_by, imports_of, is_text, parse
 
 # A code cell of a page in MyST Markdown: options as ":name: value" lines or between two "---".
 CELL = re.compile(
