@@ -294,14 +294,8 @@ def test_a_warning_of_the_book_is_an_error_each_time(book):
 def _start(root, before=(), *options):
     """A build in a session of its own, once it is inside a slow cell."""
     edit(root, f"book/{OTHER}.md", "negate(7)", SLOW)
-    process = subprocess.Popen(
-        [*before, *toy_book.command("build", "book", *options)],
-        cwd=root,
-        env=toy_book.environment(root),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
+    process = toy_book.begin(
+        root, "build", "book", *options, before=before, stderr=subprocess.STDOUT
     )
     deadline = time.monotonic() + 60
     while not (root / "started").exists() and process.poll() is None:

@@ -3,13 +3,12 @@
 import os
 import re
 import signal
-import subprocess
 import time
 
 import pytest
 import toy_book
 import yaml
-from iterlin_book import build, execute, pages
+from iterlin_book import build, pages
 from iterlin_book import states as page_states
 from iterlin_book.pages import BookError
 from toy_book import HEADER, edit, run, started
@@ -67,14 +66,7 @@ def test_the_same_command_goes_on_until_all_is_done(book):
     add(book, "grows", SAVES, "missing: 7\n")
     add(book, "shows", WAITS)
     prioritise(book, "shows", "xor", "grows")
-    process = subprocess.Popen(
-        toy_book.command("build", *GPU),
-        cwd=book,
-        env=toy_book.environment(book),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = toy_book.begin(book, "build", *GPU)
     # The line is here while the page that printed it waits for an answer.
     assert process.stderr.readline() == "shows: step 1\n"
     (book / "seen").touch()
@@ -107,15 +99,7 @@ def test_the_same_command_goes_on_until_all_is_done(book):
 def test_an_interrupt_stops_the_page_and_starts_no_other(book):
     add(book, "first", WAITS + '\nPath("ended").touch()')
     add(book, "second", WAITS)
-    process = subprocess.Popen(
-        toy_book.command("build", *GPU),
-        cwd=book,
-        env=toy_book.environment(book),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = toy_book.begin(book, "build", *GPU)
     assert process.stderr.readline() == "first: step 1\n"
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     output, errors = process.communicate(timeout=60)
@@ -131,7 +115,7 @@ def test_an_interrupt_stops_the_page_and_starts_no_other(book):
 def test_a_page_that_has_nothing_to_record_yet_is_partial(book):
     add(book, "long", "class OutOfTime(Exception):\n    pass\n\nraise OutOfTime('at step 4')")
     done = run(book, "execute", "long", "--tier", "gpu")
-    assert done.returncode == execute.PARTIAL
+    assert done.returncode == page_states.PARTIAL
     line = "long: out of time before there was anything to record: at step 4; run the same command"
     assert done.stdout.splitlines() == ["long (gpu): started", f"{line} again"]
     assert done.stderr == ""
@@ -160,7 +144,7 @@ def test_no_page_starts_after_the_deadline(book):
     add(book, "first", UNTIL_THE_DEADLINE)
     add(book, "second", WAITS)
     done = run(book, "build", *GPU, "--budget", "0.5")
-    assert done.returncode == execute.PARTIAL
+    assert done.returncode == page_states.PARTIAL
     assert started(done.stdout) == ["first"]
     assert states(done.stdout) == {"first": "done", "second": "not started"}
     (book / "seen").touch()
@@ -195,15 +179,7 @@ def test_the_summary_gives_minutes():
 
 def test_stopping_ends_a_process_that_no_interrupt_reached(book, monkeypatch):
     add(book, "first", WAITS + '\nPath("ended").touch()')
-    with subprocess.Popen(
-        toy_book.command("build", *GPU),
-        cwd=book,
-        env=toy_book.environment(book),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    with toy_book.begin(book, "build", *GPU) as process:
         assert process.stderr.readline() == "first: step 1\n"
         process.send_signal(signal.SIGINT)  # it alone, unlike from a terminal
         process.communicate(timeout=60)
@@ -298,6 +274,6 @@ def test_the_projects_own_order_is_right():
 def test_a_kernel_that_dies_fails_its_page_in_one_line(book):
     add(book, "dies", "import os\nos._exit(1)")
     done = run(book, "execute", "dies", "--tier", "gpu")
-    assert done.returncode == execute.FAILED
+    assert done.returncode == page_states.FAILED
     assert "dies: its process ended: interrupted, killed (out of memory?) or crashed" in done.stderr
     assert "Traceback" not in done.stderr

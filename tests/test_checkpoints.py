@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -290,6 +291,66 @@ def often(monkeypatch):
     monkeypatch.setattr(chunks, "FIRST_CHUNK", 8)
     monkeypatch.setattr(chunks, "CHUNK", 0.0)
     monkeypatch.setitem(bare(chunks.run_in_chunks).__kwdefaults__, "checkpoint_seconds", 0.0)
+
+
+class Going(NamedTuple):
+    ended: jax.Array
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.0, [2, 4, 8, 12, 12]), (np.inf, [12])])
+def test_checkpoints_are_written_when_their_time_has_come(tmp_path, monkeypatch, seconds, steps):
+    """Between and at evaluations, and always at the end."""
+    monkeypatch.setattr(chunks, "FIRST_CHUNK", 2)
+    monkeypatch.setattr(chunks, "CHUNK", np.inf)  # the next is twice as long
+    written = []
+    monkeypatch.setattr(checkpoints, "save", lambda *_, notes, **__: written.append(notes["taken"]))
+    chunks.run_in_chunks(
+        Going(jnp.zeros(1, bool)),
+        lambda state, count: state,
+        lambda state: {"loss": jnp.zeros(())},
+        np.array([4, 8, 12]),
+        checkpoint=tmp_path / "run",
+        checkpoint_seconds=seconds,
+        progress=False,
+    )
+    assert written == steps
+
+
+class Diverging(NamedTuple):
+    ended: jax.Array
+    diverged_at: jax.Array
+
+
+@pytest.mark.parametrize(
+    ("terminal", "asked", "progress", "shown"),
+    [
+        (True, "", None, "bar"),
+        (True, "", False, ""),
+        (False, "", None, ""),
+        (False, "", True, "bar"),
+        (True, "1", None, "lines"),
+        (False, "1", None, "lines"),
+        (False, "1", False, ""),
+    ],
+)
+def test_progress_is_a_bar_or_lines_but_never_both(
+    monkeypatch, capsys, terminal, asked, progress, shown
+):
+    monkeypatch.setenv("ITERLIN_PROGRESS", asked)
+    monkeypatch.setattr(chunks, "LINE", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    chunks.run_in_chunks(
+        Diverging(jnp.zeros(2, bool), jnp.array([3, -1])),
+        lambda state, count: state,
+        lambda state: {"loss": jnp.zeros(())},
+        np.array([10]),
+        label="runs",
+        progress=progress,
+    )
+    told = capsys.readouterr().err
+    assert ("10/10" in told) == (shown == "bar")
+    assert ("runs: step 10 of 10, " in told) == (shown == "lines")
+    assert ("1 diverged" in told) == bool(shown)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

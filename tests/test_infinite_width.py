@@ -105,6 +105,7 @@ def test_an_input_at_zero_has_a_kernel():
         ({"depth": True}, "depth must be a non-negative integer, got True"),
         ({"x2": jnp.ones((2, 4))}, "x1 and x2 differ in width: 3 and 4"),
         ({"x1": jnp.ones(3)}, r"x1 must be a matrix \(N, D\), got shape \(3,\)"),
+        ({"x1": jnp.ones((2, 0))}, r"x1 must be a matrix \(N, D\), got shape \(2, 0\)"),
         ({"x2": jnp.ones((0, 3))}, r"x2 must hold an example, got empty data of shape \(0, 3\)"),
     ],
 )

@@ -391,6 +391,28 @@ def test_a_keyed_network_draws_anew_at_each_step(schedule):
         run(dropped, PARAMS, (X, LABELS), keyed=True)
 
 
+def test_augmentation_and_network_draw_from_different_keys():
+    taken = {"augmentation": set(), "network": set()}
+
+    def note(who, key):
+        jax.debug.callback(
+            lambda data: taken[who].add(tuple(data.tolist())), jax.random.key_data(key)
+        )
+
+    def augment(key, x):
+        note("augmentation", key)
+        return x
+
+    def network(params, x, key):
+        if key is not None:
+            note("network", key)
+        return classifier(params, x)
+
+    run(network, PARAMS, (X, LABELS), keyed=True, key=KEY, augment=augment)
+    assert all(taken.values())
+    assert not taken["augmentation"] & taken["network"]
+
+
 def test_slices_of_a_keyed_network_draw_differently():
     from iterlin.runtime.slices import in_slices
 

@@ -19,7 +19,7 @@ import xarray as xr
 import yaml
 from iterlin.study.image_files import CIFAR_CLASSES
 from iterlin.study.provenance import PACKAGE
-from iterlin_book import execute, pages, parameters, share
+from iterlin_book import pages, parameters, share, states
 
 pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).resolve().parents[1]
@@ -109,6 +109,7 @@ TINY = {
         "most": 3,
         "growing_time": 20,
         "event_time": 10,
+        "sizes": [10],
         "num_looks": 4,
         "sgd_batch_size": 10,
         "sgd_steps": 20,
@@ -318,9 +319,9 @@ def interrupt(root, page):
     for strikes in (first, 2 * first, 4 * first, 8 * first):
         stopped = run(root, page, ITERLIN_TEST_STRIKES=str(strikes))
         record = record_of(root, page)
-        if stopped.returncode == execute.DONE and strikes > first:
+        if stopped.returncode == states.DONE and strikes > first:
             break  # so few were left
-        assert stopped.returncode == execute.PARTIAL, stopped.stdout[-5000:]
+        assert stopped.returncode == states.PARTIAL, stopped.stdout[-5000:]
         assert list((root / "_build" / "runs").rglob("*.npz"))
         if record is not None:
             assert record.attrs["missing"] > 0
@@ -332,7 +333,7 @@ def test_a_page_runs_at_another_tier(checkout, page):
     if TINY[page].items() >= IMAGES.items() and page not in LIKE_FEW_UPDATES:
         interrupt(checkout, page)
     done = run(checkout, page)
-    assert done.returncode == execute.DONE, done.stdout[-5000:]
+    assert done.returncode == states.DONE, done.stdout[-5000:]
     record = record_of(checkout, page)
     assert record.attrs["tier"] == TIER
     assert record.attrs["missing"] == 0
@@ -349,6 +350,6 @@ def test_a_page_goes_on_without_the_runs_of_other_shares(checkout, page):
     """To its end, where the share is done: what it does between its grids bears what is unknown."""
     before = record_of(checkout, page)
     done = run(checkout, page, "19/20", module="share")
-    assert done.returncode == execute.DONE, done.stdout[-5000:]
+    assert done.returncode == states.DONE, done.stdout[-5000:]
     after = record_of(checkout, page)
     assert (before is None and after is None) or before.identical(after)

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from iterlin.study.definitions import imports_of
 from iterlin.study.provenance import PACKAGE
+from iterlin.study.syntax import imports_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -164,6 +164,19 @@ def run(root, module, *arguments):
         text=True,
         timeout=300,
         check=False,
+    )
+
+
+def begin(root, *arguments, before=(), stderr=subprocess.PIPE):
+    """`run`'s process, under way in a session of its own; `before`: the command that runs it."""
+    return subprocess.Popen(
+        [*before, *command(*arguments)],
+        cwd=root,
+        env=environment(root),
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        start_new_session=True,
     )
 
 
