@@ -74,3 +74,12 @@ def test_accuracy_at_a_training_loss_is_read_between_two_looks():
     found = early_stopping.at_loss(runs, wanted)
     np.testing.assert_allclose(found.sel(seed=0), [0.2, 0.3, 0.5], atol=1e-9)
     assert np.isnan(found.sel(seed=1)).all()
+
+
+def test_a_training_loss_of_zero_is_read_like_any_other():
+    """It has no logarithm, and stands as far below the last as one of 1e-12."""
+    losses, tests = [[[1.0, 0.1, 0.0]]], [[[0.1, 0.3, 0.6]]]
+    dims = ("period", "seed", "evaluation")
+    runs = xr.Dataset({"train_loss": (dims, losses), "test_accuracy": (dims, tests)})
+    wanted = xr.DataArray([0.1, 0.0], dims="loss")
+    np.testing.assert_allclose(early_stopping.at_loss(runs, wanted)[0, 0], [0.3, 0.6], atol=1e-9)

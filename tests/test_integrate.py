@@ -1,5 +1,7 @@
 """Every engine against explicit steps, which are what it stands for."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from iterlin import losses, schedules
 from iterlin.exact import engines, modelled
 from iterlin.exact import run as exact_run
 from iterlin.exact.choice import ENGINES, estimate
-from iterlin.exact.task import Task
+from iterlin.exact.task import Task, quadratic
 from iterlin.runtime import checkpoints
 from iterlin.runtime.chunks import OutOfTime
 from iterlin.schedules import Solved
@@ -150,6 +152,22 @@ def test_a_minimum_that_is_none_is_a_divergence(engine):
     assert int(state.diverged_at) == 3
 
 
+def test_a_loss_is_quadratic_in_outputs_near_targets_of_their_kind():
+    """Its factor and where it ends; none for counted targets, several of them, and other losses."""
+    y = jax.random.normal(jax.random.key(0), (3, 2))
+    factor, targets = quadratic(SQUARED, y)
+    move = jax.random.normal(jax.random.key(1), y.shape)
+    np.testing.assert_allclose(factor * (move - targets), jax.grad(SQUARED)(move, y), atol=1e-12)
+
+    def summed(outputs, y):
+        return sum(jnp.vdot(outputs - t, outputs - t) for t in jax.tree.leaves(y))
+
+    assert quadratic(summed, y)[0] == pytest.approx(2.0)
+    assert quadratic(summed, {"a": y, "b": y}) is None
+    assert quadratic(summed, jnp.ones((3, 2), jnp.int32)) is None
+    assert quadratic(CROSS_ENTROPY, jnp.argmax(y, 1)) is None
+
+
 @pytest.mark.parametrize("engine", ["flow", "function_space"])
 def test_when_solved_ends_a_linearisation_early(engine):
     problem, settings = setting(
@@ -160,6 +178,21 @@ def test_when_solved_ends_a_linearisation_early(engine):
     )
     assert int(state.updates) > 1
     assert history["test_loss"][-1] < history["test_loss"][0]
+
+
+def test_a_flow_is_solved_after_a_time_whatever_its_steps():
+    """The steps that it stands for are that time over their size."""
+    times = []
+    for step_size in (0.05, 0.0125):
+        steps = round(30 / step_size)
+        problem, settings = setting(
+            schedule=schedules.when_solved(10**6), num_steps=steps, eval_steps=[0, steps]
+        )
+        rule = Solved(1, accuracy=0.6)
+        state, _ = integrate(*problem, step_size=step_size, engine="flow", solved=rule, **settings)
+        assert int(state.updates) > 1
+        times.append(int(state.anchored_at) * step_size)
+    assert abs(times[0] - times[1]) < 0.05 * int(state.updates)
 
 
 def test_solved_stops_where_the_steps_of_train_do():
@@ -181,6 +214,7 @@ def test_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     whole = run(params, **settings)
     settings["checkpoint"] = tmp_path / "run.npz"
     monkeypatch.setattr(exact_run, "CHECKPOINT", 0.0)
+    began = time.monotonic()
     looks = iter([False, False, False, True])
     monkeypatch.setattr(exact_run, "out_of_time", lambda: next(looks, False))
     with pytest.raises(OutOfTime):
@@ -190,6 +224,7 @@ def test_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     for name in whole[1].keys() - {"seconds"}:
         np.testing.assert_array_equal(again[1][name], whole[1][name])
     assert np.all(np.diff(again[1]["seconds"]) > 0)
+    assert again[1]["seconds"][-1] < time.monotonic() - began  # of both parts, nothing else
     other = integrator(f, data, step_size=0.02, engine="flow", **shared)
     with pytest.raises(checkpoints.CheckpointError, match="other settings"):
         other(params, **settings)
