@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterlin.gradient_flow import ASPECT, blocked_qr, thin_svd
+from iterlin.decomposition import ASPECT, blocked_qr, thin_svd
 from problems import with_singular_values
 
 SHAPES = [(5, 5), (3, 8), (8, 3), (3, 200), (200, 3), (1, 40), (2, 2 * ASPECT), (2, 2 * ASPECT + 1)]

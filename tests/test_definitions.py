@@ -531,7 +531,7 @@ def mutate(node):
         node.ops[0] = ast.Gt() if isinstance(node.ops[0], ast.Lt) else ast.Lt()
 
 
-MUTATED = ("gauss_newton.py", "gradient_flow.py", "networks/convolution.py", "infinite_width.py")
+MUTATED = ("gauss_newton.py", "spectral_filters.py", "networks/convolution.py", "infinite_width.py")
 
 
 @given(st.data())

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from iterlin import gradient_flow, kept_ntk, losses
+from iterlin import flow_filter, gradient_flow, kept_ntk, losses
 from iterlin.exact import linear_model
 from iterlin.exact.flow import Objective, advance, begin, max_stages
 
@@ -75,7 +75,7 @@ def test_is_the_closed_form_for_the_squared_loss_with_a_penalty():
     found = flow_for(objective, time, 1e-8)
     modes = gradient_flow.eigenmodes(f, params, x, y)
     rates = modes.eigenvalues + 2 * penalty
-    expected = modes.displaced(gradient_flow.flow_filter(rates, time))
+    expected = modes.displaced(flow_filter(rates, time))
     moved = objective.model.displacement(found.coordinates)
     total = jax.tree.map(jnp.add, params, moved)
     np.testing.assert_allclose(problems.flat(total), problems.flat(expected), atol=1e-5)

@@ -59,21 +59,21 @@ MUTANTS = (
     ),
     Mutant(
         "one step too many",
-        "gradient_flow",
+        "spectral_filters",
         "return float(num_steps), num_steps % 2 == 1",
         "return float(num_steps + 1), num_steps % 2 == 0",
         ("test_gradient_flow.py", "filters_at_their_limits"),
     ),
     Mutant(
         "step size left out",
-        "gradient_flow",
+        "spectral_filters",
         "x = step_size * safe",
         "x = safe",
         ("test_gradient_flow.py", "filters_at_their_limits"),
     ),
     Mutant(
         "no limit at a zero eigenvalue",
-        "gradient_flow",
+        "spectral_filters",
         "return jnp.where(eigenvalues > 0, -jnp.expm1(-safe * time) / safe, at_zero)",
         "return -jnp.expm1(-eigenvalues * time) / eigenvalues",
         ("test_gradient_flow.py", "filters_at_their_limits"),
@@ -122,7 +122,7 @@ MUTANTS = (
     ),
     Mutant(
         "damping squared",
-        "gradient_flow",
+        "spectral_filters",
         "total = eigenvalues + damping",
         "total = eigenvalues + damping**2",
         ("test_gradient_flow.py", "filters_at_their_limits"),

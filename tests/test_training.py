@@ -574,6 +574,7 @@ def test_the_jacobian_of_the_anchor_is_what_moves_the_parameters():
     [
         ({"test": 1}, "watch must be a Watch"),
         (Watch({"test": 3}), "the set 'test' of watch must be inputs and targets"),
+        (Watch(sets=None), "sets of watch must be named"),
         (Watch(metrics={"accuracy": 3}), "the metric 'accuracy' of watch must be a function"),
         (
             Watch({"test": (jnp.ones((0, 3)), jnp.ones((0, 2)))}),

@@ -9,10 +9,7 @@ from iterlin.exact.integrate import integrate
 from iterlin.features import alignment
 from iterlin.gauss_newton import gauss_newton, iterative_linearization
 from iterlin.gradient_flow import (
-    damping_filter,
-    descent_filter,
     eigenmodes,
-    flow_filter,
     linearized_gradient_descent,
     linearized_gradient_flow,
     steps_for_tolerance,
@@ -35,6 +32,7 @@ from iterlin.prediction import predict
 from iterlin.runtime.slices import in_slices
 from iterlin.schedules import every, never, when, when_solved
 from iterlin.sharded import sharded_ntk
+from iterlin.spectral_filters import damping_filter, descent_filter, flow_filter
 from iterlin.timed import for_time
 from iterlin.training import train, train_sweep
 from iterlin.watching import Watch

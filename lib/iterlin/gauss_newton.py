@@ -14,11 +14,12 @@ from jaxtyping import Array, PyTree
 
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.curvature.truncated_gauss_newton import truncated_gauss_newton
-from iterlin.gradient_flow import MOST_STEPS, eigenmodes
+from iterlin.gradient_flow import eigenmodes
 from iterlin.iteration import Solution, Status, iterate, prepare
 from iterlin.linearization import Network, jacobian, require_independent
 from iterlin.parameters import Trainable
 from iterlin.runtime.precision import full_precision
+from iterlin.spectral_filters import MOST_STEPS
 from iterlin.validation import (
     factorable,
     is_traced,

@@ -1,14 +1,9 @@
 """Training the linearised model exactly: every time and every K from one decomposition.
 
 With f(theta) = f_s + J (theta - theta_s), z = f_s - y, loss 1/2 ||f - y||^2 (a sum, not divided by
-N) and J = U S V^T of any rank, each way of training moves theta_s by -V S g(S^2) U^T z:
-
-    gradient flow for a time t        g(l) = (1 - exp(-l t)) / l
-    K gradient steps of size eta      g(l) = (1 - (1 - eta l)^K) / l
-    damping lambda (eq. 10)           g(l) = 1 / (l + lambda)
-
-so K steps cost what one step costs. This is Lemma 3.2.1 for every rank. A mean loss divides l and
-z by N: scale eta (or t) by 1/N instead.
+N) and J = U S V^T of any rank, each way of training moves theta_s by -V S g(S^2) U^T z, g a filter
+of `spectral_filters`: K steps cost what one step costs. This is Lemma 3.2.1 for every rank. A mean
+loss divides l and z by N: scale eta (or t) by 1/N instead.
 """
 
 import math
@@ -20,10 +15,19 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from iterlin.decomposition import thin_svd
 from iterlin.linearization import Network, jacobian, jacobian_products, output_shape, tree_sub
 from iterlin.ntk import ntk_matrix
 from iterlin.parameters import Trainable, bound, join, split
 from iterlin.runtime.precision import full_precision
+from iterlin.spectral_filters import (
+    MOST_STEPS,
+    damping_filter,
+    descent_filter,
+    flow_filter,
+    log_contraction,
+    steps_and_parity,
+)
 from iterlin.validation import (
     factorable,
     finite,
@@ -34,67 +38,6 @@ from iterlin.validation import (
     same_shape,
     whole_number,
 )
-
-# Below this ratio of the sides LAPACK's own reduction is as fast; above it, its QR of the long
-# side goes through memory once a column.
-ASPECT = 16
-# Numbers of steps beyond are no floating point numbers.
-MOST_STEPS = 1e308
-
-
-def flow_filter(eigenvalues: Float[Array, " R"], time) -> Float[Array, " R"]:
-    """(1 - exp(-l t)) / l, with its limits t at l = 0 and 1/l at t = infinity (0 if l = 0 too).
-
-    >>> print(il.flow_filter(jnp.array([0.0, 1.0, 100.0]), 2.0).round(3))
-    [2.    0.865 0.01 ]
-    """
-    safe = jnp.where(eigenvalues > 0, eigenvalues, 1)
-    # At l = 0 the filter is t; at t = infinity no motion is meant there (pseudo-inverse).
-    at_zero = jnp.where(jnp.isinf(time), 0.0, time)
-    return jnp.where(eigenvalues > 0, -jnp.expm1(-safe * time) / safe, at_zero)
-
-
-def descent_filter(eigenvalues: Float[Array, " R"], step_size, num_steps) -> Float[Array, " R"]:
-    """(1 - (1 - eta l)^K) / l, with its limit eta K at l = 0 (0 at K = infinity).
-
-    The power is taken through log1p, so that it is right for eta l near 0 (K up to 1e12 and
-    beyond), at eta l = 1 (0) and between 1 and 2 (sign by the parity of K). Beyond 2 it overflows,
-    as the iteration does.
-
-    >>> print(il.descent_filter(jnp.array([0.0, 1.0, 100.0]), 0.01, 200).round(3))
-    [2.    0.866 0.01 ]
-    """
-    safe = jnp.where(eigenvalues > 0, eigenvalues, 1)
-    x = step_size * safe
-    steps, odd = _steps_and_parity(num_steps)
-    below = -jnp.expm1(steps * jnp.log1p(-jnp.where(x < 1, x, 0)))
-    logarithm = steps * jnp.log(jnp.where(x > 1, x - 1, 1))
-    beyond = jnp.where(odd, 1 + jnp.exp(logarithm), -jnp.expm1(logarithm))
-    power = jnp.where(x < 1, below, jnp.where(x > 1, beyond, 1))
-    at_zero = jnp.where(jnp.isinf(steps), 0.0, step_size * steps)
-    return jnp.where(eigenvalues > 0, power / safe, at_zero)
-
-
-def damping_filter(eigenvalues: Float[Array, " R"], damping) -> Float[Array, " R"]:
-    """1 / (l + lambda), and 0 where both vanish (pseudo-inverse: the minimum-norm step).
-
-    >>> print(il.damping_filter(jnp.array([0.0, 1.0, 3.0]), 1.0))
-    [1.   0.5  0.25]
-    """
-    total = eigenvalues + damping
-    return jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
-
-
-def _log_contraction(x):
-    """log |1 - x|, right to rounding however small x is (-infinity at 1)."""
-    return jnp.where(x < 1, jnp.log1p(-jnp.where(x < 1, x, 0)), jnp.log(jnp.where(x < 1, 1, x - 1)))
-
-
-def _steps_and_parity(num_steps):
-    # A Python integer keeps its parity however large; a traced one is exact as far as its type is.
-    if isinstance(num_steps, int):
-        return float(num_steps), num_steps % 2 == 1
-    return num_steps * 1.0, jnp.mod(num_steps, 2) == 1
 
 
 class Eigenmodes(NamedTuple):
@@ -144,10 +87,10 @@ class Eigenmodes(NamedTuple):
         positive("step_size", step_size)
         if np.ndim(num_steps) == 0:
             whole_number("num_steps", num_steps, below=MOST_STEPS)
-        steps, _ = _steps_and_parity(num_steps)
+        steps, _ = steps_and_parity(num_steps)
         weights = (self.singular_values * self.coefficients) ** 2
         total = jnp.sum(weights)
-        contraction = jnp.exp(2 * steps * _log_contraction(step_size * self.eigenvalues))
+        contraction = jnp.exp(2 * steps * log_contraction(step_size * self.eigenvalues))
         return jnp.where(
             total > 0, jnp.sqrt(jnp.sum(weights * contraction) / jnp.where(total > 0, total, 1)), 0
         )
@@ -305,7 +248,7 @@ def worst_case_steps(modes: Eigenmodes, *, step_size: float, beta: float) -> int
     open_unit("beta", beta)
     _stable(modes, step_size)
     moving = modes.eigenvalues[modes.eigenvalues > 0]
-    slowest = float(jnp.max(_log_contraction(step_size * moving), initial=-jnp.inf))
+    slowest = float(jnp.max(log_contraction(step_size * moving), initial=-jnp.inf))
     return max(1, math.ceil(math.log(beta) / slowest))
 
 
@@ -315,33 +258,3 @@ def _stable(modes, step_size) -> None:
     limit = 2 / largest if largest > 0 else math.inf
     if not step_size < limit:
         raise ValueError(f"step_size must be below 2 / lambda_max = {limit:.3g}, got {step_size!r}")
-
-
-def thin_svd(matrix: Float[Array, "M N"]) -> tuple[Array, Array, Array]:
-    """U (M, R), s (R,), V^T (R, N) with R = min(M, N), as `jnp.linalg.svd(full_matrices=False)`.
-
-    Long matrices are first reduced by a blocked QR (TSQR: Demmel, Grigori, Hoemmen & Langou 2012),
-    which keeps Householder's accuracy: nothing is squared, so singular values are right to
-    eps s_max.
-    """
-    rows, columns = matrix.shape
-    if rows < columns:
-        left, values, right = thin_svd(matrix.T)
-        return right.T, values, left.T
-    if rows < ASPECT * columns:
-        return jnp.linalg.svd(matrix, full_matrices=False)
-    q, r = blocked_qr(matrix)
-    left, values, right = jnp.linalg.svd(r)
-    return q @ left, values, right
-
-
-def blocked_qr(matrix: Float[Array, "M N"]) -> tuple[Array, Array]:
-    """Q (M, N), R (N, N) of a tall matrix: QR of blocks that stay in cache, then of their R's."""
-    rows, columns = matrix.shape
-    block = ASPECT * columns
-    count = -(-rows // block)
-    padded = jnp.pad(matrix, ((0, count * block - rows), (0, 0)))
-    q, r = jnp.linalg.qr(padded.reshape(count, block, columns))
-    q_outer, r_outer = jnp.linalg.qr(r.reshape(count * columns, columns))
-    q = q @ q_outer.reshape(count, columns, columns)
-    return q.reshape(count * block, columns)[:rows], r_outer

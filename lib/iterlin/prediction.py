@@ -1,7 +1,7 @@
 """Predictions of the trained linearised network from kernels alone, without its parameters.
 
 Training theta by gradient flow on 1/2 ||f_lin - y||^2 + damping/2 ||theta - theta_s||^2 moves the
-outputs on other inputs by K_td g(K_dd) (y - f_s), with the filter g of `gradient_flow`: the
+outputs on other inputs by K_td g(K_dd) (y - f_s), with the filter g of `spectral_filters`: the
 kernels say all there is to know (Jacot et al. 2018; Lee et al. 2019). Any kernel serves, such as
 that of an infinitely wide network (`infinite_width`).
 """
@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from iterlin.gradient_flow import MOST_STEPS, descent_filter, flow_filter
 from iterlin.ntk import kernel_matrix
 from iterlin.runtime.precision import full_precision
+from iterlin.spectral_filters import MOST_STEPS, descent_filter, flow_filter
 from iterlin.validation import (
     factorable,
     is_traced,

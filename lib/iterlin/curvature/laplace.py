@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PyTree
 
 from iterlin import examples
 from iterlin.curvature.products import loss_blocks, require_function
-from iterlin.gradient_flow import ASPECT, thin_svd
+from iterlin.decomposition import ASPECT, thin_svd
 from iterlin.krylov import dot
 from iterlin.linearization import (
     Network,

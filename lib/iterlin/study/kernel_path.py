@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from iterlin.gradient_flow import flow_filter
 from iterlin.linearization import Network, output_shape, tree_add
 from iterlin.networks.scaled import centred
 from iterlin.ntk import kernel_alignment, kernel_drift, ntk_matrix
+from iterlin.spectral_filters import flow_filter
 from iterlin.validation import positive_integer, same_shape
 
 # A linear problem ends where its own loss is this share of the target: so the network can reach it.
