@@ -73,14 +73,16 @@ def test_exact_engines_are_the_steps_to_rounding(engine, loss, penalty):
 
 @pytest.mark.parametrize("engine", ["function_space", "kept_steps"])
 @pytest.mark.parametrize("period", [PERIOD, 5])
-def test_a_target_loss_ends_a_run_at_the_linearisation_that_sees_it(engine, period):
+@pytest.mark.parametrize("reached_at", [7, 20])  # between two linearisations, and at one
+def test_a_target_loss_ends_a_run_at_the_linearisation_that_sees_it(engine, period, reached_at):
     problem, settings = setting(schedule=schedules.every(period))
     _, history = by_steps(problem, settings | {"evaluate": {"train": problem[2]}})
-    settings["target_loss"] = float(history["train_loss"][EVAL_STEPS.index(20)]) + 1e-9
+    settings["target_loss"] = float(history["train_loss"][EVAL_STEPS.index(reached_at)]) + 1e-9
     state, _ = found = integrate(*problem, step_size=STEP_SIZE, engine=engine, **settings)
     expected = by_steps(problem, settings)
     assert_same(found, expected, 1e-10)
-    assert int(state.converged_at) == int(expected[0].converged_at) > 0
+    assert int(state.converged_at) == int(expected[0].converged_at)
+    assert int(state.converged_at) == -(-reached_at // period) * period
     settings["target_loss"] = 100.0  # from the start
     state, _ = integrate(*problem, step_size=STEP_SIZE, engine=engine, **settings)
     assert int(state.converged_at) == 0

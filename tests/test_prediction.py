@@ -92,6 +92,13 @@ def test_a_singular_kernel_is_inverted_on_its_range():
     np.testing.assert_allclose(predict(kernel_dd, y, kernel_td), expected, atol=1e-10)
 
 
+def test_the_end_of_a_damped_run_is_kernel_ridge_regression_at_any_rank():
+    """Whatever the kernel between test and training inputs, which need not vanish where K_dd does."""
+    kernel_dd, kernel_td = jnp.diag(jnp.array([2.0, 0.0])), jnp.array([[1.0, 1.0]])
+    found = predict(kernel_dd, jnp.array([1.0, 3.0]), kernel_td, damping=0.5)
+    np.testing.assert_allclose(found, [1 / 2.5 + 3 / 0.5], rtol=1e-12)
+
+
 def test_one_kernel_for_all_outputs_is_the_full_one_with_nothing_between_them():
     kernel_dd, kernel_td = gram(4, 3, 6, 1)
     y = jnp.asarray(np.random.default_rng(2).normal(size=(4, 2, 3)))
