@@ -1,6 +1,7 @@
 """The thin decomposition of long matrices is right, also where they are ill-conditioned."""
 
 import drawn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -59,3 +60,11 @@ def test_blocked_qr(shape, seed):
     np.testing.assert_allclose(q @ r, matrix, atol=1e-13)
     np.testing.assert_allclose(q.T @ q, np.eye(columns), atol=1e-13)
     np.testing.assert_array_equal(np.tril(r, -1), 0)
+
+
+def test_blocked_qr_takes_the_memory_of_its_matrix():
+    """Padded to whole blocks: no array of the program is larger by more than one of them."""
+    rows, columns = 10 * ASPECT * 3 + 1, 3
+    program = jax.make_jaxpr(blocked_qr)(jnp.ones((rows, columns)))
+    sizes = [v.aval.size for equation in program.eqns for v in equation.outvars]
+    assert max(sizes) <= (rows + ASPECT * columns) * columns

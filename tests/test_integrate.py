@@ -221,7 +221,9 @@ def test_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(exact_run, "out_of_time", lambda: next(looks, False))
     with pytest.raises(OutOfTime):
         run(params, **settings)
+    kept = settings["checkpoint"].read_bytes()
     again = run(params, **settings)
+    assert settings["checkpoint"].read_bytes() != kept
     np.testing.assert_array_equal(problems.flat(again[0].params), problems.flat(whole[0].params))
     for name in whole[1].keys() - {"seconds"}:
         np.testing.assert_array_equal(again[1][name], whole[1][name])
