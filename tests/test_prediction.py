@@ -93,7 +93,7 @@ def test_a_singular_kernel_is_inverted_on_its_range():
 
 
 def test_the_end_of_a_damped_run_is_kernel_ridge_regression_at_any_rank():
-    """Whatever the kernel between test and training inputs, which need not vanish where K_dd does."""
+    """Whatever the kernel to the test inputs, which need not vanish where K_dd does."""
     kernel_dd, kernel_td = jnp.diag(jnp.array([2.0, 0.0])), jnp.array([[1.0, 1.0]])
     found = predict(kernel_dd, jnp.array([1.0, 3.0]), kernel_td, damping=0.5)
     np.testing.assert_allclose(found, [1 / 2.5 + 3 / 0.5], rtol=1e-12)
