@@ -553,6 +553,12 @@ def test_statistics_among_the_parameters_are_warned_of():
     state = nnx.state(NNX(True, 0, nnx.Rngs(0)))
     with pytest.warns(UserWarning, match=r"norms/0/mean.*from_nnx"):
         warn_of_statistics(state)
+    for count, listed in (
+        (4, r"\(batch_stats/0, .*batch_stats/3\)"),
+        (5, r"batch_stats/3, \.\.\.\)"),
+    ):
+        with pytest.warns(UserWarning, match=listed):
+            warn_of_statistics({"batch_stats": [jnp.ones(2)] * count})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_statistics({**variables, "batch_stats": None})

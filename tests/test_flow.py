@@ -8,7 +8,7 @@ import problems
 import pytest
 from iterlin import flow_filter, gradient_flow, kept_ntk, losses
 from iterlin.exact import linear_model
-from iterlin.exact.flow import Objective, advance, begin, max_stages
+from iterlin.exact.flow import REACH, Objective, _stages, advance, begin, max_stages
 
 MEAN_CROSS_ENTROPY = losses.mean(losses.cross_entropy)
 
@@ -124,6 +124,21 @@ def test_costs_about_the_cube_root_of_the_time_where_steps_cost_the_time():
     steps = 1e4 * curvature / 2  # of the largest size that is stable
     assert spent[1] < 10 * spent[0]
     assert spent[1] < steps / 10
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 7, 20, 100])
+def test_a_step_is_stable_as_far_as_it_is_said_to_reach(stages):
+    """And hardly farther: Verwer, Hundsdorfer & Sommeijer (1990)."""
+    reach = REACH * (stages**2 - 1)
+    for times, stable in ((1.0, True), (1.25, False)):
+        rates = jnp.linspace(1e-3, times * reach, 2000)
+        model = linear_model.from_products(
+            lambda p, x: (p * x)[:, None], jnp.zeros(2000), jnp.sqrt(rates)
+        )
+        ones = jnp.ones((2000, 1))
+        objective = Objective(model, losses.squared_error, ones)
+        _, image = _stages(objective, begin(objective), jnp.asarray(1.0), jnp.asarray(stages))
+        assert bool(jnp.all(jnp.abs(ones - image) < 1)) == stable
 
 
 def test_stages_are_limited_by_rounding():

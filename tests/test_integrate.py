@@ -285,6 +285,21 @@ def test_what_is_not_finite_ends_the_run_as_diverged(engine):
     assert np.isfinite(problems.flat(state.params)).all()
 
 
+def test_a_schedule_may_look_at_solved_where_nothing_is_ever_solved():
+    """Without a rule that solves, how it looks is no reason to follow it step by step."""
+
+    def schedule(step, state):
+        return ~state.solved & (step % PERIOD == 0)
+
+    problem, settings = setting(schedule=schedule)
+    found = integrate(*problem, step_size=STEP_SIZE, engine="function_space", **settings)
+    assert_same(found, by_steps(problem, settings), 1e-10)
+    with pytest.raises(ValueError, match="looks at `solved` in another way"):
+        integrate(
+            *problem, step_size=STEP_SIZE, engine="function_space", solved=Solved(5), **settings
+        )
+
+
 def moved_far(step, state):
     """A schedule that looks where training has led."""
     distance = optax.tree.norm(jax.tree.map(jnp.subtract, state.params, state.anchor))

@@ -79,6 +79,15 @@ def test_bootstrap_is_a_function_of_its_samples_and_pairs_them():
     assert interval.lower < 1 < interval.upper or abs(interval.estimate - 1) < 0.01
 
 
+def test_bootstrap_of_a_mean_ends_where_normal_tails_do():
+    sample = np.random.default_rng(4).normal(size=200)
+    for confidence, deviations in ((0.95, 1.96), (0.5, 0.674)):
+        interval = bootstrap_interval(np.mean, sample, confidence=confidence)
+        error = np.std(sample) / np.sqrt(200)
+        limits = (interval.lower - interval.estimate, interval.upper - interval.estimate)
+        np.testing.assert_allclose(limits, np.outer([-1, 1], deviations * error)[:, 0], rtol=0.1)
+
+
 @pytest.mark.parametrize(("true", "count"), [(0, 3), (3, 3), (1, 9), (6, 6), (17, 40)])
 def test_exact_share_is_that_of_the_binomial_test(true, count):
     outcomes = np.zeros((count, 1))

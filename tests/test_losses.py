@@ -115,3 +115,11 @@ def test_a_gradient_in_slices_is_that_of_all_examples(loss, size):
     found = losses.loss_over_slices(slope, loss, size, x, y)
     by_hand = np.sum((0.3 * x - y) * x) / (5 if isinstance(loss, losses.Mean) else 1)
     np.testing.assert_allclose(found, by_hand, rtol=1e-12)
+
+
+def test_accuracy_counts_the_labels_of_all_tokens():
+    outputs = jax.nn.one_hot(jnp.asarray([[0, 1, 2, 1], [2, 2, 0, 0]]), 3)
+    labels = jnp.asarray([[0, 1, 0, 1], [2, 1, 0, 0]])
+    assert float(losses.accuracy(outputs, labels)) == 6 / 8
+    with pytest.raises(ValueError, match="targets must be 2 x 4 labels, got shape"):
+        bare(losses.accuracy)(outputs, labels[:, 0])

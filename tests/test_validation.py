@@ -170,3 +170,13 @@ def test_keys():
     for value in (3, None, jax.random.split(jax.random.key(0)), np.array([1.0, 2.0])):
         with pytest.raises(ValueError, match=r"key must be a random key, as jax.random.key"):
             validation.random_key("key", value)
+
+
+def test_a_leaf_of_another_shape_is_told_by_its_place():
+    model = {"w": [jnp.ones((2, 3)), jnp.ones(3)]}
+    validation.like("prior_mean", {"w": [np.zeros((2, 3)), np.zeros(3)]}, model)
+    with pytest.raises(ValueError, match="prior_mean must be a pytree of structure"):
+        validation.like("prior_mean", {"w": [np.zeros((2, 3))]}, model)
+    message = r"^prior_mean\['w'\]\[1\] must have shape \(3,\), got \(2,\)$"
+    with pytest.raises(ValueError, match=message):
+        validation.like("prior_mean", {"w": [np.zeros((2, 3)), np.zeros(2)]}, model)
