@@ -126,6 +126,21 @@ def test_costs_about_the_cube_root_of_the_time_where_steps_cost_the_time():
     assert spent[1] < steps / 10
 
 
+@pytest.mark.parametrize("offset", [100.0, -100.0])
+def test_the_tolerance_is_relative_to_the_outputs(offset):
+    """Outputs of size 100 take as many products as those of size 1 at 100 times the tolerance."""
+    f, params, x, y = problems.network((3, 6, 4), examples=12)
+
+    def flow_from(shift, tolerance):
+        model = linear_model.from_products(lambda p, x: f(p, x) + shift, params, x)
+        objective = Objective(model, losses.mean(losses.squared_error), y + shift)
+        return flow_for(objective, 1e3, tolerance)
+
+    found, expected = flow_from(offset, 1e-5), flow_from(0.0, 1e-3)
+    assert float(found.time) == 1e3
+    assert int(found.evaluations) == pytest.approx(int(expected.evaluations), rel=0.02)
+
+
 @pytest.mark.parametrize("stages", [2, 3, 4, 7, 20, 100])
 def test_a_step_is_stable_as_far_as_it_is_said_to_reach(stages):
     """And hardly farther: Verwer, Hundsdorfer & Sommeijer (1990)."""

@@ -334,6 +334,16 @@ def test_refuses_bad_input_by_name(changes, message):
         integrate(*problem, **arguments)
 
 
+def test_a_closed_form_does_not_look_for_when_a_problem_is_solved():
+    problem, settings = setting(
+        SQUARED,
+        schedule=schedules.when_solved(30),
+        solved=Solved(5, accuracy=None, gradient=0.1),
+    )
+    with pytest.raises(ValueError, match="'closed_form' does not look for when"):
+        integrate(*problem, step_size=STEP_SIZE, engine="closed_form", **settings)
+
+
 def test_auto_follows_a_schedule_that_looks_at_parameters_step_by_step():
     problem, settings = setting(schedule=moved_far)
     found = integrate(*problem, step_size=STEP_SIZE, **settings)

@@ -642,6 +642,22 @@ def test_a_period_of_a_fixed_time(loss):
         assert np.all(np.diff(proxy[first + 1 : last + 1]) <= 1e-12)
 
 
+def test_where_nothing_curves_a_period_has_one_step():
+    rule = timed.for_time(2.0)
+    state, history = run(
+        lambda p, x: jnp.zeros((len(x), CLASSES)) + 0 * p["w"].sum(),
+        {"w": jnp.ones(2)},
+        (X, LABELS),
+        loss=ENTROPY,
+        optimizer=rule.optimizer,
+        schedule=rule.schedule,
+        num_steps=3,
+        watch=il.Watch(observe=lambda s: {"step_size": s.optimizer_state.step_size}),
+    )
+    assert int(state.updates) == 2
+    np.testing.assert_array_equal(history["step_size"][-1], 2.0)
+
+
 def test_a_fixed_time_needs_a_known_curvature():
     rule = timed.for_time(1.0)
     with pytest.raises(ValueError, match=r"no bound on the curvature of .*: take a fixed"):
