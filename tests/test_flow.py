@@ -126,6 +126,22 @@ def test_costs_about_the_cube_root_of_the_time_where_steps_cost_the_time():
     assert spent[1] < steps / 10
 
 
+def test_evaluations_are_the_products_that_were_taken():
+    objective, *_ = objective_of()
+    model, taken = objective.model, []
+
+    def counted(v):
+        jax.debug.callback(lambda: taken.append(1))
+        return model.push(v)
+
+    counting = objective._replace(model=model._replace(push=counted))
+    flow = flow_for(counting, 100.0)
+    jax.effects_barrier()
+    assert int(flow.evaluations) == len(taken)
+    taken.clear()
+    assert int(begin(counting, flow).evaluations) == len(taken) < 10
+
+
 @pytest.mark.parametrize("offset", [100.0, -100.0])
 def test_the_tolerance_is_relative_to_the_outputs(offset):
     """Outputs of size 100 take as many products as those of size 1 at 100 times the tolerance."""

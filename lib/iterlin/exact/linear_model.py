@@ -1,10 +1,10 @@
 """The linearised model on its training examples, as what training it needs: products with J J^T.
 
 Training moves the parameters by -J^T a for some a, one number for each output of each example:
-(N, ...), like the outputs. So
-every first or second order method needs one operation, g -> (J^T g, J J^T g), and it comes in two
-forms: with the kernel J J^T kept, where J^T g is left unformed and stands as g itself
-(function space), and by Jacobian products, where it is a pytree of parameters (parameter space).
+(N, ...), like the outputs. So every first or second order method needs one operation, g -> (J^T g,
+J J^T g), and it comes in two forms: with the kernel J J^T kept, where J^T g is left unformed and
+stands as g itself (function space), and by Jacobian products, where it is a pytree of parameters
+(parameter space).
 """
 
 from collections.abc import Callable
