@@ -208,18 +208,27 @@ def test_solved_stops_where_the_steps_of_train_do():
     assert_same(found, reference, 1e-9)
 
 
-def test_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
+@pytest.mark.parametrize("stopped_by", ["deadline", "crash"])
+def test_goes_on_from_its_checkpoint(tmp_path, monkeypatch, stopped_by):
+    """Written at the deadline, however short ago the last was; and before a crash, now and then."""
     (f, params, data), settings = setting(num_steps=2000, eval_steps=[0, 30, 500, 2000])
     shared = {name: settings.pop(name) for name in ("loss", "evaluate")}
     settings["schedule"], settings["at"] = schedules.every(700), settings.pop("eval_steps")
     run = integrator(f, data, step_size=0.01, engine="flow", **shared)
     whole = run(params, **settings)
     settings["checkpoint"] = tmp_path / "run.npz"
-    monkeypatch.setattr(exact_run, "CHECKPOINT", 0.0)
     began = time.monotonic()
     looks = iter([False, False, False, True])
-    monkeypatch.setattr(exact_run, "out_of_time", lambda: next(looks, False))
-    with pytest.raises(OutOfTime):
+
+    def look():
+        ends = next(looks, False)
+        if ends and stopped_by == "crash":
+            raise KeyboardInterrupt
+        return ends
+
+    monkeypatch.setattr(exact_run, "CHECKPOINT", 0.0 if stopped_by == "crash" else 1e9)
+    monkeypatch.setattr(exact_run, "out_of_time", look)
+    with pytest.raises(KeyboardInterrupt if stopped_by == "crash" else OutOfTime):
         run(params, **settings)
     kept = settings["checkpoint"].read_bytes()
     again = run(params, **settings)
