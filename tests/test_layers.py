@@ -86,8 +86,9 @@ def test_weights_may_be_relaid(name):
         lambda p, x: x @ p["w"] + p["b"][:, None],
         lambda p, x: p["b"][None] * (x @ p["w"]),
         lambda p, x: x @ p["w"] + jnp.broadcast_to(p["b"][:1], 3)[None],
+        lambda p, x: 2.0 / (x @ p["w"]) + p["b"][None],
     ],
-    ids=["product used again", "along positions", "factor", "a part of it"],
+    ids=["product used again", "along positions", "factor", "a part of it", "of its inverse"],
 )
 def test_vector_that_is_no_bias_is_not_taken_for_one(f):
     """With three positions and three features shapes alone do not tell."""
