@@ -117,18 +117,22 @@ def test_tells_a_minimum_from_where_there_is_more_to_gain():
     assert not there(jnp.full_like(right, jnp.nan), jnp.float32)
 
 
-def test_a_step_that_goes_too_far_is_halved_until_it_goes_down():
-    """sqrt(1 + u^2) from u = 3: Newton's own step ends at -27, and the next ones farther still."""
-    start = jnp.full((4, 1), 3.0)
-    model = linear_model.from_products(lambda p, x: p, start, jnp.zeros((4, 1)))
-
-    def loss(outputs, targets):
-        return jnp.sum(jnp.sqrt(1 + outputs**2))
-
+@pytest.mark.parametrize(
+    ("loss", "start"),
+    [
+        (lambda u, y: jnp.sum(jnp.sqrt(1 + u**2)), 3.0),  # Newton's step ends at -27
+        # At 40; an eighth of that step goes down, to where it is steeper than at the start.
+        (lambda u, y: jnp.sum(jnp.exp(u) - u), -3.8),
+    ],
+    ids=["both ways", "steeper"],
+)
+def test_a_step_that_goes_too_far_is_halved_until_it_goes_down(loss, start):
+    params = jnp.full((4, 1), start)
+    model = linear_model.from_products(lambda p, x: p, params, jnp.zeros((4, 1)))
     found = minimize(Objective(model, loss, jnp.zeros((4, 1)), 1e-6), tolerance=1e-8)
     assert float(found.certificate) <= 1e-8
     assert 1 < int(found.newton_steps) < 15
-    np.testing.assert_allclose(start + found.image, 0, atol=1e-4)
+    np.testing.assert_allclose(params + found.image, 0, atol=1e-4)
 
 
 def test_refuses_what_has_no_minimum():
