@@ -275,6 +275,7 @@ def test_times_beyond_what_single_precision_counts_are_arrived_at():
     settings["evaluate"] = {"test": (x, y)}
     state, _ = integrate(f, params, (x, y), step_size=0.01, engine="flow", **settings)
     assert int(state.step) == far
+    assert not bool(state.ended)
     assert problems.flat(state.params).dtype == jnp.float32
 
 
