@@ -243,6 +243,9 @@ def test_goes_on_from_its_checkpoint(tmp_path, monkeypatch, stopped_by):
         other(params, **settings)
     with pytest.raises(checkpoints.CheckpointError, match="other settings"):
         run(params, **settings | {"schedule": schedules.every(701)})
+    aiming = integrator(f, data, step_size=0.01, engine="flow", target_loss=1e-6, **shared)
+    with pytest.raises(checkpoints.CheckpointError, match="other settings"):
+        aiming(params, **settings)
 
 
 def test_runs_of_an_integrator_share_its_programs(monkeypatch):

@@ -55,6 +55,7 @@ def test_steps_are_gradient_descent():
     state, _ = il.train(algorithm, START, (X, Y), schedule=1, num_steps=30, progress=False)
     np.testing.assert_allclose(flat(found.params), flat(state.params), atol=1e-12)
     assert int(found.linearizations) == 30
+    np.testing.assert_allclose(found.error, jnp.mean((f(state.params, X) - Y) ** 2), atol=1e-12)
 
 
 def test_drifts_are_those_of_the_kernels_at_the_anchors():
