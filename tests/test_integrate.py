@@ -382,6 +382,14 @@ def test_an_integrator_looks_where_its_watch_says_unless_told():
         assert history["step"].tolist() == expected
 
 
+def test_steps_tell_how_long_they_took_in_all():
+    problem, settings = setting()
+    began = time.monotonic()
+    _, history = integrate(*problem, step_size=STEP_SIZE, engine="steps", **settings)
+    assert np.isnan(history["seconds"][:-1]).all()
+    assert 0 < history["seconds"][-1] < time.monotonic() - began
+
+
 def test_auto_takes_what_it_estimates_to_be_cheapest(capsys):
     long = 10**7
     problem, settings = setting(
