@@ -54,7 +54,7 @@ LEFT_OUT = {
 }
 # Functions whose arguments may change places, and those where that is noticed by anything.
 SYMMETRIC = {"min", "max", "minimum", "maximum", "multiply", "add", "logical_and", "logical_or"}
-SYMMETRIC |= {"result_type", "promote_types", "join"}  # join: of `parameters`
+SYMMETRIC |= {"result_type", "promote_types", "tree_add", "join"}  # join: of `parameters`
 NOISY = {"isinstance", "getattr", "hasattr", "setattr"}
 SILENT = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
 

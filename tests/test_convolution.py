@@ -233,3 +233,19 @@ def test_bad_convolutions_are_refused(images, kernel, settings, message):
 def test_small_images_are_not_pooled():
     with pytest.raises(ValueError, match="an image of 1 x 4 is too small for 2 x 2 pooling"):
         convolution.max_pool2(jnp.ones((1, 1, 4, 1)))
+
+
+@pytest.mark.parametrize("method", ["direct", "patches"])
+def test_a_pooled_convolution_goes_the_way_that_it_is_told(method):
+    """To the operation: a record's parameter file may say how its numbers were made."""
+    x, kernel = jnp.ones((4, 6, 6, 2)), jnp.ones((3, 3, 2, 8))
+
+    def told(x, kernel):
+        return convolution.conv2d_max_pool2(x, kernel, padding="SAME", method=method)
+
+    def by_parts(x, kernel):
+        convolved = convolution.conv2d(x, kernel, padding="SAME", method=method)
+        return convolution.max_pool2(convolved)
+
+    programs = [str(jax.make_jaxpr(f)(x, kernel).jaxpr) for f in (told, by_parts)]
+    assert programs[0] == programs[1]
