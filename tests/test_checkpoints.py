@@ -34,7 +34,8 @@ def test_what_is_saved_comes_back(tmp_path):
     tree, notes = checkpoints.load(path, TREE, fingerprint="a")
     assert notes == {"taken": 7}
     np.testing.assert_array_equal(tree["params"][0], TREE["params"][0])
-    assert tree["step"].dtype == TREE["step"].dtype
+    for name in ("step", "key"):
+        assert tree[name].dtype == TREE[name].dtype
     np.testing.assert_array_equal(
         jax.random.normal(tree["key"], (3,)), jax.random.normal(TREE["key"], (3,))
     )

@@ -642,6 +642,12 @@ def test_a_period_of_a_fixed_time(loss):
         assert np.all(np.diff(proxy[first + 1 : last + 1]) <= 1e-12)
 
 
+@pytest.mark.parametrize(("count", "listed"), [(8, "6, 7$"), (9, r"6, 7, \.\.\.$")])
+def test_of_what_could_be_trained_eight_leaves_are_listed(count, listed):
+    with pytest.raises(ValueError, match=f"no floating point leaf to train, of 0, 1, .*{listed}"):
+        parameters.split([jnp.ones(2)] * count, lambda name: False)
+
+
 def test_where_nothing_curves_a_period_has_one_step():
     rule = timed.for_time(2.0)
     state, history = run(
