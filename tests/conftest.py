@@ -1,7 +1,8 @@
 """float64, checked array shapes and no silent broadcasting for every test; Hypothesis repeats.
 
-What `pytest --nightly` adds: the tests marked `nightly`, truly random examples, and XLA's
-optimisations also where a test compares numbers with an oracle (`UNOPTIMIZED`).
+What `pytest --nightly` adds: the tests marked `nightly`, truly random examples, XLA's code
+generator of today (`compiled.quickly`), and its optimisations also where a test compares numbers
+with an oracle (`UNOPTIMIZED`).
 """
 
 import signal
@@ -10,6 +11,7 @@ import jax
 import matplotlib
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from iterlin_book import compiled
 from jaxtyping import install_import_hook
 from pictures import pytest_collectstart  # noqa: F401  (a hook)
 
@@ -90,6 +92,8 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "optimized: is about what XLA makes of a program")
     if config.option.nightly:
         settings.load_profile(MANY)
+    else:
+        compiled.quickly()
 
 
 def pytest_collection_modifyitems(config, items):

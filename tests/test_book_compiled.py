@@ -1,6 +1,7 @@
 """What is left of a program that JAX was writing is dropped, and no page shows its warning."""
 
 import os
+import re
 import subprocess
 import sys
 import zlib
@@ -91,3 +92,36 @@ def test_filters_of_the_caller_are_kept(tmp_path):
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"error,{compiled.QUIET}"
+
+
+SHOWS_FLAGS = """import os
+print(*sorted(os.environ["XLA_FLAGS"].split()), sep="\\n")"""
+
+
+def test_pages_of_the_quick_tier_alone_compile_quickly(book, monkeypatch):
+    """Only they: the programs are slower, and records keep the bits that they have."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_parallel_codegen_split_count=2")
+    page = book / "book" / "other.md"
+    page.write_text(toy_book.HEADER + f"\n# Flags\n\n```{{code-cell}} python\n{SHOWS_FLAGS}\n```\n")
+    (book / "book" / "other.gpu.yml").write_text("{}\n")
+
+    def shown(*tier):
+        assert toy_book.run(book, "execute", "other", *tier).returncode == 0
+        (path,) = (book / "_build").glob("executed-gpu/other.*" if tier else "executed/other.*")
+        return set(re.findall(r"--xla[a-z_]*=\w+", path.read_text()))
+
+    scheduler = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+    asked = "--xla_cpu_parallel_codegen_split_count=2"  # what is set stays as it is
+    assert shown() == {scheduler, asked, "--xla_cpu_use_fusion_emitters=false"}
+    assert shown("--tier", "gpu") == {scheduler, asked}
+
+
+def test_a_version_that_may_not_know_the_flags_is_left_alone(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(compiled.metadata, "version", lambda name: "0.11.0")
+    compiled.quickly()
+    assert os.environ["XLA_FLAGS"] == ""
+    monkeypatch.setattr(compiled.metadata, "version", lambda name: "0.10.2")
+    compiled.quickly()
+    compiled.quickly()
+    assert len(os.environ["XLA_FLAGS"].split()) == 2

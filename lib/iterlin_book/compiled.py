@@ -6,6 +6,7 @@ off stays: every later process that asks for it warns, compiles anew, and throws
 
 import os
 import sys
+from importlib import metadata
 from pathlib import Path
 
 # Python's filters are separated by commas and match the beginning of a message. Whoever reads what
@@ -14,6 +15,10 @@ QUIET = ",".join(
     f"ignore:Error {doing} persistent compilation cache entry:UserWarning"
     for doing in ("reading", "writing")
 )
+# Half the time of a page at the quick tier, and of a test, goes into compiling. XLA's earlier code
+# generator, in one piece, takes two thirds of what today's takes; its programs are slower.
+_QUICKER = ("--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1")
+_KNOWN_TO = "0.10."  # versions of jaxlib: another may end at a flag that it does not know
 _CHECKED = ".checked"
 _MARGIN = 2  # seconds: what file systems round times to
 
@@ -25,6 +30,21 @@ def keep(root):
     filters = os.environ.get("PYTHONWARNINGS", "")
     if QUIET not in filters:
         os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (filters, QUIET)))
+
+
+def quickly():
+    """Let processes that are started from here on, and this one before it has compiled anything,
+    compile in less time, where the jaxlib that is installed is known to understand."""
+    if metadata.version("jaxlib").startswith(_KNOWN_TO):
+        add_flags(*_QUICKER)
+
+
+def add_flags(*flags):
+    """To XLA_FLAGS, each unless it is set there already."""
+    given = os.environ.get("XLA_FLAGS", "").split()
+    names = {flag.partition("=")[0] for flag in given}
+    new = [flag for flag in flags if flag.partition("=")[0] not in names]
+    os.environ["XLA_FLAGS"] = " ".join([*given, *new])
 
 
 def folder(root):

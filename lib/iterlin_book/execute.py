@@ -27,7 +27,7 @@ _TRACEBACK_LINES = 16
 _OUT_OF_TIME = "OutOfTime"
 # With this scheduler jaxlib 0.10.2 can wait for ever on two cores, when a vmapped program has
 # several decompositions that do not depend on each other.
-_XLA_FLAG = "--xla_cpu_enable_concurrency_optimized_scheduler"
+_SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
 
 class Echo:
@@ -72,8 +72,11 @@ def execute(root, page, tier, expected=None):
     require_same(page, digest, expected)
     partial = partial_path(root, page, tier)
     started = time.monotonic()
-    # A build of the book runs pages that print nothing but warnings; those end up on the page.
-    echo = None if tier == pages.QUICK else Echo(page)
+    echo = Echo(page)
+    if tier == pages.QUICK:
+        # A build of the book runs pages that print nothing but warnings; those end up on the page.
+        echo = None
+        compiled.quickly()
     executed = run(root, page, notebook, values, partial, echo)
     seconds = round(time.monotonic() - started, 1)
     require_same(page, prepare(root, page, tier)[2], digest)
@@ -132,9 +135,7 @@ def run(root, page, notebook, values, partial, echo):
     if echo:
         os.environ.setdefault("ITERLIN_PROGRESS", "1")  # lines now and then
     compiled.keep(root)
-    flags = os.environ.get("XLA_FLAGS", "")
-    if _XLA_FLAG not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {_XLA_FLAG}=false".strip()
+    compiled.add_flags(_SCHEDULER)
     try:
         return papermill.execute_notebook(
             notebook,

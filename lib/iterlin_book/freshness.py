@@ -18,7 +18,7 @@ from iterlin.study import origins, plain_yaml, provenance, syntax
 from iterlin_book import pages
 
 # Raise it when executed notebooks of older versions must not be used any more.
-FORMAT = 2
+FORMAT = 3
 # A page that names this folder shows all recorded runs.
 RESULTS = "data/results"
 PRECISION = "JAX_DEFAULT_MATMUL_PRECISION"
