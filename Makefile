@@ -19,8 +19,9 @@ ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 
   JAX_PLATFORMS=cpu XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false \
   JAX_COMPILATION_CACHE_DIR="$$PWD/_build/jax" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
-# A file of tests stays with one worker, which has its programs; the files come longest first.
-TWO_WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
+# A file of tests stays with one worker, which has its programs; the files come longest first. Three
+# on two cores: tests of processes wait a tenth of the time.
+THREE_WORKERS := -n 3 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help book results serve browser pdf test nightly links versions library lint format references restamp picture bench gpu lock dist clean installed
@@ -77,12 +78,13 @@ format: $(INSTALLED) ## bring the code into that style
 test: lint book ## everything: style, book, its links and looks, tests, pages against their references
 	@$(BIN)/python -m iterlin_book.offline _build/html
 	@$(BIN)/python -m iterlin_book.browser _build/html
-	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(TWO_WORKERS)
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(THREE_WORKERS)
 
 nightly: lint book ## the same at length: pages executed again, other tiers, random examples, faults (hours)
 	@$(BIN)/python -m iterlin_book.offline _build/html
 	@$(BIN)/python -m iterlin_book.browser _build/html
-	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(TWO_WORKERS) --nightly --nbval
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(THREE_WORKERS) --nightly
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(THREE_WORKERS) --nbval tests/notebooks
 	@$(BIN)/python -m pytest -q -rs tests/test_gpu.py
 	@$(ONE_THREAD) $(BIN)/python tests/mutants.py --minutes "$$MINUTES"
 
@@ -96,7 +98,7 @@ versions: ## the library's tests on each Python of VERSIONS that is there, each 
 	  else echo "== $$python: not on this machine"; fi; done
 
 library: $(INSTALLED) ## the library's tests alone: no book, no notebooks
-	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(TWO_WORKERS) tests \
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(THREE_WORKERS) tests \
 	  --ignore-glob 'tests/test_book_*.py' --ignore tests/test_mutations.py --ignore tests/test_pages.py
 
 references: $(INSTALLED) ## make tests/notebooks anew from the pages that run now

@@ -143,7 +143,7 @@ with open("order", "a") as order:
 def test_no_page_starts_after_the_deadline(book):
     add(book, "first", UNTIL_THE_DEADLINE)
     add(book, "second", WAITS)
-    done = run(book, "build", *GPU, "--budget", "0.5")
+    done = run(book, "build", *GPU, "--budget", "0.3")
     assert done.returncode == page_states.PARTIAL
     assert started(done.stdout) == ["first"]
     assert states(done.stdout) == {"first": "done", "second": "not started"}

@@ -171,14 +171,14 @@ class OnPage:
 
 ON_PAGES = (
     OnPage(
-        CLOSED_FORM,
-        BY_NAME["kernel block not transposed"],
-        "return jnp.transpose(kernel, (0, 2, 1, 3)).reshape",
-    ),
-    OnPage(
         "convergence/damping",
         BY_NAME["damping squared"],
         "total = damping + eigenvalues",
+    ),
+    OnPage(
+        CLOSED_FORM,
+        BY_NAME["kernel block not transposed"],
+        "return jnp.transpose(kernel, (0, 2, 1, 3)).reshape",
     ),
 )
 # One page of each family of experiments: in closed form, by Gauss-Newton steps, of images, by
@@ -286,7 +286,13 @@ def run_tests(tmp_path_factory):
         server.stdin.close()
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=BY_NAME)
+def some(parameters, number):
+    """The first ones; with --nightly, in which tests/mutants.py tries other faults too, all."""
+    later = (pytest.param(one, marks=pytest.mark.nightly) for one in parameters[number:])
+    return [*parameters[:number], *later]
+
+
+@pytest.mark.parametrize("mutant", some(MUTANTS, 6), ids=BY_NAME)
 def test_a_broken_library_fails_its_tests(run_tests, tmp_path, mutant):
     library = copy_of_library(tmp_path, mutant.module, mutant.old, mutant.new)
     is_noticed(run_tests(library, mutant))
@@ -308,8 +314,6 @@ def test_edits_that_change_nothing_pass(run_tests, tmp_path):
             run_tests(copy_of_library(folder, mutant.module, mutant.old, on_page.neutral), mutant)
         )
 
-
-later = [pytest.param(on_page, marks=pytest.mark.nightly) for on_page in OF_EXPERIMENTS]
 
 # By pages: nbval executes the reference in a checkout of its own, so that no record is touched.
 
@@ -342,7 +346,9 @@ def failed_cell(finished):
     return int(re.search(r"::Cell (\d+)", finished.output)[1])
 
 
-@pytest.mark.parametrize("on_page", [*ON_PAGES, *later], ids=lambda on_page: on_page.page)
+@pytest.mark.parametrize(
+    "on_page", some((*ON_PAGES, *OF_EXPERIMENTS), 1), ids=lambda on_page: on_page.page
+)
 def test_a_broken_library_fails_the_page_and_an_edit_that_changes_nothing_does_not(
     tmp_path, on_page
 ):
