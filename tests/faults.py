@@ -1,6 +1,7 @@
 """Small faults for Python code: each changes one expression, as its text stands in the file.
 
-What is only said (docstrings, annotations, errors), decorators and imports are left alone.
+What is only said (docstrings, annotations, errors), decorators and imports are left alone, and so
+is `strict=` of zip, which guards against what the rest of the code rules out.
 """
 
 import ast
@@ -99,7 +100,7 @@ def mutants(source: str) -> list[Mutant]:
 
 def _spoken(tree: ast.AST) -> Iterator[ast.AST]:
     """The nodes that are computed with."""
-    if isinstance(tree, SILENT):
+    if isinstance(tree, SILENT) or (isinstance(tree, ast.keyword) and tree.arg == "strict"):
         return
     yield tree
     skipped = {"decorator_list", "returns", "annotation", "type_comment"}

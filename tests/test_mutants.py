@@ -85,6 +85,11 @@ def test_each_kind_of_fault(before, after):
     assert (before, after) in lines(before + "\n")
 
 
+def test_the_strictness_of_a_zip_is_no_fault_to_be_noticed():
+    assert not lines("y = zip(a, *b, strict=True)\n")
+    assert ("y = f(a, loose=True)", "y = f(a, loose=False)") in lines("y = f(a, loose=True)\n")
+
+
 def test_a_sample_is_the_same_for_the_same_seed(tmp_path):
     (tmp_path / "shapes.py").write_text(SOURCE)
     first, again, other = (mutants.sample(tmp_path, ["shapes"], seed, 8) for seed in (0, 0, 1))

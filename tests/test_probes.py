@@ -89,6 +89,17 @@ def test_a_probe_ignores_the_scale_of_features_and_constant_ones():
     np.testing.assert_allclose(found[:3], again[:3], rtol=1e-12)
 
 
+def test_a_probe_fits_the_standardised_features_and_one_constant_column():
+    train, validation, test = sets()
+    x = (train[0] - train[0].mean(0)) / train[0].std(0)
+    x = jnp.concatenate([x, jnp.ones((len(x), 1))], 1)
+    # Cut short, the bound on what is left depends on every column.
+    cut = {"classes": 4, "max_iterations": 1}
+    found = probes.probe(train, validation, test, l2=[0.1], **cut)
+    by_hand = probes.fit(x, train[1], jnp.asarray([0.1]), **cut)
+    np.testing.assert_allclose(found.gap, by_hand.gap[0], rtol=1e-9)
+
+
 def test_validation_chooses_the_penalty_and_not_test():
     train, validation, test = sets()
     penalties = (1e-3, 0.1, 10.0)
