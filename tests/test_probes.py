@@ -91,12 +91,12 @@ def test_a_probe_ignores_the_scale_of_features_and_constant_ones():
 
 def test_a_probe_fits_the_standardised_features_and_one_constant_column():
     train, validation, test = sets()
-    x = (train[0] - train[0].mean(0)) / train[0].std(0)
-    x = jnp.concatenate([x, jnp.ones((len(x), 1))], 1)
+    x = np.asarray(train[0])
+    x = np.c_[(x - x.mean(0)) / x.std(0), np.ones(len(x))]
     # Cut short, the bound on what is left depends on every column.
     cut = {"classes": 4, "max_iterations": 1}
     found = probes.probe(train, validation, test, l2=[0.1], **cut)
-    by_hand = probes.fit(x, train[1], jnp.asarray([0.1]), **cut)
+    by_hand = probes.fit(jnp.asarray(x), train[1], jnp.asarray([0.1]), **cut)
     np.testing.assert_allclose(found.gap, by_hand.gap[0], rtol=1e-9)
 
 
