@@ -2,6 +2,7 @@
 
 import weakref
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -88,15 +89,20 @@ def test_finished_runs_are_read_and_the_deadline_leaves_holes(tmp_path, monkeypa
         by_engines(axes={"period": (5,), "seed": (0,)})
 
 
-def test_a_run_stopped_on_its_way_goes_on(tmp_path, monkeypatch):
-    axes = {"period": (5,), "seed": (0,)}
-    whole = by_engines(axes=axes)
+@pytest.mark.parametrize(("looks_at", "writes"), [(STEPS, 3), (STEPS[1:], 1)])
+def test_a_run_stopped_on_its_way_goes_on(looks_at, writes, tmp_path, monkeypatch):
+    """Before its first look, too."""
+    settings = {
+        "axes": {"period": (5,), "seed": (0,)},
+        "make": partial(make, eval_steps=looks_at),
+    }
+    whole = by_engines(**settings)
     monkeypatch.setattr(exact_run, "CHECKPOINT", 0.0)
-    looks = iter([False, False, True])
+    looks = iter([False] * (writes - 1) + [True])
     monkeypatch.setattr(exact_run, "out_of_time", lambda: next(looks, False))
     with pytest.raises(OutOfTime):
-        by_engines(axes=axes, folder=tmp_path)
-    again = by_engines(axes=axes, folder=tmp_path)
+        by_engines(**settings, folder=tmp_path)
+    again = by_engines(**settings, folder=tmp_path)
     np.testing.assert_array_equal(again.test_loss, whole.test_loss)
 
 

@@ -713,6 +713,18 @@ def test_an_infinite_period_is_gauss_newton_with_a_certificate_of_zero():
     np.testing.assert_allclose(solution.params, 0.5, rtol=1e-12)
 
 
+@pytest.mark.parametrize("examples", [7, 40])
+def test_the_cholesky_solver_forms_the_smaller_matrix_alone(examples):
+    x, y = jnp.ones((examples, 1, 19)), jnp.ones((examples, 1))
+    settings = {"damping": 1.0, "solver": "cholesky", "max_steps": 1, "tolerance": 0.0}
+    program = jax.make_jaxpr(lambda w: gauss_newton(affine, w, x, y, **settings).params)(
+        jnp.ones(19)
+    )
+    smaller, larger = sorted([examples, 19])
+    assert f"[{smaller},{smaller}]" in str(program)
+    assert f"[{larger},{larger}]" not in str(program)
+
+
 def test_the_cholesky_solver_keeps_float32():
     params, x, y = jax.tree.map(lambda a: a.astype(jnp.float32), affine_problem("wide"))
     solution = gauss_newton(

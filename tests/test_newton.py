@@ -129,10 +129,14 @@ def test_tells_a_minimum_from_where_there_is_more_to_gain():
 def test_a_step_that_goes_too_far_is_halved_until_it_goes_down(loss, start):
     params = jnp.full((4, 1), start)
     model = linear_model.from_products(lambda p, x: p, params, jnp.zeros((4, 1)))
-    found = minimize(Objective(model, loss, jnp.zeros((4, 1)), 1e-6), tolerance=1e-8)
-    assert float(found.certificate) <= 1e-8
-    assert 1 < int(found.newton_steps) < 15
-    np.testing.assert_allclose(params + found.image, 0, atol=1e-4)
+    steps = []
+    for unit in (1, 1e-9):  # in which the loss is measured
+        objective = Objective(model, lambda u, y: unit * loss(u, y), jnp.zeros((4, 1)), 1e-6 * unit)
+        found = minimize(objective, tolerance=1e-8)
+        assert float(found.certificate) <= 1e-8
+        steps.append(int(found.newton_steps))
+        np.testing.assert_allclose(params + found.image, 0, atol=1e-4)
+    assert 1 < steps[0] == steps[1] < 15
 
 
 def test_refuses_what_has_no_minimum():

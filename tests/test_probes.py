@@ -64,6 +64,8 @@ def test_gap_bounds_the_distance_to_the_minimum():
         taken.append(int(found.iterations[0]))
     assert taken == sorted(taken)
     assert taken[0] < taken[-1]
+    gradient = jax.grad(objective)(found.weights[0], x, y, 0.01)
+    np.testing.assert_allclose(found.gap[0], jnp.sum(gradient**2) / (2 * 0.01), rtol=1e-6)
 
 
 def test_a_fit_that_is_cut_short_says_so():
