@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import toy_book
 from hypothesis import given
 from hypothesis import strategies as st
 from iterlin.study import definitions, syntax
@@ -531,6 +532,12 @@ def mutate(node):
         node.ops[0] = ast.Gt() if isinstance(node.ops[0], ast.Lt) else ast.Lt()
 
 
+@functools.cache
+def needed_by(path):
+    packages = {name for name in real() if name.endswith("__init__.py")}
+    return {name: real()[name] for name in toy_book.needed([path]) | packages}
+
+
 MUTATED = ("gauss_newton.py", "spectral_filters.py", "networks/convolution.py", "infinite_width.py")
 
 
@@ -541,9 +548,10 @@ def test_any_mutation_of_a_function_counts_and_its_formatting_does_not(data):
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     function = data.draw(st.sampled_from(functions))
     key = Key(path.removesuffix(".py").replace("/", "."), function.name)
+    texts = needed_by(path)
 
     def digest(tree):
-        return Library(real() | {path: ast.unparse(tree)}).digest(key)
+        return Library(texts | {path: ast.unparse(tree)}).digest(key)
 
     before = real_library().digest(key)
     assert digest(tree) == before

@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -131,7 +133,8 @@ def test_a_step_that_goes_too_far_is_halved_until_it_goes_down(loss, start):
     model = linear_model.from_products(lambda p, x: p, params, jnp.zeros((4, 1)))
     steps = []
     for unit in (1, 1e-9):  # in which the loss is measured
-        objective = Objective(model, lambda u, y: unit * loss(u, y), jnp.zeros((4, 1)), 1e-6 * unit)
+        measured = partial(lambda unit, u, y: unit * loss(u, y), unit)
+        objective = Objective(model, measured, jnp.zeros((4, 1)), 1e-6 * unit)
         found = minimize(objective, tolerance=1e-8)
         assert float(found.certificate) <= 1e-8
         steps.append(int(found.newton_steps))

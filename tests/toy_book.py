@@ -110,8 +110,8 @@ chapters:
 """
 
 
-def _needed(paths):
-    """The library's modules that keep records, with all that they import from it."""
+def needed(paths):
+    """Modules of the library, with all that they import from it, by paths in it."""
     found, waiting = set(), list(paths)
     while waiting:
         path = waiting.pop()
@@ -130,7 +130,7 @@ def create(root):
     library.mkdir(parents=True)
     for name, text in LIBRARY.items():
         (library / name).write_text(text)
-    for path in _needed(["study/__init__.py", "runtime/__init__.py", "study/records.py"]):
+    for path in needed(["study/__init__.py", "runtime/__init__.py", "study/records.py"]):
         (library / path).parent.mkdir(exist_ok=True)
         shutil.copy(PACKAGE / path, library / path)
     for name, text in PAGES.items():
