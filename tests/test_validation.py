@@ -32,6 +32,7 @@ def test_infinity_passes_only_where_it_has_a_meaning():
     with pytest.raises(ValueError, match="time must be finite and non-negative, got inf"):
         validation.non_negative("time", math.inf)
     validation.positive("time", math.inf, infinity=True)
+    validation.positive("time", 10**30, infinity=True)  # which no type of NumPy holds
     with pytest.raises(ValueError, match=r"^time must be positive, got 0$"):
         validation.positive("time", 0, infinity=True)
 
@@ -122,6 +123,7 @@ def test_traced_values_pass():
     @jax.jit
     def function(value):
         assert validation.is_traced(value)
+        assert validation.as_python(value) is value
         validation.positive_integer("period", value)
         validation.positive("step_size", value)
         validation.open_unit("beta", value)
