@@ -310,6 +310,7 @@ def statement(**changes):
         ([ROW | {"paper": ["a"]}], "claim C0: paper must be text"),
         ([ROW, ROW | {"id": "C1"}, ROW], "repeated claim ids C0"),
         ({"C0": ROW}, "must be a list of claims"),
+        ([ROW, "C1"], "must be a list of claims"),
         (None, "must be a list of claims"),
     ],
 )
