@@ -487,13 +487,14 @@ def test_statistics_of_another_form_are_taken_as_they_are():
 def test_evaluation_is_that_of_the_module_also_without_statistics_or_keys():
     class Scaled(nn.Module):
         @nn.compact
-        def __call__(self, x, train=True):
-            return nn.Dense(2)(x) * (10 if train else 1)
+        def __call__(self, x, train=True, factor=1):
+            return factor * nn.Dense(2)(x) * (10 if train else 1)
 
     module = Scaled()
     variables = module.init(jax.random.key(0), X)
-    net = from_linen(module, variables, train=True)
-    close(net.evaluated(net.params, X), module.apply(variables, X, train=False), 1e-12)
+    net = from_linen(module, variables, train=True, factor=3)
+    evaluated = module.apply(variables, X, train=False, factor=3)
+    close(net.evaluated(net.params, X), evaluated, 1e-12)
     close(net.f(net.params, X), 10 * net.evaluated(net.params, X))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 import roads
-from iterlin import algorithm, linearize, losses
+from iterlin import algorithm, draws, linearize, losses
 from iterlin.networks import convnets
 from iterlin.networks.mlp import mlp
 from iterlin.schedules import Solved, every, is_every_step, never, when_solved
@@ -23,6 +23,31 @@ def classified(examples=12):
     x = jax.random.normal(jax.random.key(1), (examples, 3))
     y = (x[:, 0] > 0).astype(jnp.int32)
     return model.apply, model.init(jax.random.key(0)), (x, y)
+
+
+def test_what_a_step_draws_follows_from_the_key_and_the_step():
+    f, params, (x, y) = classified()
+    chosen, key = jnp.arange(11, 3, -1), jax.random.key(4)
+    begun = algorithm.Algorithm(f, ENTROPY, 0.1, batch_size=3).start(params, (x, y, chosen), key)
+
+    def stream(number, step):
+        return jax.random.fold_in(jax.random.fold_in(key, number), step)
+
+    state = begun._replace(step=jnp.asarray(4))  # the first of the third epoch: two are one
+    assert draws.network_key(state) == (stream(2**31 - 2, 4),)
+    order, inputs, targets = draws.batch(state, (x, y, chosen), 3, None)
+    assert order.dtype == jnp.int32
+    np.testing.assert_array_equal(order, jax.random.permutation(jax.random.fold_in(key, 2), chosen))
+    state = state._replace(step=jnp.asarray(5), order=order)
+    seen = lambda key, x: (key, x)  # noqa: E731
+    again, (drawn, inputs), targets = draws.batch(state, (x, y, chosen), 3, seen)
+    assert drawn == stream(2**31 - 1, 5)
+    np.testing.assert_array_equal(again, order)
+    np.testing.assert_array_equal(inputs, x[order[3:6]])
+    np.testing.assert_array_equal(targets, y[order[3:6]])
+    _, inputs, _ = draws.batch(state, (x, y, chosen), None, None)
+    np.testing.assert_array_equal(inputs, x[chosen])
+    np.testing.assert_array_equal(draws.chosen_examples((x, y)), np.arange(12))
 
 
 def test_the_penalty_is_that_of_damped_gauss_newton():

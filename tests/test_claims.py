@@ -62,6 +62,12 @@ def record(**statistics):
         ("above", (0.4, 0.3, 0.5), "fails", NOT),
         ("above", (1.0, 0.6, np.inf), "holds", REPRODUCED),
         ("above", (1.0, -np.inf, np.inf), "unclear", UNDECIDED),
+        ("below", (0.4, -np.inf, 0.4), "holds", REPRODUCED),
+        ("below", (0.4, 0.3, 0.5), "unclear", UNDECIDED),
+        ("below", (0.6, 0.5, 0.7), "fails", NOT),
+        ("within", (0.0, -0.5, 0.4), "unclear", UNDECIDED),
+        ("within", (0.0, -0.4, 0.5), "unclear", UNDECIDED),
+        ("within", (0.6, 0.5, 0.7), "fails", NOT),
     ],
 )
 def test_one_statement(rule, bounds, outcome, verdict):
@@ -116,6 +122,7 @@ def test_what_a_row_requires_comes_before_what_it_states(condition, tested, firs
 )
 def test_a_record_keeps_the_rules_that_it_was_made_under(change, unchanged, monkeypatch):
     monkeypatch.setattr(claims, "load_claims", lambda: [ROW, ROW | {"experiment": "other"}])
+    assert claims.rules("trial") == {"C0": "cad95cc9c24802b2"}  # as records hold it
     kept = record(drop=ABOVE)
     assert claims.judge(ROW, kept).unchanged is None
     kept.attrs |= {"rules": json.dumps(claims.rules("trial")), "commit": "0123456789abcdef+changes"}
@@ -294,6 +301,7 @@ def statement(**changes):
         ([ROW | {"statements": [{"above": 1.0}]}], "claim C0 lacks says, statistic"),
         ([statement(above=np.nan)], "claim C0 compares with nan, which is not a number"),
         ([statement(above=np.inf)], "claim C0 compares with inf, which is not a number"),
+        ([statement(above=-np.inf)], "claim C0 compares with -inf, which is not a number"),
         ([ROW | {"statements": "drop"}], "claim C0: statements must be a list"),
         ([ROW | {"requires": None}], "claim C0: requires must be a list"),
         ([ROW | {"statements": ["drop"]}], "a statement of claim C0 is 'drop', no mapping"),
@@ -302,6 +310,7 @@ def statement(**changes):
         ([ROW | {"paper": ["a"]}], "claim C0: paper must be text"),
         ([ROW, ROW | {"id": "C1"}, ROW], "repeated claim ids C0"),
         ({"C0": ROW}, "must be a list of claims"),
+        ([ROW, "C1"], "must be a list of claims"),
         (None, "must be a list of claims"),
     ],
 )

@@ -36,6 +36,9 @@ def test_where_a_power_law_crosses():
         assert crossing(x, x**exponent, level) == pytest.approx(level ** (1 / exponent))
     assert np.isnan(crossing(x, x, 1e4))
     assert np.isnan(crossing(x, x, 1e-3))
+    # A level is passed where it is met, too; the first point has none below to come from.
+    assert crossing([1.0, 2.0, 8.0], [0.2, 0.5, 0.5], 0.5) == pytest.approx(2.0)
+    assert np.isnan(crossing([1.0, 2.0], [0.5, 0.9], 0.5))
     with pytest.raises(ValueError, match="increasing"):
         crossing(x[::-1], x, 1.0)
     with pytest.raises(ValueError, match="positive"):
@@ -45,4 +48,6 @@ def test_where_a_power_law_crosses():
 def test_the_power_of_a_power_law():
     x = np.array([1.0, 2.0, 5.0, np.nan])
     assert power(x, 3 * x**-1.5) == pytest.approx(-1.5)
+    assert power([1.0, 2.0, 4.0, 8.0], [3.0, np.nan, 48.0, 192.0]) == pytest.approx(2.0)
+    assert power([1.0, 4.0], [3.0, 6.0]) == pytest.approx(0.5)
     assert np.isnan(power([1.0, np.nan], [1.0, 2.0]))

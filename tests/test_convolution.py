@@ -249,3 +249,14 @@ def test_a_pooled_convolution_goes_the_way_that_it_is_told(method):
 
     programs = [str(jax.make_jaxpr(f)(x, kernel).jaxpr) for f in (told, by_parts)]
     assert programs[0] == programs[1]
+    assert ("conv_general_dilated" in programs[0]) == (method == "direct")
+
+
+@pytest.mark.parametrize(("backend", "direct"), [("cpu", False), ("gpu", True)])
+def test_patches_are_for_a_cpu_and_a_gpu_has_its_own_convolution(monkeypatch, backend, direct):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    for function in (convolution.conv2d, convolution.conv2d_max_pool2):
+        program = jax.make_jaxpr(lambda *a, f=function: f(*a))(
+            jnp.ones((4, 6, 6, 2)), jnp.ones((3, 3, 2, 8))
+        )
+        assert ("conv_general_dilated" in str(program)) == direct

@@ -66,5 +66,6 @@ def test_memory_of_a_device_that_does_not_say_is_that_of_a_cpu(
     monkeypatch, platform, stats, expected
 ):
     device = SimpleNamespace(platform=platform, memory_stats=lambda: stats)
-    monkeypatch.setattr(jax, "devices", lambda: [device])
+    other = SimpleNamespace(platform="gpu", memory_stats=lambda: {"bytes_limit": 1000})
+    monkeypatch.setattr(jax, "devices", lambda: [device, other])  # computed on is the first
     assert costs.device_memory(7, 0.5) == expected

@@ -53,6 +53,17 @@ def test_readings_may_begin_late():
     np.testing.assert_allclose(chosen, [[0.6, 0.4], [np.nan, 0.3]])
 
 
+def test_a_run_may_be_read_before_its_first_step():
+    falling = curves()
+    for name in ("test_accuracy", "validation_accuracy"):
+        falling[name].values[:] = [0.9, 0.2, 0.3, 0.1]
+        falling[f"{name}_proxy"].values[:] = [0.9, 0.2, 0.3, 0.1]
+    np.testing.assert_array_equal(early_stopping.oracle(falling), np.full((2, 2), 0.9))
+    np.testing.assert_array_equal(early_stopping.validated(falling), np.full((2, 2), 0.9))
+    falling.validation_accuracy.values[..., 0] = 0.0  # of the proxy, too: it now says 100
+    np.testing.assert_allclose(early_stopping.optimism(falling), np.full((2, 2), 0.6))
+
+
 def test_without_held_out_examples_validation_says_nothing():
     assert np.isnan(early_stopping.validated(curves(validation=False))).all()
     assert np.isfinite(early_stopping.oracle(curves(validation=False))).all()

@@ -67,6 +67,7 @@ def test_a_lucky_setting_of_few_updates_does_not_count():
 )
 def test_ends_of_a_family(values, expected):
     assert fewest_updates([2, 8], values, 2.0) == expected
+    assert OUT_OF_REACH == 1000  # records hold it
 
 
 def test_runs_that_are_missing_leave_nothing_to_read():
@@ -81,3 +82,8 @@ def test_updates_that_are_none_are_refused(updates):
         at_updates(updates, np.ones(2), 1)
     with pytest.raises(ValueError, match="updates"):
         fewest_updates(updates, np.ones(2), 1)
+
+
+def test_one_number_is_no_family():
+    with pytest.raises(ValueError, match=r"updates \(\) must be one for each"):
+        at_updates(3.0, 1.0, 1.0)

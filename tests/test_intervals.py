@@ -125,10 +125,11 @@ def logistic(m, b, x):
     return 1 / (1 + np.exp(-b * (x - m)))
 
 
-def test_half_point_is_that_of_the_two_parameter_fit():
+@pytest.mark.parametrize(("size", "m", "b"), [(120, 1.7, 3), (4000, 2.0, 15), (4000, 2.035, 15)])
+def test_half_point_is_that_of_the_two_parameter_fit(size, m, b):
     rng = np.random.default_rng(5)
-    x = rng.uniform(0, 4, 120)
-    failed = (rng.uniform(size=120) < logistic(1.7, 3.0, x)).astype(float)
+    x = rng.uniform(0, 4, size)
+    failed = (rng.uniform(size=size) < logistic(m, b, x)).astype(float)
 
     def loss(parameters):
         m, b = parameters
@@ -164,9 +165,17 @@ def test_half_point_covers_the_truth_as_often_as_it_promises():
 
 
 def test_half_point_knows_what_outcomes_cannot_tell():
-    same = half_point([1.0, 2.0], [1, 1])
+    same = half_point(np.arange(8.0), np.ones(8))
     assert np.isnan(same.estimate)
     assert (same.lower, same.upper) == (-np.inf, np.inf)
+    assert str(half_point(np.arange(8.0), np.zeros(8))) == str(same)
+    # Of one x, mostly failures are beyond the half point.
+    beyond = half_point([2.0] * 10, [0] + [1] * 9)
+    assert np.isnan(beyond.estimate)
+    assert beyond.lower == -np.inf
+    assert beyond.upper == pytest.approx(2, abs=1e-3)
+    falling = half_point(np.arange(8.0), [1, 1, 1, 1, 0, 0, 0, 0])
+    assert str(falling) == str(same)
     # Failures that come and go with no order set no limit.
     none = half_point(np.arange(8.0), [0, 1, 1, 0, 0, 1, 1, 0])
     assert np.isinf([none.lower, none.upper]).any()

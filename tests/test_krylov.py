@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.krylov import conjugate_gradients, power_iteration
+from iterlin.krylov import axpy, conjugate_gradients, dot, norm, power_iteration
 from problems import bare
 
 
@@ -101,3 +101,12 @@ def test_power_iteration_of_nothing_is_zero():
 def test_power_iteration_refuses_no_iteration(iterations):
     with pytest.raises(ValueError, match="iterations must be a positive integer, got"):
         bare(power_iteration)(jnp.zeros_like, jnp.ones(3), iterations)
+
+
+def test_pytrees_are_one_vector():
+    a, b = ({"u": jnp.asarray([[x, 2.0]]), "v": jnp.asarray(y)} for x, y in ((3.0, 6.0), (1.0, 5)))
+    assert dot(a, b) == 3 + 4 + 30
+    assert norm(a) == 7
+    moved = axpy(-2.0, a, b)
+    np.testing.assert_array_equal(moved["u"], [[-5.0, -2.0]])
+    assert moved["v"] == -7

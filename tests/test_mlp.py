@@ -65,6 +65,7 @@ def test_initialisation_depends_on_the_key_alone():
     assert np.any(first[0]["weight"] != other[0]["weight"])
     assert np.any(first[0]["weight"][:3, :1] != first[1]["weight"][:3])
     assert parameter_count(first) == 3 * 4 + 4 + 4 + 1
+    assert not any(layer["bias"].any() for layer in first)  # unless it is asked for
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin.networks import convnets
-from iterlin.networks.normalization import normalize, update_statistics
+from iterlin.networks.normalization import Normalization, normalize, update_statistics
 
 
 def test_initial_statistics_and_their_update():
@@ -21,6 +21,22 @@ def test_initial_statistics_and_their_update():
     np.testing.assert_allclose(running["stem"]["norm"]["variance"], 3 - 2 * 0.8**3)
     default = update_statistics(initial, batch)
     np.testing.assert_allclose(default["stem"]["norm"]["mean"], 0.2)
+
+
+def test_fixed_parameters_are_bound_in_training_and_in_evaluation_alike():
+    def apply(params, x):
+        return params["scale"] * x + params["shift"], x.mean()
+
+    def evaluate(params, statistics, x):
+        return params["scale"] * (x - statistics) + params["shift"]
+
+    moving, fixed = {"scale": 3.0, "shift": None}, {"scale": None, "shift": 0.5}
+    of_moving = Normalization(0.0, apply, evaluate).bound(fixed)
+    assert of_moving.initial == 0.0
+    outputs, statistics = of_moving.apply(moving, jnp.asarray([1.0, 3.0]))
+    np.testing.assert_array_equal(outputs, [3.5, 9.5])
+    assert of_moving.evaluate(moving, statistics, 4.0) == 6.5
+    assert of_moving.update(1.0, statistics) == pytest.approx(0.9 * 1 + 0.1 * 2)
 
 
 @pytest.mark.parametrize("momentum", [-0.1, 0.0, 1.0, float("nan")])

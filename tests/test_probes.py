@@ -83,8 +83,9 @@ def sets(seed=0):
 def test_a_probe_ignores_the_scale_of_features_and_constant_ones():
     found = probes.probe(*sets(), classes=4)
     scale = jnp.asarray([1e-3, 1.0, 20.0, -3.0, 0.5, 7.0])
+    constant = jnp.asarray([[0.3, -0.3, 0.0]])
     moved = [
-        (jnp.concatenate([x * scale[None, :] + 0.1, 0.3 * jnp.ones_like(x[:, :2])], 1), y)
+        (jnp.concatenate([x * scale[None, :] + 0.1, jnp.tile(constant, (len(x), 1))], 1), y)
         for x, y in sets()
     ]
     again = probes.probe(*moved, classes=4)
@@ -97,9 +98,21 @@ def test_a_probe_fits_the_standardised_features_and_one_constant_column():
     x = np.c_[(x - x.mean(0)) / x.std(0), np.ones(len(x))]
     # Cut short, the bound on what is left depends on every column.
     cut = {"classes": 4, "max_iterations": 1}
-    found = probes.probe(train, validation, test, l2=[0.1], **cut)
-    by_hand = probes.fit(jnp.asarray(x), train[1], jnp.asarray([0.1]), **cut)
-    np.testing.assert_allclose(found.gap, by_hand.gap[0], rtol=1e-9)
+    found = probes.probe(train, validation, test, l2=[0.1, 1.0], **cut)
+    by_hand = probes.fit(jnp.asarray(x), train[1], jnp.asarray([1.0, 0.1]), **cut)
+    np.testing.assert_allclose(found.gap, np.max(by_hand.gap), rtol=1e-9)
+
+
+def test_what_is_not_told_is_as_documented():
+    told = {"l2": (0.01, 0.1, 1.0), "classes": 10, "tolerance": 1e-4, "max_iterations": 500}
+    found = probes.probe(*sets(4))
+    assert float(found.l2) == 0.01
+    assert found == probes.probe(*sets(4), **told)
+    x, y = problem()
+    hard = x * 10.0 ** jnp.arange(-3, 4)[None, :]
+    cut = probes.fit(hard, y, jnp.asarray([1e-3]))
+    assert cut.weights.shape == (1, 7, 10)
+    assert int(cut.iterations[0]) == 500
 
 
 def test_validation_chooses_the_penalty_and_not_test():

@@ -12,6 +12,8 @@ from iterlin.runtime import slices
 from iterlin.schedules import Solved, every
 from problems import flat
 
+KEY = jax.random.key(5)
+
 
 def independent(params, x):
     h = jnp.tanh(jnp.einsum("nij,jo->nio", x, params["w"]))
@@ -45,6 +47,47 @@ def test_slices_are_of_the_size_asked_for():
     assert set(seen) == {3, 1}
     np.testing.assert_array_equal(outputs["double"], 2 * x)
     np.testing.assert_array_equal(outputs["sum"], x.sum((1, 2)) + 1)
+
+
+def noisy(params, x, key):
+    return params["scale"] * (x if key is None else x + jax.random.normal(key, x.shape))
+
+
+@pytest.mark.parametrize(("count", "parts"), [(7, (3, 3, 1)), (6, (3, 3)), (3, (3,))])
+def test_each_slice_draws_by_a_key_of_its_own(count, parts):
+    params, x = {"scale": jnp.asarray(2.0)}, jnp.arange(2.0 * count).reshape(count, 2)
+    f = slices.in_slices(noisy, 3)
+    keys = [KEY] if len(parts) == 1 else jax.random.split(KEY, 3)
+    drawn = [jax.random.normal(k, (n, 2)) for k, n in zip(keys, parts, strict=False)]
+    np.testing.assert_allclose(f(params, x, KEY), 2 * (x + jnp.concatenate(drawn)), rtol=1e-12)
+    np.testing.assert_array_equal(f(params, x, None), 2 * x)
+
+
+def test_slices_of_the_moving_parameters_are_as_large():
+    f = slices.in_slices(lambda params, x: params["a"] * x + params["b"], 2)
+    moving = f.bound({"a": None, "b": jnp.asarray(3.0)})
+    assert moving.size == 2
+    found = moving({"a": jnp.asarray(2.0), "b": None}, jnp.arange(5.0))
+    np.testing.assert_array_equal(found, 2 * jnp.arange(5.0) + 3)
+
+
+def test_examples_that_fit_into_one_slice_go_without_a_loop():
+    for size, loops in ((6, True), (7, False), (8, False)):
+        for f in (
+            slices.in_slices(lambda _, x: 2 * x, size),
+            lambda _, x, size=size: slices.sum_over_slices(jnp.sum, size, x),
+        ):
+            assert ("scan" in str(jax.make_jaxpr(f)(0.0, jnp.ones(7)))) == loops
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 5])
+def test_slices_are_folded_in_their_order(size):
+    x = jnp.asarray([1.0, 2.0, 3.0, 4.0])
+    found = slices.fold_slices(lambda carry, a: 2 * carry + a.sum(), jnp.asarray(1.0), size, x)
+    carry = 1.0
+    for start in range(0, 4, size):
+        carry = 2 * carry + float(x[start : start + size].sum())
+    assert float(found) == carry
 
 
 def test_slices_of_several_runs_at_once():

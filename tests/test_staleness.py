@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from iterlin.networks.normalization import Normalization
 from iterlin.schedules import Solved
 from iterlin.study import groups, runs, staleness
 from iterlin.watching import Watch
@@ -168,6 +169,7 @@ def test_a_step_that_is_not_finite_ends_the_run():
         ({"jacobian": "old"}, "jacobian"),
         ({"jacobian": (1,)}, "jacobian must name"),
         ({"solved": Solved(5)}, "solved"),
+        ({"normalization": Normalization(0.0, None, None)}, "normalization"),
     ],
 )
 def test_what_makes_no_sense_is_refused(settings, named):
@@ -178,5 +180,5 @@ def test_what_makes_no_sense_is_refused(settings, named):
 
 def test_unknown_layers_are_named():
     f, params, data = classified()
-    with pytest.raises(ValueError, match="jacobian names conv7: params have 0, 1, 2"):
-        trained(f, params, data, "fresh", ("conv7",), 2, 2)
+    with pytest.raises(ValueError, match="jacobian names a, b, c, d: params have 0, 1, 2"):
+        trained(f, params, data, "fresh", ("d", "b", "1", "c", "a"), 2, 2)

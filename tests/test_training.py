@@ -13,7 +13,7 @@ from iterlin import every, linearize, losses, never
 from iterlin.algorithm import Algorithm
 from iterlin.networks.mlp import mlp
 from iterlin.state import TrainState
-from iterlin.watching import Watch, log_steps
+from iterlin.watching import Watch, check_watch, log_steps
 from problems import bare, dense, flat, network
 from roads import train, train_sweep
 
@@ -452,6 +452,12 @@ def test_log_steps(num_steps):
     assert np.all(np.diff(steps) > 0)
 
 
+def test_log_steps_are_so_many_a_decade():
+    assert log_steps(10).tolist() == [0, 1, 2, 3, 5, 7, 10]
+    assert log_steps(100, 2).tolist() == [0, 1, 3, 10, 32, 100]
+    assert log_steps(2, 1).tolist() == [0, 1, 2]
+
+
 # Bad input.
 
 
@@ -574,7 +580,11 @@ def test_the_jacobian_of_the_anchor_is_what_moves_the_parameters():
     [
         ({"test": 1}, "watch must be a Watch"),
         (Watch({"test": 3}), "the set 'test' of watch must be inputs and targets"),
+        (Watch({"test": (1, 2, 3)}), "the set 'test' of watch must be inputs and targets"),
         (Watch(sets=None), "sets of watch must be named"),
+        (Watch(metrics=3), "metrics of watch must be named"),
+        (Watch(observe=3), "observe of watch must be a function, got 3"),
+        (Watch(batch_size=0), "batch_size of watch must be a positive integer"),
         (Watch(metrics={"accuracy": 3}), "the metric 'accuracy' of watch must be a function"),
         (
             Watch({"test": (jnp.ones((0, 3)), jnp.ones((0, 2)))}),
@@ -587,6 +597,11 @@ def test_what_is_watched_is_checked(watch, message):
     algorithm = Algorithm(f, losses.squared_error, 0.1)
     with pytest.raises(ValueError, match=message):
         bare(iterlin.train)(algorithm, params, data, schedule=every(1), num_steps=2, watch=watch)
+
+
+def test_a_watched_set_may_be_a_list():
+    x = jnp.ones((2, 3))
+    check_watch(Watch({"test": [x, x]}, {"sum": lambda outputs, y: outputs.sum()}, batch_size=1))
 
 
 @pytest.mark.parametrize(

@@ -61,20 +61,24 @@ def test_the_runs_start_alike_and_are_looked_at_twice_a_period():
 
 
 def test_steps_are_halved_at_the_same_steps_at_both_periods(monkeypatch):
-    made = {}
+    made, asked = {}, {}
 
     def grid(problem, axes, make, **_):
         made.update({period: make(period, 0) for period in axes["period"]})
         return xr.Dataset()
 
     monkeypatch.setattr(two_periods, "grid", grid)
-    times = {"period": 4, "linearizations": 5, "halve_after": [2, 3]}
-    two_periods.run("digits", NETWORK, train=20, test=10, **times, **SETTINGS)
-    assert made[1].halve_after == (8, 16)
-    assert made[4].halve_after == (2, 3)
-    assert made[1].eval_steps == made[4].eval_steps
-    with pytest.raises(ValueError, match=r"halve_after \[6\] goes beyond the 5 periods"):
-        two_periods.run("none", {}, **times | {"halve_after": [6]}, **SETTINGS)
+    monkeypatch.setattr(two_periods, "image_problem", lambda *_, **settings: asked.update(settings))
+    times, run = {"period": 5, "linearizations": 5, "halve_after": [2, 3]}, bare(two_periods.run)
+    run("digits", NETWORK, train=20, test=10, **times, **SETTINGS)
+    assert made[1].halve_after == (10, 20)
+    assert made[5].halve_after == (2, 3)
+    assert made[1].eval_steps == made[5].eval_steps == (0, 2, 5, 7, 10, 15, 20, 30, 40, 50, 60)
+    assert asked == {"diagnose": 64, "observe": problems.snapshot, "train": 20, "test": 10}
+    run("digits", NETWORK, **times | {"halve_after": [5]}, **SETTINGS)
+    assert made[1].halve_after == (25,)
+    with pytest.raises(ValueError, match=r"halve_after \[2, 6\] goes beyond the 5 periods"):
+        run("none", {}, **times | {"halve_after": [2, 6]}, **SETTINGS)
 
 
 def test_the_filters_are_those_of_the_first_convolution():

@@ -31,6 +31,10 @@ def test_infinity_passes_only_where_it_has_a_meaning():
     validation.non_negative("time", math.inf, infinity=True)
     with pytest.raises(ValueError, match="time must be finite and non-negative, got inf"):
         validation.non_negative("time", math.inf)
+    validation.positive("time", math.inf, infinity=True)
+    validation.positive("time", 10**30, infinity=True)  # which no type of NumPy holds
+    with pytest.raises(ValueError, match=r"^time must be positive, got 0$"):
+        validation.positive("time", 0, infinity=True)
 
 
 @pytest.mark.parametrize("value", [0.5, 1, np.float32(2), jnp.asarray([0.1, 3.0]), [1.0, 2.0]])
@@ -60,8 +64,9 @@ def test_numbers_of_bfloat16_pass_and_complex_ones_do_not():
     with pytest.raises(ValueError, match="step_size must be a positive real number, got"):
         validation.positive("step_size", 1j)
     validation.factorable("params", np.dtype("float32"))
-    with pytest.raises(ValueError, match=r"must be float32 or float64, .*: got complex64"):
-        validation.factorable("params", np.dtype("complex64"))
+    for narrow in ("complex64", "float16"):
+        with pytest.raises(ValueError, match=rf"must be float32 or float64, .*: got {narrow}"):
+            validation.factorable("params", np.dtype(narrow))
 
 
 @pytest.mark.parametrize("value", [(), (3,), [1, 2], np.array([4, 5])])
@@ -90,9 +95,10 @@ def test_zero_is_not_negative_and_not_positive():
         validation.positive("damping", 0)
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0, 1.5, -0.5])
+@pytest.mark.parametrize("value", [0.0, 1.0, 1.5, -0.5, [0.5, 1.5], [0.5, -0.5]])
 def test_open_unit(value):
     validation.open_unit("beta", 0.5)
+    validation.open_unit("beta", [0.5, 0.7])
     with pytest.raises(ValueError, match=r"beta must .*got"):
         validation.open_unit("beta", value)
 
@@ -105,6 +111,9 @@ def test_same_shape_and_one_of():
         validation.same_shape(np.zeros((2, 1)), np.zeros(2))
     with pytest.raises(ValueError, match=r"targets must be one array \(N, ...\), got list"):
         validation.same_shape(np.zeros(2), [1.0, 3.0])
+    validation.one_shape(k0=np.zeros(2), k1=jnp.ones(2))
+    with pytest.raises(ValueError, match=r"k0 and k1 must have one shape, got \(2,\) and \(1, 2\)"):
+        validation.one_shape(k0=np.zeros(2), k1=np.zeros((1, 2)))
     validation.one_of("tier", "gpu", ("quick", "gpu"))
     with pytest.raises(ValueError, match="unknown tier 'cloud'; allowed: gpu, quick"):
         validation.one_of("tier", "cloud", ("quick", "gpu"))
@@ -114,6 +123,7 @@ def test_traced_values_pass():
     @jax.jit
     def function(value):
         assert validation.is_traced(value)
+        assert validation.as_python(value) is value
         validation.positive_integer("period", value)
         validation.positive("step_size", value)
         validation.open_unit("beta", value)
@@ -167,7 +177,8 @@ def test_keys():
     validation.random_key("key", jax.random.key(0))
     validation.random_key("key", jax.random.PRNGKey(0))
     jax.vmap(lambda key: validation.random_key("key", key))(jax.random.split(jax.random.key(0)))
-    for value in (3, None, jax.random.split(jax.random.key(0)), np.array([1.0, 2.0])):
+    several = [jax.random.split(key) for key in (jax.random.key(0), jax.random.PRNGKey(0))]
+    for value in (3, None, np.uint32(3), np.array([1.0, 2.0]), *several):
         with pytest.raises(ValueError, match=r"key must be a random key, as jax.random.key"):
             validation.random_key("key", value)
 
@@ -180,3 +191,14 @@ def test_a_leaf_of_another_shape_is_told_by_its_place():
     message = r"^prior_mean\['w'\]\[1\] must have shape \(3,\), got \(2,\)$"
     with pytest.raises(ValueError, match=message):
         validation.like("prior_mean", {"w": [np.zeros((2, 3)), np.zeros(2)]}, model)
+
+
+def test_a_function_of_other_arguments_is_refused():
+    for fits in (lambda params, x: 0, lambda params, x, key=None: 0, lambda *both: 0, dict):
+        validation.accepts("f", fits, ("params", "x"))
+    message = r"^f is called as f\(params, x\), but it takes \(x\); with keyed=True .*key\)$"
+    with pytest.raises(ValueError, match=message):
+        validation.accepts("f", lambda x: 0, ("params", "x"))
+    message = r"^f is called as f\(params, x, key\), but it takes \(params, x\)$"
+    with pytest.raises(ValueError, match=message):
+        validation.accepts("f", lambda params, x: 0, ("params", "x", "key"))
