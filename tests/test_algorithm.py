@@ -9,6 +9,7 @@ import optax
 import pytest
 import roads
 from iterlin import algorithm, draws, linearize, losses
+from iterlin.linear_problem import LinearProblem
 from iterlin.networks import convnets
 from iterlin.networks.mlp import mlp
 from iterlin.schedules import Solved, every, is_every_step, never, when_solved
@@ -71,6 +72,23 @@ def test_the_penalty_is_that_of_damped_gauss_newton():
     normal = jacobian.T @ jacobian + 2 * penalty * np.eye(len(vector))
     expected = np.asarray(vector) - np.linalg.solve(normal, jacobian.T @ z)
     np.testing.assert_allclose(flat(state.params), expected, atol=1e-10)
+
+
+def test_the_problem_of_a_step_is_the_loss_of_the_proxy_and_the_further_terms():
+    """At a theta away from the anchor, for a network that draws: here, the scale of its inputs."""
+    f, anchor, (x, y) = classified()
+    theta = jax.tree.map(lambda leaf: jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), anchor)
+    proxy = linearize(f, anchor)(theta, 2 * x)
+    terms = {"penalty": 0.3, "regularizer": lambda p: 0.1 * optax.tree.norm(p, squared=True)}
+    added = 0.3 * np.sum((flat(theta) - flat(anchor)) ** 2) + 0.1 * np.sum(flat(theta) ** 2)
+    for settings, further in (({}, 0.0), (terms, added)):
+        run = algorithm.Algorithm(
+            lambda p, x, scale: f(p, scale * x), ENTROPY, 0.1, keyed=True, **settings
+        )
+        drawn = (jnp.asarray(2.0),)
+        problem = LinearProblem(run, anchor, x, y, drawn, jnp.asarray(True))
+        np.testing.assert_allclose(problem.outputs(theta), proxy, atol=1e-13)
+        assert float(problem(theta)) == pytest.approx(float(ENTROPY(proxy, y)) + further)
 
 
 def test_a_reset_optimizer_starts_anew_at_each_linearisation():

@@ -96,12 +96,17 @@ def test_matrix_and_factors_agree_and_what_is_read_less_of_is_kept(trainable):
 def test_a_limit_decides_and_one_that_nothing_fits_into_is_an_error():
     f, params, x, _ = problems.network((3, 40, 2), examples=4)
     sizes = ntk.kept_sizes(f, params, x)
-    assert (sizes.matrix, sizes.form) == (64, "matrix")
+    assert (sizes.matrix, sizes.form, sizes.read) == (64, "matrix", 64)
     assert sizes.factors == 4 * (4 + 2 * 40 + 41 + 2 * 2)
+    assert ntk.kept_sizes(f, params, x, memory_limit=512) == sizes
+    # Factors are read twice: 258 numbers of each example, and 4 N of each in the matrix.
+    assert ntk.kept_sizes(f, params, x[jnp.arange(64) % 4]).form == "matrix"
+    assert ntk.kept_sizes(f, params, x[jnp.arange(65) % 4]).form == "factors"
     with pytest.raises(ValueError, match=r"4 examples takes 512 bytes .* memory_limit=511"):
         il.kept_ntk(f, params, x, memory_limit=511)
     wide, params, x, _ = problems.network((1, 2, 1), examples=100)
     sizes = ntk.kept_sizes(wide, params, x, memory_limit=8 * 100**2 - 1)
-    assert sizes.form == "factors"
+    assert (sizes.form, sizes.read) == ("factors", 2 * sizes.factors)
+    assert ntk.kept_sizes(wide, params, x, memory_limit=8 * sizes.factors) == sizes
     with pytest.raises(ValueError, match="memory_limit must be a positive integer"):
         il.kept_ntk(f, params, x, memory_limit=0)

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections import namedtuple
 from types import SimpleNamespace
 
 import jax
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 from iterlin import eigenmodes, empirical_ntk
 from iterlin.kernels import compiled
+from iterlin.kernels.flat_program import Operation, flatten
+from iterlin.kernels.structure import structure
 from iterlin.linearization import jacobian
 from test_compilations import compilations
 
@@ -192,3 +195,91 @@ def test_under_transformations():
 def test_under_jit_with_nothing_traced():
     run = jax.jit(lambda: empirical_ntk(with_a_rule, W, X, trace=True))
     np.testing.assert_allclose(run(), expected(with_a_rule, W, X), rtol=1e-11)
+
+
+def looped(step):
+    """step(h, number) at each entry."""
+    return lambda x: jax.lax.scan(lambda h, v: (step(h, v), h), x[0, 0], x[0])[1]
+
+
+def solved(factor):
+    def f(x):
+        return jax.lax.custom_linear_solve(lambda v: factor * v, x, lambda _, b: b / factor)
+
+    return f
+
+
+# Made anew of a number, these differ by it, in an operation or inside a setting of one.
+MADE = {
+    "literal": lambda number: lambda x: x + number,
+    "argument": lambda number: lambda x: x.sum(axis=int(number) - 2, keepdims=True),
+    "loop": lambda number: looped(lambda h, v: jnp.sin(h) * number),
+    "order in a loop": lambda number: looped(lambda h, v: h - v if number == 2 else v - h),
+    "branches": lambda number: (
+        lambda x: jax.lax.cond(x[0, 0] > 0, jnp.sin, lambda h: h - number, x)
+    ),
+    "call in a loop": lambda number: looped(jax.checkpoint(lambda h, v: jnp.sin(h) / number)),
+    "solve": solved,
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_programs_share_a_key_where_nothing_but_closed_over_arrays_differs(kind):
+    def key(number, array):
+        found, complete = structure(flatten(lambda x: MADE[kind](number)(x * array), X))
+        assert complete
+        return found
+
+    first, again = key(2.0, X), key(2.0, 2 * X)
+    assert first == again
+    assert hash(first) == hash(again)
+    assert first != key(3.0, X)
+    assert first != key(2.0, X.astype(jnp.float32))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        jax.nn.relu,
+        looped(lambda h, v: jax.nn.relu(h)),
+        lambda x: jax.debug.callback(print, x) or jnp.sin(x),
+        looped(jax.checkpoint(jnp.add, policy=jax.checkpoint_policies.dots_saveable)),
+    ],
+    ids=["rule", "rule in a loop", "callback", "policy"],
+)
+def test_a_key_does_not_tell_all_where_functions_are_among_the_settings(f):
+    assert structure(flatten(f, X))[1] is False
+
+
+def scaled(array):
+    return jax.make_jaxpr(lambda x: x * array)(1.0)
+
+
+PAIR, COUPLE = namedtuple("PAIR", "a b"), namedtuple("COUPLE", "a b")
+
+
+@pytest.mark.parametrize(
+    ("make", "other"),
+    [
+        (lambda: [1, [2.0]], [1, [3.0]]),
+        (lambda: {"a": [1], "b": (2,)}, {"a": [1], "b": (3,)}),
+        (lambda: np.asarray([0.0, np.nan]), np.asarray([-0.0, np.nan])),
+        (lambda: (jnp.asarray([1, 2]),), (jnp.asarray([1, 3]),)),
+        (lambda: PAIR([1], 2), COUPLE([1], 2)),
+        (lambda: scaled(np.arange(3.0)), scaled(np.arange(1.0, 4))),
+        (lambda: float, int),
+    ],
+    ids=["list", "dict", "array", "array in a tuple", "names", "jaxpr", "type"],
+)
+def test_settings_of_any_kind_are_compared_by_what_they_hold(make, other):
+    plain = flatten(jnp.sin, X)
+    primitive = plain.operations[0].equation.primitive
+
+    def key(setting):
+        equation = SimpleNamespace(primitive=primitive, params={"setting": setting})
+        return structure(plain._replace(operations=(Operation(equation, (0,), (1,)),)))
+
+    assert key(make()) == key(make())
+    assert key(make())[1] is True
+    assert key(make()) != key(other)
+    assert key({1}) != key({1})  # cannot be hashed, and may change

@@ -55,6 +55,9 @@ OTHERWISE = {
     "a summand": lambda w, x: x + w[:1],
     "unused": lambda w, x: x,
     "returned": lambda w, x: jnp.broadcast_to(w[:1], x.shape),
+    "in two parts": lambda w, x: jnp.concatenate([x @ part for part in jnp.split(w, [2], 1)], 1),
+    "beside another": lambda w, x: jnp.matmul(*jax.lax.optimization_barrier((x, w))),
+    "repeated": lambda w, x: jnp.einsum("ni,ijk->njk", x, jnp.repeat(w[:, :, None], 2, axis=2)),
     "through integers": lambda w, x: x @ w.astype(int).astype(float),
 }
 
@@ -87,8 +90,20 @@ def test_weights_may_be_relaid(name):
         lambda p, x: p["b"][None] * (x @ p["w"]),
         lambda p, x: x @ p["w"] + jnp.broadcast_to(p["b"][:1], 3)[None],
         lambda p, x: 2.0 / (x @ p["w"]) + p["b"][None],
+        lambda p, x: (x @ p["w"] + (b := p["b"][None])) * b,
+        lambda p, x: (x @ p["w"]) * x.sum() + p["b"][None],
+        lambda p, x: (x @ p["w"]) * np.asarray([[1.0, 2.0, 3.0]]) + p["b"][None],
     ],
-    ids=["product used again", "along positions", "factor", "a part of it", "of its inverse"],
+    ids=[
+        "product used again",
+        "along positions",
+        "factor",
+        "a part of it",
+        "of its inverse",
+        "used again",
+        "behind an unknown factor",
+        "behind a factor for each feature",
+    ],
 )
 def test_vector_that_is_no_bias_is_not_taken_for_one(f):
     """With three positions and three features shapes alone do not tell."""
@@ -98,7 +113,24 @@ def test_vector_that_is_no_bias_is_not_taken_for_one(f):
 
 def test_a_number_that_all_features_share_is_no_bias():
     params = {"w": normal(3, 3), "b": normal(1)}
-    assert layers_of(lambda p, x: x @ p["w"] + p["b"][None], params, normal(2, 3)) == {"w": None}
+    for shared in (lambda b: b[None], lambda b: jnp.broadcast_to(b, (1, 3))):
+        f = lambda p, x, shared=shared: x @ p["w"] + shared(p["b"])  # noqa: E731
+        assert layers_of(f, params, normal(2, 3)) == {"w": None}
+
+
+def test_all_factors_between_product_and_bias_count():
+    w, b, x = normal(3, 2), normal(2), normal(1, 3)
+    program = flatten(lambda p, x: 3.0 * (x @ p[0]) * 2.0 / 4.0 + p[1][None], [w, b], x)
+    (layer,) = find_layers(program, 2)
+    assert (layer.bias, float(layer.scale)) == (1, 1.5)
+    rows = layer.inputs(run(program, [w, b, x], {})[1])
+    np.testing.assert_allclose(rows, [[*(1.5 * x[0]), 1]], rtol=1e-14)
+
+
+def test_a_bias_may_be_reshaped_along_its_axis():
+    params = {"w": normal(3, 2), "b": normal(2)}
+    f = lambda p, x: x @ p["w"] + p["b"].reshape(1, 2)  # noqa: E731
+    assert layers_of(f, params, normal(2, 3)) == {"w": "b"}
 
 
 NHWC, NCHW, MIXED = (

@@ -1,5 +1,7 @@
 """f_lin is exact on affine models and second-order otherwise; Jacobian products are adjoint."""
 
+from functools import partial
+
 import drawn
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import jacobian, jacobian_products, linearize
-from iterlin.linearization import jacobian_rows
+from iterlin.linearization import jacobian_rows, require_independent
 from problems import affine, affine_problem, dense, flat, network
 
 
@@ -62,6 +64,20 @@ def test_jacobian_equals_forward_mode_and_finite_differences(independent, widths
         shift = jnp.zeros_like(vector).at[column].set(step)
         difference = f(unravel(vector + shift), x) - f(unravel(vector - shift), x)
         np.testing.assert_allclose(found[:, column], difference.ravel() / (2 * step), atol=1e-8)
+
+
+def test_each_row_is_taken_from_its_own_example():
+    """Once they are known to be independent: of all 9 together the shape is looked at, no more."""
+    f, params, x, _ = network(examples=9)
+    sizes = []
+
+    def counted(params, x):
+        sizes.append(len(x))
+        return f(params, x)
+
+    jacobian(counted, params, x)
+    assert sizes.count(9) == 1
+    assert sizes[-1] == 1
 
 
 def test_jacobian_rows_of_some_outputs():
@@ -122,3 +138,18 @@ def test_jacobian_refuses_coupled_examples_unless_told(f):
     np.testing.assert_allclose(
         jacobian(f, params, x, independent=False), dense(f, params, x), atol=1e-12
     )
+
+
+@pytest.mark.parametrize("outputs", [(1e3, 0.0), (-1e3, -1e3)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_coupling_of_any_sign_is_seen_and_rounding_is_none(outputs, sign):
+    """Rounding is in proportion to the largest output, and may differ with the batch."""
+
+    def f(by, params, x):
+        return x @ params + sign * len(x) * jnp.asarray([[by, 0.0]])
+
+    params, x = jnp.asarray([outputs]), jnp.arange(1.0, 4)[:, None]
+    require_independent(partial(f, 1e-11), params, x)
+    with pytest.raises(ValueError, match="couples its examples"):
+        require_independent(partial(f, 1e-8), params, x)
+    require_independent(lambda p, x: f(0.0, p, x) * jnp.asarray([[jnp.nan, 1.0]]), params, x)

@@ -81,6 +81,12 @@ def test_labels_are_checked_where_the_loss_is_known(loss):
         losses.check_labels(lambda outputs, targets: loss(outputs, targets), shape, targets)
         jax.jit(lambda y: losses.check_labels(loss, shape, y))(targets)
     losses.check_labels(loss, shape, jnp.asarray([0, 2]))
+    places = jax.ShapeDtypeStruct((2, 4, 3), jnp.float32)
+    losses.check_labels(loss, places, jnp.full((2, 4), 2))
+    with pytest.raises(ValueError, match="targets must be labels of 3 classes, 0 to 2: got 3"):
+        losses.check_labels(loss, places, jnp.full((2, 4), 3))
+    # What is no array of labels the loss itself refuses.
+    losses.check_labels(loss, shape, {"label": jnp.asarray([0, 3])})
 
 
 def test_outputs_without_classes_are_refused():
@@ -109,12 +115,19 @@ def test_a_gradient_in_slices_is_that_of_all_examples(loss, size):
     """Five examples: slices of equal size and others, and the mean is over all of them."""
     x, y = jnp.arange(5.0)[:, None], jnp.asarray([1.0, 0.0, 2.0, 4.0, -1.0])[:, None]
 
+    seen = []
+
     def slope(loss, x, y):
+        seen.append(len(x))
         return jax.grad(lambda w: loss(w * x, y))(0.3)
 
     found = losses.loss_over_slices(slope, loss, size, x, y)
     by_hand = np.sum((0.3 * x - y) * x) / (5 if isinstance(loss, losses.Mean) else 1)
     np.testing.assert_allclose(found, by_hand, rtol=1e-12)
+    assert max(seen) == (size or 5)
+    # Of another loss the parts may not add up: it sees all.
+    worst = losses.loss_over_slices(slope, lambda o, y: jnp.max(o - y), size, x, y)
+    np.testing.assert_allclose(worst, x[4, 0], rtol=1e-12)
 
 
 def test_accuracy_counts_the_labels_of_all_tokens():

@@ -209,6 +209,34 @@ def test_overlapping_blocks_of_a_group_change_nothing(monkeypatch, form):
     np.testing.assert_allclose(found, expected, atol=1e-13)
 
 
+@pytest.mark.parametrize(("two_sided", "multiplied"), [(False, 8 * 9 // 2), (True, 6 * 6)])
+def test_neighbouring_groups_share_one_and_mirror_images_are_not_computed(
+    monkeypatch, two_sided, multiplied
+):
+    """16 examples in 4 groups of 2 blocks each; or 12 in 3 groups, and 12 others."""
+    monkeypatch.setattr(blocks, "LEAST_ROWS", 1)
+    monkeypatch.setattr(blocks, "BLOCKS", 2)
+    products, groups = [], []
+
+    def spy(*arguments):
+        products.append(arguments)
+        return factors.product(*arguments)
+
+    def rows_of(x, outputs):
+        groups.append(x)
+        return factors.Factors([], [], [x])
+
+    monkeypatch.setattr(blocks, "product", spy)
+    first, second = normal(12 if two_sided else 16, 1, 5), normal(12, 1, 5)
+    side = (second, jnp.eye(1)) if two_sided else None
+    with jax.disable_jit():  # which unrolls the loop over blocks
+        found = assemble(rows_of, (first, jnp.eye(1)), side, 4, "trace", first.dtype)
+    expected = np.einsum("iop,jop->ij", first, second if two_sided else first)
+    np.testing.assert_allclose(found, expected, atol=1e-13)
+    assert len(products) == multiplied
+    assert len(groups) == (10 if two_sided else 7)
+
+
 @pytest.mark.parametrize("limit", [208, 400, 1500])
 @pytest.mark.parametrize("two_sided", [False, True])
 def test_blocks_within_a_memory_limit_change_nothing(limit, two_sided):
