@@ -131,7 +131,7 @@ def test_tells_a_minimum_from_where_there_is_more_to_gain():
     right = jax.nn.one_hot(classes, 4)
 
     def there(outputs, dtype):
-        model = linear_model.from_products(lambda p, x: p, outputs.astype(dtype), classes)
+        model = linear_model.from_products(lambda p, x: p["u"], {"u": outputs.astype(dtype)}, classes)
         objective = Objective(model, losses.mean(losses.cross_entropy), classes, 1e-4)
         return bool(newton.within_rounding(objective))
 
@@ -160,7 +160,7 @@ def test_a_step_that_goes_too_far_is_halved_until_it_goes_down(loss, start):
     model = linear_model.from_products(lambda p, x: p, params, jnp.zeros((4, 1)))
     steps = []
     for unit in (1, 1e-9):  # in which the loss is measured
-        objective = Objective(model, lambda u, y: unit * loss(u, y), jnp.zeros((4, 1)), 1e-6 * unit)
+        objective = Objective(model, lambda u, y: y * loss(u, y), unit, 1e-6 * unit)
         found = minimize(objective, tolerance=1e-8)
         assert float(found.certificate) <= 1e-8
         steps.append(int(found.newton_steps))
