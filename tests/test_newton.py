@@ -131,7 +131,8 @@ def test_tells_a_minimum_from_where_there_is_more_to_gain():
     right = jax.nn.one_hot(classes, 4)
 
     def there(outputs, dtype):
-        model = linear_model.from_products(lambda p, x: p["u"], {"u": outputs.astype(dtype)}, classes)
+        params = {"u": outputs.astype(dtype)}
+        model = linear_model.from_products(lambda p, x: p["u"], params, classes)
         objective = Objective(model, losses.mean(losses.cross_entropy), classes, 1e-4)
         return bool(newton.within_rounding(objective))
 
