@@ -22,6 +22,20 @@ def objective_of(space, loss, penalty):
     return Objective(model, loss, targets, penalty), f, params, x, y
 
 
+def counted(penalty):
+    """The objective of cross-entropy in function space, and what notes each of its products."""
+    f, params, x, y = problems.network((3, 6, 4), examples=12)
+    product, taken = kept_ntk(f, params, x).product, []
+
+    def image(a):
+        jax.debug.callback(lambda: taken.append(1))
+        return product(a)
+
+    model = linear_model.from_kernel(f, params, x, image)
+    loss = losses.mean(losses.cross_entropy)
+    return Objective(model, loss, jnp.argmax(y, 1), penalty), taken
+
+
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("penalty", [10.0, 0.1, 1e-3])
 def test_finds_the_minimum_that_scipy_finds_on_the_dense_problem(space, penalty):
@@ -79,7 +93,7 @@ def test_says_so_where_it_had_to_stop_early():
 
 def test_goes_downhill_where_conjugate_gradients_do_not(monkeypatch):
     """As they may where a saturated loss leaves little curvature beside the rounding."""
-    objective, *_ = objective_of("function", losses.mean(losses.cross_entropy), 0.1)
+    objective, taken = counted(0.1)
     solve = newton.conjugate_gradients
 
     def uphill(*arguments, **settings):
@@ -87,7 +101,10 @@ def test_goes_downhill_where_conjugate_gradients_do_not(monkeypatch):
         return jax.tree.map(jnp.negative, step), count
 
     monkeypatch.setattr(newton, "conjugate_gradients", uphill)
-    assert float(minimize(objective, tolerance=1e-3).certificate) <= 1e-3
+    found = minimize(objective, tolerance=1e-3)
+    jax.effects_barrier()
+    assert float(found.certificate) <= 1e-3
+    assert int(found.evaluations) == len(taken)
 
 
 def test_systems_are_solved_to_the_root_of_the_certificate_and_to_a_half_at_first(monkeypatch):
@@ -118,6 +135,14 @@ def test_gains_nothing_where_nothing_is_a_number():
     assert float(found.certificate) == 1
 
 
+def test_one_step_is_enough_where_one_curvature_is_all_there_is():
+    model = linear_model.from_products(lambda p, x: p, jnp.array([1.0, -2.0, 3.0]), None)
+    objective = Objective(model, lambda u, y: 0.5 * jnp.sum(u**2), None, 1.0)
+    found = minimize(objective, tolerance=1e-8)
+    assert int(found.newton_steps) == 1
+    np.testing.assert_allclose(found.image, -model.outputs / 3, rtol=1e-12)
+
+
 def test_has_nothing_to_do_where_the_gradient_vanishes():
     model = linear_model.from_products(lambda p, x: p, jnp.zeros(3), None)
     found = minimize(Objective(model, lambda u, y: jnp.sum(jnp.cosh(u)), None, 0.1), tolerance=1e-3)
@@ -143,6 +168,22 @@ def test_tells_a_minimum_from_where_there_is_more_to_gain():
     # As wrong as can be: flat, but far from the minimum.
     assert not there(30 * jnp.roll(right, 1, axis=1), jnp.float32)
     assert not there(jnp.full_like(right, jnp.nan), jnp.float32)
+
+
+def test_what_can_be_gained_is_beside_the_rounding_of_the_loss_and_of_the_outputs():
+    def there(output, offset, away):
+        params = jnp.full(3, output)
+        model = linear_model.from_products(lambda p, x: p, params, None)
+
+        def loss(outputs, targets):
+            return offset + 0.5 * jnp.sum((outputs - targets) ** 2)
+
+        return bool(newton.within_rounding(Objective(model, loss, params + away, 1e-4)))
+
+    assert there(-1e8, 0.0, 1e-4)
+    assert there(0.0, -1e8, 1e-4)
+    assert not there(0.0, 0.0, 1e-4)
+    assert there(0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -178,15 +219,7 @@ def test_refuses_what_has_no_minimum():
 
 
 def test_evaluations_are_the_products_that_were_taken():
-    f, params, x, y = problems.network((3, 6, 4), examples=12)
-    product, taken = kept_ntk(f, params, x).product, []
-
-    def image(a):
-        jax.debug.callback(lambda: taken.append(1))
-        return product(a)
-
-    model = linear_model.from_kernel(f, params, x, image)
-    objective = Objective(model, losses.mean(losses.cross_entropy), jnp.argmax(y, 1), 1e-3)
+    objective, taken = counted(1e-3)
     found = minimize(objective, tolerance=1e-8)
     jax.effects_barrier()
     assert int(found.newton_steps) > 2
