@@ -278,6 +278,31 @@ def test_one_filter_value_at_a_traced_number_of_steps(eigenvalue, scaled, num_st
     assert float(traced[0]) == pytest.approx(exact, rel=1e-9)
 
 
+def test_without_end_a_step_does_not_move_where_nothing_pulls():
+    eigenvalues = jnp.asarray([0.0, 0.5, 1.5])
+    np.testing.assert_allclose(descent_filter(eigenvalues, 1.0, math.inf)[0], 0)
+    np.testing.assert_allclose(descent_filter(eigenvalues, 1.0, 10**300), [1e300, 2, 1 / 1.5])
+
+
+def test_a_traced_number_of_steps_has_its_parity():
+    eigenvalues = jnp.asarray([0.5, 1.2, 1.9])
+    traced = jax.jit(descent_filter)
+    for num_steps in (1, 4, 7):
+        expected = [exact_descent(float(value), 1.0, num_steps) for value in eigenvalues]
+        np.testing.assert_allclose(traced(eigenvalues, 1.0, num_steps), expected, rtol=1e-12)
+
+
+def test_derivatives_of_the_filters_are_numbers_on_both_sides_of_every_case():
+    values = np.array([0.0, 0.5, 1.0, 1.2, 2.0, 2.5])
+    eigenvalues = jnp.asarray(values)
+    in_time = jax.jacrev(lambda t: flow_filter(eigenvalues, t))(2.0)
+    np.testing.assert_allclose(in_time, np.exp(-2 * values))
+    in_size = jax.jacrev(lambda s: descent_filter(eigenvalues, s, 4))(1.0)
+    np.testing.assert_allclose(in_size, 4 * (1 - values) ** 3, atol=1e-12)
+    in_damping = jax.jacrev(lambda d: damping_filter(eigenvalues, d))(0.0)
+    np.testing.assert_allclose(in_damping, [0, *-(values[1:] ** -2)])
+
+
 def test_descent_approaches_flow_as_the_step_shrinks():
     eigenvalues = jnp.asarray([0.2, 1.0, 3.0])
     steps = np.array([100, 1000, 10_000])
