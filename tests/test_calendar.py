@@ -81,6 +81,7 @@ def test_a_part_of_the_parameters_is_looked_at_as_the_whole():
         (schedules.every(3), False),
         (schedules.when_solved(3), True),
         (lambda step, state: ~state.solved, False),
+        (lambda step, state: state.solved & (step % 10 == 0), False),
         # It looks, and says yes at the first step either way.
         (lambda step, state: jnp.where(state.solved, step % 3 == 1, step % 2 == 1), False),
     ],
