@@ -491,6 +491,14 @@ def test_step_size_or_beta_out_of_range_is_refused(problem):
                 steps(modes, step_size=1.0, beta=beta)
 
 
+def test_the_largest_stable_step_is_refused_and_any_below_it_is_not():
+    modes = eigenmodes(affine, jnp.zeros(1), jnp.full((1, 1, 1), 2.0), jnp.ones((1, 1)))
+    for steps in (steps_for_tolerance, worst_case_steps):
+        assert steps(modes, step_size=0.49, beta=0.9) > 1
+        with pytest.raises(ValueError, match=r"below 2 / lambda_max = 0\.5, got 0\.5"):
+            steps(modes, step_size=0.5, beta=0.9)
+
+
 def test_coupled_examples_that_do_not_fit_are_refused():
     params, x = jnp.ones((3, 1)), jax.random.normal(jax.random.key(0), (4, 3))
 

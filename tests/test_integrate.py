@@ -13,9 +13,10 @@ from iterlin import losses, schedules
 from iterlin.exact import engines, modelled
 from iterlin.exact import run as exact_run
 from iterlin.exact.choice import ENGINES, estimate
-from iterlin.exact.task import Task, quadratic
+from iterlin.exact.task import Task, quadratic, slice_size
 from iterlin.runtime import checkpoints
 from iterlin.runtime.chunks import OutOfTime
+from iterlin.runtime.costs import kept_bytes
 from iterlin.schedules import Solved
 from roads import integrate, integrator
 
@@ -168,6 +169,32 @@ def test_a_loss_is_quadratic_in_outputs_near_targets_of_their_kind():
     assert quadratic(summed, {"a": y, "b": y}) is None
     assert quadratic(summed, jnp.ones((3, 2), jnp.int32)) is None
     assert quadratic(CROSS_ENTROPY, jnp.argmax(y, 1)) is None
+
+
+def test_as_many_examples_go_together_as_there_is_memory_for():
+    f, params, x, _ = problems.network((3, 6, 4), examples=12)
+    needed = kept_bytes(f, params, x)
+    sizes = [slice_size(f, params, x, bytes) for bytes in (needed, needed - 1, needed // 2, 1)]
+    assert sizes == [None, 11, 6, 1]
+
+
+@pytest.mark.parametrize("factor", [1e-20, 1.0, 1e20])
+def test_a_quadratic_loss_is_told_from_others_in_any_unit(factor):
+    y = jax.random.normal(jax.random.key(0), (3, 2)).at[0, 0].set(0)
+    for size in (1e6, 1e-6):
+        found, targets = quadratic(lambda u, y: factor * losses.squared_error(u, y), size * y)
+        assert found == pytest.approx(factor, rel=1e-8)
+        np.testing.assert_allclose(targets, size * y, rtol=1e-8)
+    weights = jnp.arange(1.0, 7.0).reshape(3, 2)
+    for other in (
+        lambda e: e**4,
+        lambda e: weights * e**2,
+        lambda e: jnp.where(e < 10, e**2, 20 * e - 100),  # far out it is not
+        lambda e: jnp.where(jnp.sum(e**2) < 100, 1, 2) * e**2,  # nor here: another one
+        lambda e: -(e**2),
+        jnp.zeros_like,
+    ):
+        assert quadratic(lambda u, y, of=other: factor * jnp.sum(of(u - y)), 0 * y) is None
 
 
 @pytest.mark.parametrize("engine", ["flow", "function_space"])
