@@ -55,6 +55,14 @@ def assert_same(found, expected, tolerance):
     assert int(state.anchored_at) == int(other.anchored_at)
 
 
+def largest_curvature(problem, loss, params):
+    """lambda_max(J^T H J) by dense matrices."""
+    f, _, (x, y) = problem
+    jacobian, outputs = problems.dense(f, params, x), f(params, x)
+    hessian = jax.hessian(lambda u: loss(u.reshape(outputs.shape), y))(outputs.reshape(-1))
+    return np.linalg.eigvalsh(jacobian.T @ hessian @ jacobian)[-1]
+
+
 @pytest.mark.parametrize("penalty", [0.0, 0.3])
 @pytest.mark.parametrize(
     ("engine", "loss"),
@@ -66,10 +74,18 @@ def assert_same(found, expected, tolerance):
         ("steps", CROSS_ENTROPY),
     ],
 )
-def test_exact_engines_are_the_steps_to_rounding(engine, loss, penalty):
+def test_exact_engines_are_the_steps_to_rounding(engine, loss, penalty, monkeypatch):
+    monkeypatch.setattr(engines, "DESCENT_BURST", 6)
     problem, settings = setting(loss, penalty=penalty)
     found = integrate(*problem, step_size=STEP_SIZE, engine=engine, **settings)
     assert_same(found, by_steps(problem, settings), 1e-10)
+    state, history = found
+    if engine == "closed_form":  # one decomposition a stop, one of which is no look: at 40
+        assert history["evaluations"].tolist() == [0, 1, 2, 3, 5, 6]
+        largest = largest_curvature(problem, loss, state.anchor) + 2 * penalty
+        np.testing.assert_allclose(history["stability"][-1], STEP_SIZE * largest)
+    else:
+        assert history["evaluations"].tolist() == EVAL_STEPS
 
 
 @pytest.mark.parametrize("engine", ["function_space", "kept_steps"])
@@ -107,12 +123,16 @@ def test_flow_is_what_the_steps_tend_to():
     assert distances[1] == pytest.approx(distances[0] / 10, rel=0.1)
 
 
-def test_flow_is_the_same_with_the_kernel():
+def test_flow_is_the_same_with_the_kernel(monkeypatch):
+    """However often it returns on its way."""
+    monkeypatch.setattr(engines, "FLOW_BURST", 3)
     problem, settings = setting(step_size=STEP_SIZE, tolerance=1e-8)
     found = [
         integrate(*problem, engine=engine, **settings) for engine in ("flow", "function_space_flow")
     ]
     assert_same(found[0], (found[1][0], {"test_loss": found[1][1]["test_loss"]}), 1e-9)
+    stability = STEP_SIZE * largest_curvature(problem, CROSS_ENTROPY, problem[1])
+    assert 0.9 * stability < found[0][1]["stability"][0] < 1.001 * stability
 
 
 def test_period_of_a_hundred_million_takes_thousands_of_products():
@@ -433,6 +453,17 @@ def test_auto_takes_what_it_estimates_to_be_cheapest(capsys):
     _, history = integrate(*problem, step_size=0.01, **settings)
     assert history["evaluations"][-1] == 2  # two decompositions
     assert set(history["engine"]) == {"closed_form"}
+
+
+@pytest.mark.parametrize(("stability", "small"), [(0.095, True), (0.125, False)])
+def test_a_flow_stands_for_small_steps_alone(stability, small):
+    problem, settings = setting()
+    f, params, data = problem
+    step_size = stability / largest_curvature(problem, settings["loss"], params)
+    task = Task(f, data, settings["loss"], step_size, 0.0, 1e-3, 2**30, None)
+    found = estimate(task, params, period=10, num_steps=100)
+    assert ({"flow", "function_space_flow"} <= set(found)) == small
+    assert ("flow" in found) == small
 
 
 def test_an_estimate_leaves_out_a_kernel_that_cannot_be_built():
