@@ -131,6 +131,7 @@ def test_flow_is_the_same_with_the_kernel(monkeypatch):
         integrate(*problem, engine=engine, **settings) for engine in ("flow", "function_space_flow")
     ]
     assert_same(found[0], (found[1][0], {"test_loss": found[1][1]["test_loss"]}), 1e-9)
+    assert not bool(found[0][0].ended)
     stability = STEP_SIZE * largest_curvature(problem, CROSS_ENTROPY, problem[1])
     assert 0.9 * stability < found[0][1]["stability"][0] < 1.001 * stability
 
