@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from iterlin import losses, schedules
 from iterlin.algorithm import Algorithm
 from iterlin.exact import calendar
-from iterlin.exact.calendar import Answers, looks_at
+from iterlin.exact.calendar import Answers, ends_when_solved, looks_at
 
 STATE = Algorithm(lambda p, x: p * x, losses.squared_error, 0.1).start(
     jnp.ones(()), (jnp.ones(2), jnp.ones(2)), jax.random.key(0)
@@ -68,3 +68,23 @@ def test_the_guess_for_a_schedule_that_looks():
 )
 def test_what_a_schedule_looks_at(schedule, fields):
     assert {name for name in ("params", "solved") if looks_at(name, schedule, STATE)} == fields
+
+
+def test_a_part_of_the_parameters_is_looked_at_as_the_whole():
+    state = STATE._replace(params={"a": jnp.ones(()), "b": jnp.ones(())})
+    assert looks_at("params", lambda step, state: state.params["b"] > 1, state)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ends"),
+    [
+        (schedules.every(3), False),
+        (schedules.when_solved(3), True),
+        (lambda step, state: ~state.solved, False),
+        (lambda step, state: state.solved & (step % 10 == 0), False),
+        # It looks, and says yes at the first step either way.
+        (lambda step, state: jnp.where(state.solved, step % 3 == 1, step % 2 == 1), False),
+    ],
+)
+def test_whether_a_schedule_ends_a_problem_that_is_solved(schedule, ends):
+    assert ends_when_solved(schedule, STATE) == ends

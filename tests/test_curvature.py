@@ -123,6 +123,9 @@ def test_blocks_are_the_dense_hessian_of_the_loss(loss):
     [
         lambda outputs, y: jnp.sum((outputs - y).sum(0) ** 2),
         lambda outputs, y: jnp.sum((outputs[::2].sum(0) - outputs[1::2].sum(0)) ** 2),
+        # One number of one pair, whichever way it pulls.
+        lambda outputs, y: outputs[0, 0] * outputs[1, 0],
+        lambda outputs, y: -outputs[0, 0] * outputs[1, 0],
     ],
 )
 def test_a_loss_that_couples_examples_has_no_blocks(loss):

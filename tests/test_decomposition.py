@@ -35,6 +35,16 @@ def test_small_singular_values_survive(shape):
     np.testing.assert_allclose(thin_svd(matrix)[1], values, atol=1e-15, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("shape", "left"), [((200, 3), (3, 3)), ((3, 200), (3, 3)), ((8, 3), (8, 3))]
+)
+def test_what_is_long_either_way_is_reduced_to_a_square(shape, left, monkeypatch):
+    svd, given = jnp.linalg.svd, []
+    monkeypatch.setattr(jnp.linalg, "svd", lambda a, **how: given.append(a.shape) or svd(a, **how))
+    jax.eval_shape(thin_svd, jnp.ones(shape))
+    assert given == [left]
+
+
 def test_rank_deficiency_gives_zeros():
     matrix = with_singular_values([2.0, 1.0], 5, 1, 200)[:, 0]
     values = np.asarray(thin_svd(matrix)[1])

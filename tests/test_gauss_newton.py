@@ -681,17 +681,36 @@ def test_coupled_examples_are_refused():
 def test_settling_above_the_start_is_divergence():
     """Full steps on arctan from 2 run away until the loss is flat: no minimum is anywhere near."""
     x, y = jnp.zeros((1, 1)), jnp.zeros((1, 1))
-    solution = gauss_newton(
-        lambda p, _: jnp.arctan(p)[None],
-        jnp.asarray([2.0]),
-        x,
-        y,
-        max_steps=50,
-        tolerance=1e-9,
-        independent=False,
-    )
+
+    def solved(tolerance):
+        f, start = lambda p, _: jnp.arctan(p)[None], jnp.asarray([2.0])
+        run = {"max_steps": 50, "tolerance": tolerance, "independent": False}
+        return gauss_newton(f, start, x, y, **run)
+
+    solution, first = solved(1e-9), solved(1.0)
     assert abs(float(solution.params[0])) > 1e10
     assert int(solution.status) == Status.DIVERGED
+    assert int(first.num_steps) == 1
+    assert int(first.status) == Status.DIVERGED
+
+
+def test_a_start_where_nothing_moves_has_converged():
+    x, y = jnp.zeros((3, 2, 4)), jnp.ones((3, 2))
+    solution = gauss_newton(affine, jnp.ones(4), x, y, max_steps=5, tolerance=0.0)
+    assert int(solution.status) == Status.CONVERGED
+    assert int(solution.num_steps) == 1
+
+
+def test_unless_told_a_run_ends_where_nothing_is_left():
+    """However small a loss and its change are."""
+    params, x, _ = affine_problem("wide")
+    y = affine(params, x) + 1e-3
+    for solution in (
+        iterative_linearization(affine, params, x, y, step_size=1e-3, period=1, max_steps=3),
+        gauss_newton(affine, params, x, y, damping=1.0, max_steps=3, tolerance=0.0),
+    ):
+        assert int(solution.status) == Status.MAX_STEPS
+        assert int(solution.num_steps) == 3
 
 
 def test_an_infinite_period_is_gauss_newton_with_a_certificate_of_zero():

@@ -116,6 +116,8 @@ def test_infinite_time_is_the_minimum_norm_gauss_newton_step(case):
     expected = theta - np.linalg.pinv(matrix, rcond=1e-12) @ z
     modes = eigenmodes(affine, params, x, y)
     np.testing.assert_allclose(modes.flow(math.inf), expected, atol=1e-12)
+    endless = linearized_gradient_flow(affine, params, x, y, time=math.inf)
+    np.testing.assert_array_equal(endless, modes.flow(math.inf))
     np.testing.assert_allclose(modes.flow(1e6), expected, atol=1e-12)
     np.testing.assert_allclose(modes.descent(1.0, 10**6), expected, atol=1e-12)
     np.testing.assert_allclose(modes.damped(0.0), expected, atol=1e-12)
@@ -165,6 +167,26 @@ def test_ill_conditioned_jacobian(num_steps):
     moved = right @ np.asarray(modes.descent(0.5, num_steps))
     weights = -np.expm1(num_steps * np.log1p(-0.5 * values**2)) / values
     np.testing.assert_allclose(moved, -weights * (left.T @ z), rtol=3e-5)
+
+
+def diagonal(values, parameters):
+    """An affine problem whose Jacobian (N, P) has them on its diagonal; from 0 to ones."""
+    rows = jnp.eye(len(values), parameters) * jnp.asarray(values)[:, None]
+    return affine, jnp.zeros(parameters), rows[:, None], jnp.ones((len(values), 1))
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_singular_values_count_as_zero_where_the_larger_side_says_so(scale):
+    """Below 400 eps of the largest, and of the kernel's eigenvalues below 20 eps."""
+    eps = np.finfo(float).eps
+    modes = eigenmodes(*diagonal(scale * np.array([1, 300 * eps, 500 * eps]), 400))
+    assert sorted(modes.singular_values > 0) == [False, True, True]
+    values = scale * np.sqrt(np.array([*[1] * 18, 15 * eps, 30 * eps]))
+    modes = eigenmodes(*diagonal(values, 100), memory_limit=15_000)
+    assert int(jnp.sum(modes.singular_values > 0)) == 19
+    # What counts as zero does not move.
+    assert int(jnp.sum(jnp.abs(modes.flow(math.inf)) * scale > 1e-12)) == 19
+    np.testing.assert_array_equal(modes.combine(jnp.zeros(20)), 0)
 
 
 def test_zero_jacobian_stands_still():
@@ -278,6 +300,31 @@ def test_one_filter_value_at_a_traced_number_of_steps(eigenvalue, scaled, num_st
     assert float(traced[0]) == pytest.approx(exact, rel=1e-9)
 
 
+def test_without_end_a_step_does_not_move_where_nothing_pulls():
+    eigenvalues = jnp.asarray([0.0, 0.5, 1.5])
+    np.testing.assert_allclose(descent_filter(eigenvalues, 1.0, math.inf)[0], 0)
+    np.testing.assert_allclose(descent_filter(eigenvalues, 1.0, 10**300), [1e300, 2, 1 / 1.5])
+
+
+def test_a_traced_number_of_steps_has_its_parity():
+    eigenvalues = jnp.asarray([0.5, 1.2, 1.9])
+    traced = jax.jit(descent_filter)
+    for num_steps in (1, 4, 7):
+        expected = [exact_descent(float(value), 1.0, num_steps) for value in eigenvalues]
+        np.testing.assert_allclose(traced(eigenvalues, 1.0, num_steps), expected, rtol=1e-12)
+
+
+def test_derivatives_of_the_filters_are_numbers_on_both_sides_of_every_case():
+    values = np.array([0.0, 0.5, 1.0, 1.2, 2.0, 2.5])
+    eigenvalues = jnp.asarray(values)
+    in_time = jax.jacrev(lambda t: flow_filter(eigenvalues, t))(2.0)
+    np.testing.assert_allclose(in_time, np.exp(-2 * values))
+    in_size = jax.jacrev(lambda s: descent_filter(eigenvalues, s, 4))(1.0)
+    np.testing.assert_allclose(in_size, 4 * (1 - values) ** 3, atol=1e-12)
+    in_damping = jax.jacrev(lambda d: damping_filter(eigenvalues, d))(0.0)
+    np.testing.assert_allclose(in_damping, [0, *-(values[1:] ** -2)])
+
+
 def test_descent_approaches_flow_as_the_step_shrinks():
     eigenvalues = jnp.asarray([0.2, 1.0, 3.0])
     steps = np.array([100, 1000, 10_000])
@@ -312,6 +359,13 @@ def test_steps_for_tolerance_is_the_smallest(seed, scaled, beta):
     assert float(modes.residual_ratio(scaled, steps)) <= beta
     assert steps == 1 or float(modes.residual_ratio(scaled, steps - 1)) > beta
     assert steps <= worst_case_steps(modes, step_size=scaled, beta=beta)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 6])
+def test_as_many_steps_as_leave_the_very_tolerance_are_enough(num_steps):
+    modes = eigenmodes(affine, *affine_problem((3, 2, 8, 5)))
+    beta = float(modes.residual_ratio(0.7, num_steps))
+    assert steps_for_tolerance(modes, step_size=0.7, beta=beta) == num_steps
 
 
 @given(st.integers(0, 99), st.floats(0.05, 1.95), st.floats(1e-4, 0.9))
@@ -435,6 +489,14 @@ def test_step_size_or_beta_out_of_range_is_refused(problem):
         for beta in (0.0, 1.0, -0.5, math.nan):
             with pytest.raises(ValueError, match="beta must"):
                 steps(modes, step_size=1.0, beta=beta)
+
+
+def test_the_largest_stable_step_is_refused_and_any_below_it_is_not():
+    modes = eigenmodes(affine, jnp.zeros(1), jnp.full((1, 1, 1), 2.0), jnp.ones((1, 1)))
+    for steps in (steps_for_tolerance, worst_case_steps):
+        assert steps(modes, step_size=0.49, beta=0.9) > 1
+        with pytest.raises(ValueError, match=r"below 2 / lambda_max = 0\.5, got 0\.5"):
+            steps(modes, step_size=0.5, beta=0.9)
 
 
 def test_coupled_examples_that_do_not_fit_are_refused():

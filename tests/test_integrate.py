@@ -13,9 +13,10 @@ from iterlin import losses, schedules
 from iterlin.exact import engines, modelled
 from iterlin.exact import run as exact_run
 from iterlin.exact.choice import ENGINES, estimate
-from iterlin.exact.task import Task, quadratic
+from iterlin.exact.task import Task, quadratic, slice_size
 from iterlin.runtime import checkpoints
 from iterlin.runtime.chunks import OutOfTime
+from iterlin.runtime.costs import kept_bytes
 from iterlin.schedules import Solved
 from roads import integrate, integrator
 
@@ -54,6 +55,14 @@ def assert_same(found, expected, tolerance):
     assert int(state.anchored_at) == int(other.anchored_at)
 
 
+def largest_curvature(problem, loss, params):
+    """lambda_max(J^T H J) by dense matrices."""
+    f, _, (x, y) = problem
+    jacobian, outputs = problems.dense(f, params, x), f(params, x)
+    hessian = jax.hessian(lambda u: loss(u.reshape(outputs.shape), y))(outputs.reshape(-1))
+    return np.linalg.eigvalsh(jacobian.T @ hessian @ jacobian)[-1]
+
+
 @pytest.mark.parametrize("penalty", [0.0, 0.3])
 @pytest.mark.parametrize(
     ("engine", "loss"),
@@ -65,10 +74,18 @@ def assert_same(found, expected, tolerance):
         ("steps", CROSS_ENTROPY),
     ],
 )
-def test_exact_engines_are_the_steps_to_rounding(engine, loss, penalty):
+def test_exact_engines_are_the_steps_to_rounding(engine, loss, penalty, monkeypatch):
+    monkeypatch.setattr(engines, "DESCENT_BURST", 6)
     problem, settings = setting(loss, penalty=penalty)
     found = integrate(*problem, step_size=STEP_SIZE, engine=engine, **settings)
     assert_same(found, by_steps(problem, settings), 1e-10)
+    state, history = found
+    if engine == "closed_form":  # one decomposition a stop, one of which is no look: at 40
+        assert history["evaluations"].tolist() == [0, 1, 2, 3, 5, 6]
+        largest = largest_curvature(problem, loss, state.anchor) + 2 * penalty
+        np.testing.assert_allclose(history["stability"][-1], STEP_SIZE * largest)
+    else:
+        assert history["evaluations"].tolist() == EVAL_STEPS
 
 
 @pytest.mark.parametrize("engine", ["function_space", "kept_steps"])
@@ -106,12 +123,17 @@ def test_flow_is_what_the_steps_tend_to():
     assert distances[1] == pytest.approx(distances[0] / 10, rel=0.1)
 
 
-def test_flow_is_the_same_with_the_kernel():
+def test_flow_is_the_same_with_the_kernel(monkeypatch):
+    """However often it returns on its way."""
+    monkeypatch.setattr(engines, "FLOW_BURST", 3)
     problem, settings = setting(step_size=STEP_SIZE, tolerance=1e-8)
     found = [
         integrate(*problem, engine=engine, **settings) for engine in ("flow", "function_space_flow")
     ]
     assert_same(found[0], (found[1][0], {"test_loss": found[1][1]["test_loss"]}), 1e-9)
+    assert not bool(found[0][0].ended)
+    stability = STEP_SIZE * largest_curvature(problem, CROSS_ENTROPY, problem[1])
+    assert 0.9 * stability < found[0][1]["stability"][0] < 1.001 * stability
 
 
 def test_period_of_a_hundred_million_takes_thousands_of_products():
@@ -168,6 +190,32 @@ def test_a_loss_is_quadratic_in_outputs_near_targets_of_their_kind():
     assert quadratic(summed, {"a": y, "b": y}) is None
     assert quadratic(summed, jnp.ones((3, 2), jnp.int32)) is None
     assert quadratic(CROSS_ENTROPY, jnp.argmax(y, 1)) is None
+
+
+def test_as_many_examples_go_together_as_there_is_memory_for():
+    f, params, x, _ = problems.network((3, 6, 4), examples=12)
+    needed = kept_bytes(f, params, x)
+    sizes = [slice_size(f, params, x, bytes) for bytes in (needed, needed - 1, needed // 2, 1)]
+    assert sizes == [None, 11, 6, 1]
+
+
+@pytest.mark.parametrize("factor", [1e-20, 1.0, 1e20])
+def test_a_quadratic_loss_is_told_from_others_in_any_unit(factor):
+    y = jax.random.normal(jax.random.key(0), (3, 2)).at[0, 0].set(0)
+    for size in (1e6, 1e-6):
+        found, targets = quadratic(lambda u, y: factor * losses.squared_error(u, y), size * y)
+        assert found == pytest.approx(factor, rel=1e-8)
+        np.testing.assert_allclose(targets, size * y, rtol=1e-8)
+    weights = jnp.arange(1.0, 7.0).reshape(3, 2)
+    for other in (
+        lambda e: e**4,
+        lambda e: weights * e**2,
+        lambda e: jnp.where(e < 10, e**2, 20 * e - 100),  # far out it is not
+        lambda e: jnp.where(jnp.sum(e**2) < 100, 1, 2) * e**2,  # nor here: another one
+        lambda e: -(e**2),
+        jnp.zeros_like,
+    ):
+        assert quadratic(lambda u, y, of=other: factor * jnp.sum(of(u - y)), 0 * y) is None
 
 
 @pytest.mark.parametrize("engine", ["flow", "function_space"])
@@ -406,6 +454,17 @@ def test_auto_takes_what_it_estimates_to_be_cheapest(capsys):
     _, history = integrate(*problem, step_size=0.01, **settings)
     assert history["evaluations"][-1] == 2  # two decompositions
     assert set(history["engine"]) == {"closed_form"}
+
+
+@pytest.mark.parametrize(("stability", "small"), [(0.095, True), (0.125, False)])
+def test_a_flow_stands_for_small_steps_alone(stability, small):
+    problem, settings = setting()
+    f, params, data = problem
+    step_size = stability / largest_curvature(problem, settings["loss"], params)
+    task = Task(f, data, settings["loss"], step_size, 0.0, 1e-3, 2**30, None)
+    found = estimate(task, params, period=10, num_steps=100)
+    assert ({"flow", "function_space_flow"} <= set(found)) == small
+    assert ("flow" in found) == small
 
 
 def test_an_estimate_leaves_out_a_kernel_that_cannot_be_built():

@@ -183,7 +183,7 @@ def test_nothing_is_squared_in_float32(examples, precision, noise):
     found = laplace(f, params, single(x), single(x[:, :1]), **settings)
     assert not found.dual
     assert found.eigenvalues.dtype == jnp.float32
-    # Rounding, which differs between processors, is below a hundredth; squared, it is over a half.
+    # Rounding, which differs between processors, is below a hundredth; squared, above a half.
     np.testing.assert_allclose(found.variance(single(points)), exact.variance(points), rtol=3e-2)
     np.testing.assert_allclose(
         found.log_marginal_likelihood(), exact.log_marginal_likelihood(), atol=0.05

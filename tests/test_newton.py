@@ -1,4 +1,3 @@
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,20 @@ def objective_of(space, loss, penalty):
         model = linear_model.from_products(f, params, x)
     targets = jnp.argmax(y, 1) if loss is not losses.squared_error else y
     return Objective(model, loss, targets, penalty), f, params, x, y
+
+
+def counted(penalty):
+    """The objective of cross-entropy in function space, and what notes each of its products."""
+    f, params, x, y = problems.network((3, 6, 4), examples=12)
+    product, taken = kept_ntk(f, params, x).product, []
+
+    def image(a):
+        jax.debug.callback(lambda: taken.append(1))
+        return product(a)
+
+    model = linear_model.from_kernel(f, params, x, image)
+    loss = losses.mean(losses.cross_entropy)
+    return Objective(model, loss, jnp.argmax(y, 1), penalty), taken
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -81,7 +94,7 @@ def test_says_so_where_it_had_to_stop_early():
 
 def test_goes_downhill_where_conjugate_gradients_do_not(monkeypatch):
     """As they may where a saturated loss leaves little curvature beside the rounding."""
-    objective, *_ = objective_of("function", losses.mean(losses.cross_entropy), 0.1)
+    objective, taken = counted(0.1)
     solve = newton.conjugate_gradients
 
     def uphill(*arguments, **settings):
@@ -89,7 +102,29 @@ def test_goes_downhill_where_conjugate_gradients_do_not(monkeypatch):
         return jax.tree.map(jnp.negative, step), count
 
     monkeypatch.setattr(newton, "conjugate_gradients", uphill)
-    assert float(minimize(objective, tolerance=1e-3).certificate) <= 1e-3
+    found = minimize(objective, tolerance=1e-3)
+    jax.effects_barrier()
+    assert float(found.certificate) <= 1e-3
+    assert int(found.evaluations) == len(taken)
+
+
+def test_systems_are_solved_to_the_root_of_the_certificate_and_to_a_half_at_first(monkeypatch):
+    model = linear_model.from_products(lambda p, x: p, jnp.array([3.0, 1.0, 2.0, -0.5]), None)
+    objective = Objective(model, lambda u, y: jnp.sum(jnp.cosh(u)), None, 0.1)
+    solve, told = newton.conjugate_gradients, []
+
+    def solved(*arguments, tolerance, **settings):
+        jax.debug.callback(lambda t: told.append(float(t)), tolerance, ordered=True)
+        return solve(*arguments, tolerance=tolerance, **settings)
+
+    monkeypatch.setattr(newton, "conjugate_gradients", solved)
+    steps = int(minimize(objective, tolerance=1e-6).newton_steps)
+    jax.effects_barrier()
+    first, *_, last = told
+    before = minimize(objective, tolerance=1e-6, max_steps=steps - 1)
+    assert first == 0.5
+    np.testing.assert_allclose(last, np.sqrt(before.certificate), rtol=1e-12)
+    assert steps < 10
 
 
 def test_gains_nothing_where_nothing_is_a_number():
@@ -101,12 +136,29 @@ def test_gains_nothing_where_nothing_is_a_number():
     assert float(found.certificate) == 1
 
 
+def test_one_step_is_enough_where_one_curvature_is_all_there_is():
+    model = linear_model.from_products(lambda p, x: p, jnp.array([1.0, -2.0, 3.0]), None)
+    objective = Objective(model, lambda u, y: 0.5 * jnp.sum(u**2), None, 1.0)
+    found = minimize(objective, tolerance=1e-8)
+    assert int(found.newton_steps) == 1
+    np.testing.assert_allclose(found.image, -model.outputs / 3, rtol=1e-12)
+
+
+def test_has_nothing_to_do_where_the_gradient_vanishes():
+    model = linear_model.from_products(lambda p, x: p, jnp.zeros(3), None)
+    found = minimize(Objective(model, lambda u, y: jnp.sum(jnp.cosh(u)), None, 0.1), tolerance=1e-3)
+    assert float(found.certificate) == 0
+    assert int(found.newton_steps) == 0
+    np.testing.assert_array_equal(found.image, 0)
+
+
 def test_tells_a_minimum_from_where_there_is_more_to_gain():
     classes = jnp.arange(12) % 4
     right = jax.nn.one_hot(classes, 4)
 
     def there(outputs, dtype):
-        model = linear_model.from_products(lambda p, x: p, outputs.astype(dtype), classes)
+        params = {"u": outputs.astype(dtype)}
+        model = linear_model.from_products(lambda p, x: p["u"], params, classes)
         objective = Objective(model, losses.mean(losses.cross_entropy), classes, 1e-4)
         return bool(newton.within_rounding(objective))
 
@@ -119,27 +171,44 @@ def test_tells_a_minimum_from_where_there_is_more_to_gain():
     assert not there(jnp.full_like(right, jnp.nan), jnp.float32)
 
 
+def test_what_can_be_gained_is_beside_the_rounding_of_the_loss_and_of_the_outputs():
+    def there(output, offset, away):
+        params = jnp.full(3, output)
+        model = linear_model.from_products(lambda p, x: p, params, None)
+
+        def loss(outputs, targets):
+            return offset + 0.5 * jnp.sum((outputs - targets) ** 2)
+
+        return bool(newton.within_rounding(Objective(model, loss, params + away, 1e-4)))
+
+    assert there(-1e8, 0.0, 1e-4)
+    assert there(0.0, -1e8, 1e-4)
+    assert not there(0.0, 0.0, 1e-4)
+    assert there(0.0, 0.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("loss", "start"),
     [
         (lambda u, y: jnp.sum(jnp.sqrt(1 + u**2)), 3.0),  # Newton's step ends at -27
         # At 40; an eighth of that step goes down, to where it is steeper than at the start.
         (lambda u, y: jnp.sum(jnp.exp(u) - u), -3.8),
+        # At all but the same height across, by far less than the slope has promised.
+        (lambda u, y: jnp.sum(jnp.sqrt(1 + u**2)), 0.99997),
     ],
-    ids=["both ways", "steeper"],
+    ids=["both ways", "steeper", "across"],
 )
 def test_a_step_that_goes_too_far_is_halved_until_it_goes_down(loss, start):
     params = jnp.full((4, 1), start)
     model = linear_model.from_products(lambda p, x: p, params, jnp.zeros((4, 1)))
     steps = []
     for unit in (1, 1e-9):  # in which the loss is measured
-        measured = partial(lambda unit, u, y: unit * loss(u, y), unit)
-        objective = Objective(model, measured, jnp.zeros((4, 1)), 1e-6 * unit)
+        objective = Objective(model, lambda u, y: y * loss(u, y), unit, 1e-6 * unit)
         found = minimize(objective, tolerance=1e-8)
         assert float(found.certificate) <= 1e-8
         steps.append(int(found.newton_steps))
         np.testing.assert_allclose(params + found.image, 0, atol=1e-4)
-    assert 1 < steps[0] == steps[1] < 15
+    assert 1 < steps[0] == steps[1] < 10
 
 
 def test_refuses_what_has_no_minimum():
@@ -151,15 +220,7 @@ def test_refuses_what_has_no_minimum():
 
 
 def test_evaluations_are_the_products_that_were_taken():
-    f, params, x, y = problems.network((3, 6, 4), examples=12)
-    product, taken = kept_ntk(f, params, x).product, []
-
-    def image(a):
-        jax.debug.callback(lambda: taken.append(1))
-        return product(a)
-
-    model = linear_model.from_kernel(f, params, x, image)
-    objective = Objective(model, losses.mean(losses.cross_entropy), jnp.argmax(y, 1), 1e-3)
+    objective, taken = counted(1e-3)
     found = minimize(objective, tolerance=1e-8)
     jax.effects_barrier()
     assert int(found.newton_steps) > 2

@@ -664,6 +664,17 @@ def test_where_nothing_curves_a_period_has_one_step():
     np.testing.assert_array_equal(history["step_size"][-1], 2.0)
 
 
+def test_a_penalty_counts_twice_in_the_curvature_of_a_fixed_time():
+    """J J^T is the identity, L therefore 1.1 + 2 * 0.3, and 10 L / (2 * 0.4) is 21.25."""
+    rule = timed.for_time(10.0, fraction=0.4)
+    algorithm = il.Algorithm(lambda p, x: p, losses.squared_error, rule.optimizer, penalty=0.3)
+    data = jnp.ones((3, 1)), jnp.ones(3)
+    settings = {"schedule": rule.schedule, "num_steps": 1}
+    found = il.train(algorithm, jnp.zeros(3), data, **settings)[0].optimizer_state
+    assert int(found.left) == 21
+    np.testing.assert_allclose(found.step_size, 10 / 22)
+
+
 def test_a_fixed_time_needs_a_known_curvature():
     rule = timed.for_time(1.0)
     with pytest.raises(ValueError, match=r"no bound on the curvature of .*: take a fixed"):

@@ -10,7 +10,7 @@ import pytest
 from iterlin import gauss_newton, losses, truncated_gauss_newton
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.gauss_newton import Status
-from problems import bare, flat, network
+from problems import affine, affine_problem, bare, flat, network
 from scipy.optimize import minimize
 
 
@@ -163,6 +163,24 @@ def rule_by_hand(damping, growth, gain, accepted):
     if accepted:
         return damping * max(1 / 3, 1 - (2 * gain - 1) ** 3), 2
     return damping * growth, 2 * growth
+
+
+def test_the_damping_doubles_ever_more_until_a_step_is_accepted():
+    rule = LevenbergMarquardt()
+    damping, found = rule.begin(jnp.float64), []
+    for gain in (None, None, None, 1.0, None, 0.5, 0.25, 0.75):  # of an accepted step
+        accepted = jnp.asarray(gain is not None)
+        damping = rule.after(damping, jnp.asarray(gain or 0.0), accepted)
+        found.append((float(damping.value), float(damping.growth)))
+    values = np.cumprod([2, 4, 8, 1 / 3, 2, 1, 1.125, 0.875])
+    np.testing.assert_allclose(found, np.stack([values, [4, 8, 16, 2, 4, 2, 2, 2]], 1))
+
+
+def test_inner_steps_end_at_ten_times_the_smaller_side_unless_told():
+    params, x, y = affine_problem("wide")  # 6 outputs, 11 parameters
+    run = {"beta": 1e-300, "max_steps": 1, "tolerance": 0.0}
+    solution = truncated_gauss_newton(affine, params, x, y, **run)
+    assert int(solution.history["inner_steps"][0]) == 60
 
 
 def test_every_step_follows_the_rule_of_its_gain():
