@@ -121,7 +121,8 @@ def test_what_a_row_requires_comes_before_what_it_states(condition, tested, firs
     ],
 )
 def test_a_record_keeps_the_rules_that_it_was_made_under(change, unchanged, monkeypatch):
-    monkeypatch.setattr(claims, "load_claims", lambda: [ROW, ROW | {"experiment": "other"}])
+    other = ROW | {"id": "C1", "experiment": "other"}
+    monkeypatch.setattr(claims, "load_claims", lambda: [ROW, other])
     assert claims.rules("trial") == {"C0": "cad95cc9c24802b2"}  # as records hold it
     kept = record(drop=ABOVE)
     assert claims.judge(ROW, kept).unchanged is None
@@ -308,6 +309,10 @@ def statement(**changes):
         ([statement(says=3, above=1.0)], "a statement of claim C0 has says 3, which is no text"),
         ([statement(condition=["fit"])], r"claim C0 has condition \['fit'\], which is no text"),
         ([ROW | {"paper": ["a"]}], "claim C0: paper must be text"),
+        (
+            [ROW | dict.fromkeys(("version", "place", "paper", "page", "claim"))],
+            "C0: claim must be",
+        ),
         ([ROW, ROW | {"id": "C1"}, ROW], "repeated claim ids C0"),
         ({"C0": ROW}, "must be a list of claims"),
         ([ROW, "C1"], "must be a list of claims"),
@@ -337,6 +342,11 @@ def test_a_ledger_that_cannot_be_read_is_told_in_one_line(tmp_path, text, messag
     with pytest.raises(ValueError, match=rf"claims\.yml: .*{message}") as error:
         claims.load_claims(path)
     assert "\n" not in str(error.value)
+
+
+def test_a_book_without_a_ledger_has_no_rules(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "project_root", lambda: tmp_path)
+    assert claims.rules("trial") == {}
 
 
 def test_a_right_ledger_is_read(tmp_path):
