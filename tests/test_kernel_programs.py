@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import eigenmodes, empirical_ntk
+from iterlin import eigenmodes, empirical_ntk, ntk
 from iterlin.kernels import compiled
 from iterlin.kernels.flat_program import Operation, flatten
 from iterlin.kernels.structure import structure
@@ -164,6 +164,7 @@ def test_programs_of_a_dropped_function_go_with_it():
 
 
 def test_no_more_programs_than_so_many_are_kept(monkeypatch):
+    assert f"of which {compiled.MOST} are kept" in " ".join(ntk.__doc__.split())
     monkeypatch.setattr(compiled, "MOST", 3)
     for power in range(2, 5):
         empirical_ntk(lambda p, x, power=power: (x @ p["w"]) ** power @ p["v"], W, X[:1])
