@@ -1,6 +1,7 @@
 """What `train` adds to plain steps: penalties, inner solves and their stopping, augmentation."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -238,6 +239,12 @@ def test_a_part_moves_as_if_the_rest_were_written_into_the_network(schedule):
     looked = part.network(states[0])(states[0].params, data[0])
     np.testing.assert_allclose(looked, f(join(states[0].params, fixed), data[0]), rtol=1e-12)
     assert whole.bound(jax.tree.map(lambda leaf: None, params)) is whole
+    first, free = (
+        run.advance(run.start(moving, data, jax.random.key(5)), data, 1, schedule).params
+        for run in (part, replace(part, regularizer=None))
+    )
+    slope = jax.grad(lambda m: regularizer(join(m, fixed)))(moving)
+    np.testing.assert_allclose(flat(first), flat(free) - 0.3 * flat(slope), rtol=1e-11)
 
 
 def test_what_is_bound_is_trained_as_a_whole_and_its_statistics_know_the_rest():
