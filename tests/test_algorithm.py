@@ -1,6 +1,8 @@
 """What `train` adds to plain steps: penalties, inner solves and their stopping, augmentation."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from iterlin import algorithm, draws, linearize, losses
 from iterlin.linear_problem import LinearProblem
 from iterlin.networks import convnets
 from iterlin.networks.mlp import mlp
+from iterlin.parameters import join, split
 from iterlin.schedules import Solved, every, is_every_step, never, when_solved
 from problems import flat, network
 
@@ -227,3 +230,67 @@ def test_examples_choose_what_a_run_trains_on():
     for _ in range(4):
         state = batches.advance(state, (x, y, chosen), 1, every(2))
         assert sorted(state.order.tolist()) == chosen.tolist()
+
+
+@pytest.mark.parametrize("schedule", [every(1), every(2)])
+def test_a_part_moves_as_if_the_rest_were_written_into_the_network(schedule):
+    """A network that draws, a regularizer of all parameters, and looks that draw nothing."""
+    f, params, data = classified()
+    moving, fixed = split(params, lambda path: path.startswith("1/"))
+
+    def drawing(p, x, key):
+        noise = 0.0 if key is None else jax.random.normal(key, x.shape)
+        return f(p, x + noise)
+
+    def regularizer(p):
+        return 0.1 * optax.tree.norm(p, squared=True) ** 2
+
+    settings = {"keyed": True, "solved": Solved(1, 0.5, None, 5)}
+    whole = algorithm.Algorithm(drawing, ENTROPY, 0.3, regularizer=regularizer, **settings)
+    part = whole.bound(fixed)
+    by_hand = algorithm.Algorithm(
+        lambda m, x, key: drawing(join(m, fixed), x, key),
+        ENTROPY,
+        0.3,
+        regularizer=lambda m: regularizer(join(m, fixed)),
+        **settings,
+    )
+    states = [
+        run.advance(run.start(moving, data, jax.random.key(5)), data, 5, schedule)
+        for run in (part, by_hand)
+    ]
+    np.testing.assert_allclose(flat(states[0].params), flat(states[1].params), rtol=1e-12)
+    assert bool(states[0].solved) == bool(states[1].solved)
+    looked = part.network(states[0])(states[0].params, data[0])
+    np.testing.assert_allclose(looked, f(join(states[0].params, fixed), data[0]), rtol=1e-12)
+    assert whole.bound(jax.tree.map(lambda leaf: None, params)) is whole
+    first, free = (
+        run.advance(run.start(moving, data, jax.random.key(5)), data, 1, schedule).params
+        for run in (part, replace(part, regularizer=None))
+    )
+    slope = jax.grad(lambda m: regularizer(join(m, fixed)))(moving)
+    np.testing.assert_allclose(flat(first), flat(free) - 0.3 * flat(slope), rtol=1e-11)
+
+
+def test_what_is_bound_is_trained_as_a_whole_and_its_statistics_know_the_rest():
+    f, params, _ = classified()
+    _, fixed = split(params, lambda path: path.startswith("1/"))
+    told = SimpleNamespace(evaluate=f, bound=lambda rest: SimpleNamespace(evaluate=f, rest=rest))
+    run = algorithm.Algorithm(f, ENTROPY, 0.1, normalization=told, trainable=lambda path: True)
+    bound = run.bound(fixed)
+    assert bound.trainable is None
+    assert bound.normalization.rest is fixed
+
+
+def test_a_penalty_may_be_traced():
+    f, params, data = classified()
+
+    def moved(penalty):
+        run = algorithm.Algorithm(f, ENTROPY, 0.3, penalty=penalty)
+        state = run.advance(run.start(params, data, jax.random.key(0)), data, 4, never())
+        return state.params
+
+    found = jax.vmap(moved)(jnp.asarray([0.0, 0.5]))
+    second = jax.tree.map(lambda leaf: leaf[1], found)
+    np.testing.assert_allclose(flat(second), flat(moved(0.5)), rtol=1e-12)
+    assert np.abs(flat(second) - flat(jax.tree.map(lambda leaf: leaf[0], found))).max() > 1e-3

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import eigenmodes, empirical_ntk
+from iterlin import eigenmodes, empirical_ntk, ntk
 from iterlin.kernels import compiled
 from iterlin.kernels.flat_program import Operation, flatten
 from iterlin.kernels.structure import structure
@@ -164,10 +164,17 @@ def test_programs_of_a_dropped_function_go_with_it():
 
 
 def test_no_more_programs_than_so_many_are_kept(monkeypatch):
+    assert f"of which {compiled.MOST} are kept" in " ".join(ntk.__doc__.split())
     monkeypatch.setattr(compiled, "MOST", 3)
-    for power in range(2, 5):
-        empirical_ntk(lambda p, x, power=power: (x @ p["w"]) ** power @ p["v"], W, X[:1])
-    assert len(compiled._programs) == 3
+
+    def look(power):
+        empirical_ntk(lambda p, x: (x @ p["w"]) ** power @ p["v"], W, X[:1])
+        return list(compiled._programs)
+
+    *_, kept = (look(power) for power in (2, 3, 4))
+    assert len(kept) == 3
+    assert look(3) == [kept[0], kept[2], kept[1]]
+    assert look(5)[:2] == [kept[2], kept[1]]
 
 
 def test_under_transformations():

@@ -123,6 +123,10 @@ def test_many_times_by_vmap_and_derivatives():
     found = jax.vmap(lambda t: predict(kernel_dd, y, kernel_td, time=t))(times)
     for time, row in zip(times, found, strict=True):
         np.testing.assert_allclose(predict(kernel_dd, y, kernel_td, time=time), row, atol=1e-13)
+    with pytest.raises(ValueError, match="give either a time or step_size and num_steps"):
+        jax.vmap(lambda t: predict(kernel_dd, y, kernel_td, time=t, step_size=0.1, num_steps=3))(
+            times
+        )
     # The equation of the flow at the start: du/dt = K_td y.
     slope = jax.jacfwd(lambda t: predict(kernel_dd, y, kernel_td, time=t))(0.0)
     np.testing.assert_allclose(slope, kernel_td @ y, atol=1e-12)
