@@ -1,5 +1,8 @@
 """Products with J^T H J against dense Jacobians and Hessians, and against the linearised loss."""
 
+from functools import partial
+from itertools import combinations
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,6 +121,10 @@ def test_blocks_are_the_dense_hessian_of_the_loss(loss):
     np.testing.assert_allclose(found, np.einsum("nonp->nop", whole), atol=1e-12)
 
 
+def product_of(one, other, outputs, y):
+    return outputs[one, 0] * outputs[other, 0]
+
+
 @pytest.mark.parametrize(
     "loss",
     [
@@ -126,11 +133,17 @@ def test_blocks_are_the_dense_hessian_of_the_loss(loss):
         # One number of one pair, whichever way it pulls.
         lambda outputs, y: outputs[0, 0] * outputs[1, 0],
         lambda outputs, y: -outputs[0, 0] * outputs[1, 0],
+        *(partial(product_of, *pair) for pair in combinations(range(5), 2)),
     ],
 )
 def test_a_loss_that_couples_examples_has_no_blocks(loss):
     with pytest.raises(ValueError, match="loss couples its examples"):
-        loss_blocks(loss, jnp.ones((4, 3)), jnp.zeros((4, 3)))
+        loss_blocks(loss, jnp.ones((5, 3)), jnp.zeros((5, 3)))
+
+
+def test_a_loss_of_one_example_couples_none():
+    blocks = loss_blocks(partial(product_of, 0, 0), jnp.ones((1, 3)), jnp.zeros((1, 3)))
+    np.testing.assert_array_equal(blocks[0], np.diag([2.0, 0, 0]))
 
 
 @pytest.fixture(scope="module")
