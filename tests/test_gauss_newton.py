@@ -1,6 +1,7 @@
 """Gauss-Newton against certified and published answers, optimistix and dense linear algebra."""
 
 import math
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -346,6 +347,22 @@ def test_histories_belong_to_their_iterates():
         assert int(solution.status) == Status.CONVERGED
         assert changes[-1] <= 1e-3 * loss[steps - 1]
         assert np.all(changes[:-1] > 1e-3 * loss[: steps - 1])
+
+
+@pytest.mark.parametrize(
+    "solve",
+    [
+        partial(gauss_newton, damping=0.5),
+        partial(gauss_newton, damping=0.5, solver="cholesky"),
+        partial(iterative_linearization, step_size=0.01, period=7),
+    ],
+    ids=["svd", "cholesky", "iterative linearisation"],
+)
+def test_the_gradient_of_the_history_is_the_dense_one(solve):
+    f, params, x, y = network((2, 4, 1), examples=5)
+    found = solve(f, params, x, y, max_steps=1, tolerance=0.0).history["gradient_norm"]
+    gradient = dense(f, params, x).T @ np.ravel(f(params, x) - y)
+    np.testing.assert_allclose(found[0], np.linalg.norm(gradient), rtol=1e-9)
 
 
 @pytest.mark.parametrize("beta", [0.7, 1e-3])

@@ -142,6 +142,8 @@ def test_half_point_is_that_of_the_two_parameter_fit(size, m, b):
     for limit in (found.lower, found.upper):
         best = optimize.minimize_scalar(lambda b, m=limit: loss([m, b]), bounds=(0, 50)).fun
         assert best - fit.fun == pytest.approx(stats.chi2.ppf(0.95, 1) / 2, rel=1e-2)
+    for unit in (1e-2, 1e4):  # in which x is measured
+        np.testing.assert_allclose(half_point(unit * x, failed), unit * np.array(found), rtol=1e-3)
 
 
 def test_half_point_of_separated_outcomes_is_the_middle_of_the_gap():
