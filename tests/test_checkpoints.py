@@ -318,6 +318,56 @@ def test_checkpoints_are_written_when_their_time_has_come(tmp_path, monkeypatch,
     assert written == steps
 
 
+class Clock:
+    """A stand-in for `time` whose seconds pass where a test says so."""
+
+    def __init__(self):
+        self.now = 1e6
+
+    def monotonic(self):
+        return self.now
+
+
+def counts_of(clock, seconds, steps, **settings):
+    """How many steps are taken at a time where so many seconds pass at each; and the outcome."""
+    counts = []
+
+    def advance(state, count):
+        counts.append(int(count))
+        clock.now += seconds
+        return state
+
+    start, eval_steps = Going(jnp.zeros(1, bool)), np.array([steps])
+    nothing = {"progress": False, **settings}
+    outcome = chunks.run_in_chunks(
+        start, advance, lambda state: {"loss": jnp.zeros(())}, eval_steps, **nothing
+    )
+    return counts, outcome
+
+
+def test_as_many_steps_go_together_as_take_a_chunk_s_time(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(chunks, "time", clock)
+    monkeypatch.setattr(chunks, "FIRST_CHUNK", 8)
+    assert counts_of(clock, 0.4 * chunks.CHUNK, 56)[0] == [8, 16, 32]
+    assert counts_of(clock, chunks.CHUNK, 24)[0] == [8, 8, 8]
+    assert counts_of(clock, 2.1 * chunks.CHUNK, 16)[0] == [8, 4, 2, 1, 1]
+
+
+def test_a_run_that_goes_on_counts_the_seconds_of_both_its_parts(tmp_path, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(chunks, "time", clock)
+    monkeypatch.setattr(chunks, "FIRST_CHUNK", 8)
+    looks = iter([False, False, True])
+    monkeypatch.setattr(chunks, "out_of_time", lambda: next(looks, False))
+    settings = {"seconds": chunks.CHUNK, "steps": 40, "checkpoint": tmp_path / "run"}
+    with pytest.raises(chunks.OutOfTime, match="stopped at step 16"):
+        counts_of(clock, **settings)
+    counts, outcome = counts_of(clock, **settings)
+    assert counts == [8, 8, 8]
+    assert outcome.seconds == 5 * chunks.CHUNK
+
+
 class Diverging(NamedTuple):
     ended: jax.Array
     diverged_at: jax.Array

@@ -123,6 +123,20 @@ def test_flow_is_what_the_steps_tend_to():
     assert distances[1] == pytest.approx(distances[0] / 10, rel=0.1)
 
 
+@pytest.mark.parametrize("engine", ["function_space", "function_space_flow"])
+def test_in_function_space_the_kernel_is_kept(engine, monkeypatch):
+    class Kept(Exception):
+        pass
+
+    def keep(*_, **__):
+        raise Kept
+
+    monkeypatch.setattr(modelled, "kept_ntk", keep)
+    problem, settings = setting(step_size=STEP_SIZE)
+    with pytest.raises(Kept):
+        integrate(*problem, engine=engine, **settings)
+
+
 def test_flow_is_the_same_with_the_kernel(monkeypatch):
     """However often it returns on its way."""
     monkeypatch.setattr(engines, "FLOW_BURST", 3)

@@ -161,6 +161,7 @@ LOOKUPS = {
     "outside, clipped": lambda table, ids: table.at[9 * ids].get(mode="clip"),
     "outside, filled": lambda table, ids: table.at[9 * ids].get(mode="fill", fill_value=0),
     "cast": lambda table, ids: table.astype(jnp.float64)[ids],
+    "copied": lambda table, ids: jnp.copy(table)[ids],
     "vmapped": lambda table, ids: jax.vmap(jax.vmap(lambda i: table[i]))(ids),
 }
 OTHERWISE = {
