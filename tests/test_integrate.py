@@ -393,6 +393,7 @@ def moved_far(step, state):
         ({"step_size": 0.0}, "step size"),
         ({"tolerance": 2.0}, "tolerance"),
         ({"num_steps": 2**31}, "num_steps"),
+        ({"eval_steps": [-1, LENGTH]}, r"watch.at must lie in \[0, "),
         ({"schedule": moved_far}, "looks at the parameters"),
         ({"dtype": jnp.bfloat16}, "needs float32 or float64, and there is bfloat16"),
     ],
