@@ -130,8 +130,7 @@ def product_of(one, other, outputs, y):
     [
         lambda outputs, y: jnp.sum((outputs - y).sum(0) ** 2),
         lambda outputs, y: jnp.sum((outputs[::2].sum(0) - outputs[1::2].sum(0)) ** 2),
-        # One number of one pair, whichever way it pulls.
-        lambda outputs, y: outputs[0, 0] * outputs[1, 0],
+        # One number of one pair, of whichever and whichever way it pulls.
         lambda outputs, y: -outputs[0, 0] * outputs[1, 0],
         *(partial(product_of, *pair) for pair in combinations(range(5), 2)),
     ],
