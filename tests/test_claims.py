@@ -300,6 +300,7 @@ def statement(**changes):
         ([statement(above="1e-3")], "claim C0 compares with '1e-3', which is not a number"),
         ([statement(above=True)], "claim C0 compares with True, which is not a number"),
         ([ROW | {"statements": [{"above": 1.0}]}], "claim C0 lacks says, statistic"),
+        ([statement(condition="fitt", above=1.0)], "claim C0 names no condition: 'fitt'"),
         ([statement(above=np.nan)], "claim C0 compares with nan, which is not a number"),
         ([statement(above=np.inf)], "claim C0 compares with inf, which is not a number"),
         ([statement(above=-np.inf)], "claim C0 compares with -inf, which is not a number"),
@@ -342,6 +343,10 @@ def test_a_ledger_that_cannot_be_read_is_told_in_one_line(tmp_path, text, messag
     with pytest.raises(ValueError, match=rf"claims\.yml: .*{message}") as error:
         claims.load_claims(path)
     assert "\n" not in str(error.value)
+
+
+def test_a_row_that_states_nothing_has_no_verdict_whatever_is_recorded():
+    assert claims.judge(ROW | {"statements": []}, record(drop=ABOVE)).verdict == claims.NOT_RUN
 
 
 def test_a_book_without_a_ledger_has_no_rules(tmp_path, monkeypatch):
