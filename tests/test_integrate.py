@@ -1,6 +1,9 @@
 """Every engine against explicit steps, which are what it stands for."""
 
+import inspect
+import re
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +13,19 @@ import problems
 import pytest
 import roads
 from iterlin import losses, schedules
-from iterlin.exact import engines, modelled
+from iterlin.exact import engines, linear_model, modelled
+from iterlin.exact import integrate as exact
 from iterlin.exact import run as exact_run
-from iterlin.exact.choice import ENGINES, estimate
+from iterlin.exact.choice import (
+    ENGINES,
+    MEMORY_BOUND,
+    check_engine,
+    default_memory,
+    estimate,
+)
 from iterlin.exact.task import Task, quadratic, slice_size
-from iterlin.runtime import checkpoints
+from iterlin.ntk import kept_ntk
+from iterlin.runtime import checkpoints, costs
 from iterlin.runtime.chunks import OutOfTime
 from iterlin.runtime.costs import kept_bytes
 from iterlin.schedules import Solved
@@ -40,6 +51,17 @@ def setting(loss=CROSS_ENTROPY, **changes):
     return (f, params, (x, targets)), settings | changes
 
 
+def product(params, x):
+    return x @ params
+
+
+def linear(x, y, loss=SQUARED, step_size=0.1, **changes):
+    """A problem that is its own linearisation, from no parameters: these and its task."""
+    params = jnp.zeros((x.shape[1], y.shape[1] if y.ndim > 1 else int(y.max()) + 1))
+    task = Task(product, (x, y), loss, step_size, 0.0, 1e-3, 2**30, None)
+    return params, task._replace(**changes)
+
+
 def by_steps(problem, settings, step_size=STEP_SIZE):
     return roads.train(*problem, optimizer=step_size, **settings)
 
@@ -53,6 +75,15 @@ def assert_same(found, expected, tolerance):
         np.testing.assert_allclose(history[name], values, atol=tolerance, err_msg=name)
     assert int(state.updates) == int(other.updates)
     assert int(state.anchored_at) == int(other.anchored_at)
+
+
+def assert_estimated(problem, settings, step_size, tolerance, history):
+    """A flow took about as many products as its estimate counts."""
+    (f, params, data), steps = problem, settings["num_steps"]
+    task = Task(f, data, settings["loss"], step_size, 0.0, tolerance, 2**30, None)
+    found = estimate(task, params, period=steps // 3, num_steps=steps)
+    products = found["flow"] * steps / found["steps"]
+    assert 0.5 < products / history["evaluations"][-1] < 2
 
 
 def largest_curvature(problem, loss, params):
@@ -123,18 +154,23 @@ def test_flow_is_what_the_steps_tend_to():
     assert distances[1] == pytest.approx(distances[0] / 10, rel=0.1)
 
 
-@pytest.mark.parametrize("engine", ["function_space", "function_space_flow"])
-def test_in_function_space_the_kernel_is_kept(engine, monkeypatch):
-    class Kept(Exception):
-        pass
+@pytest.mark.parametrize("name", sorted(set(ENGINES) - {"auto", "steps", "closed_form"}))
+def test_in_function_space_alone_the_kernel_is_kept(name, monkeypatch):
+    """The others are for where it does not fit; with it, no product goes through the network."""
+    used = set()
 
-    def keep(*_, **__):
-        raise Kept
+    def noted(function):
+        def call(*arguments, **settings):
+            used.add(function.__name__)
+            return function(*arguments, **settings)
 
-    monkeypatch.setattr(modelled, "kept_ntk", keep)
-    problem, settings = setting(step_size=STEP_SIZE)
-    with pytest.raises(Kept):
-        integrate(*problem, engine=engine, **settings)
+        return call
+
+    monkeypatch.setattr(modelled, "kept_ntk", noted(kept_ntk))
+    monkeypatch.setattr(linear_model, "from_products", noted(linear_model.from_products))
+    params, task = linear(jnp.eye(3), jnp.ones((3, 2)), penalty=0.1)
+    ENGINES[name](task).programs(params)
+    assert used == {"kept_ntk" if name.startswith("function_space") else "from_products"}
 
 
 def test_flow_is_the_same_with_the_kernel(monkeypatch):
@@ -146,6 +182,7 @@ def test_flow_is_the_same_with_the_kernel(monkeypatch):
     ]
     assert_same(found[0], (found[1][0], {"test_loss": found[1][1]["test_loss"]}), 1e-9)
     assert not bool(found[0][0].ended)
+    assert_estimated(problem, settings, STEP_SIZE, 1e-8, found[0][1])
     stability = STEP_SIZE * largest_curvature(problem, CROSS_ENTROPY, problem[1])
     assert 0.9 * stability < found[0][1]["stability"][0] < 1.001 * stability
 
@@ -158,7 +195,7 @@ def test_period_of_a_hundred_million_takes_thousands_of_products():
     state, history = integrate(*problem, step_size=0.01, engine="flow", **settings)
     assert int(state.updates) == 2
     assert history["updates"].tolist() == [0, 0, 2]
-    assert history["evaluations"][-1] < 1e5
+    assert_estimated(problem, settings, 0.01, 1e-3, history)
     assert set(history["engine"]) <= {"flow", "function_space_flow"}
     assert history["test_loss_proxy"][1] < 1e-2
     assert np.all(history["stability"] < 0.1)
@@ -190,6 +227,19 @@ def test_a_minimum_that_is_none_is_a_divergence(engine):
     assert int(state.diverged_at) == 3
 
 
+def test_a_minimum_where_an_example_never_moves():
+    """It tells the model nothing, and is no sign that there is no way down."""
+    x = jnp.array([[1.0, 2.0], [0.0, 0.0], [-1.0, 0.5]])
+    y = jnp.array([[1.0], [1.0], [2.0]])
+    params, task = linear(x, y, penalty=0.1, tolerance=1e-8)
+    engine = ENGINES["minimum"](task)
+    start = engine.begin(params)
+    end = engine.forward(start, 10)
+    assert (start.evaluations, start.steps, end.steps, end.failed) == (0, 0, 10, False)
+    ridge = jnp.linalg.solve(x.T @ x + 3 * 2 * 0.1 * jnp.eye(2), x.T @ y)
+    np.testing.assert_allclose(engine.parameters(end), ridge, atol=1e-8)
+
+
 def test_a_loss_is_quadratic_in_outputs_near_targets_of_their_kind():
     """Its factor and where it ends; none for counted targets, several of them, and other losses."""
     y = jax.random.normal(jax.random.key(0), (3, 2))
@@ -215,7 +265,7 @@ def test_as_many_examples_go_together_as_there_is_memory_for():
 
 @pytest.mark.parametrize("factor", [1e-20, 1.0, 1e20])
 def test_a_quadratic_loss_is_told_from_others_in_any_unit(factor):
-    y = jax.random.normal(jax.random.key(0), (3, 2)).at[0, 0].set(0)
+    y = jnp.abs(jax.random.normal(jax.random.key(0), (3, 2))).at[0, 0].set(0)
     for size in (1e6, 1e-6):
         found, targets = quadratic(lambda u, y: factor * losses.squared_error(u, y), size * y)
         assert found == pytest.approx(factor, rel=1e-8)
@@ -242,6 +292,56 @@ def test_when_solved_ends_a_linearisation_early(engine):
     )
     assert int(state.updates) > 1
     assert history["test_loss"][-1] < history["test_loss"][0]
+
+
+@pytest.mark.parametrize("name", ["flow", "kept_steps"])
+def test_solved_is_a_gradient_that_has_fallen_far_enough(name, monkeypatch):
+    """Of two examples that do not touch, each gradient falls as exp(-t / 2), or by each step."""
+    monkeypatch.setattr(engines, "FLOW_BURST", 3)  # returns on its way, and is told to go on
+    rule, targets = Solved(5, accuracy=None, gradient=0.25), jnp.array([[3.0], [4.0]])
+    params, task = linear(jnp.eye(2), targets, step_size=0.02, tolerance=1e-6, solved=rule)
+    engine = ENGINES[name](task)
+
+    def ends(params, steps):
+        position = engine.begin(params)
+        while not (position.solved or position.failed or position.steps >= steps):
+            position = engine.forward(position, steps)
+        return position, 1 - engine.parameters(position) / targets
+
+    end, left = ends(params, 1000)
+    assert end.solved
+    if name == "flow":
+        assert np.all((left > 0.1) & (left < 0.25 + 1e-6))
+        np.testing.assert_allclose(left, np.exp(-end.steps * 0.02 / 2), rtol=0.02)
+        _, left = ends(params, 30)  # before it is solved
+        np.testing.assert_allclose(left, np.exp(-30 * 0.02 / 2), atol=1e-4)
+    else:
+        assert end.steps == 140  # 0.99^138 is the first below a quarter; each fifth is seen
+        np.testing.assert_allclose(left, 0.99**140)
+        resting, _ = ends(targets, 1000)  # with nothing left to fall
+        assert (resting.steps, resting.solved) == (5, True)
+
+
+def test_solved_counts_the_right_labels_of_every_place():
+    """Each place of a sequence by itself, all of which a rule may ask for."""
+    labels = jnp.array([[0, 1], [2, 0]])
+    rows = jnp.array([[2.0], [-1.0]])
+
+    def f(params, x):
+        return jnp.einsum("nd,dtv->ntv", x, params["slope"]) + params["places"]
+
+    params = {"slope": jnp.zeros((1, 2, 3)), "places": jnp.arange(6.0).reshape(1, 2, 3)}
+    loss, rule = losses.mean(losses.cross_entropy), Solved(4, accuracy=1.0)
+    task = Task(f, (rows, labels), loss, 0.1, 0.0, 1e-3, 2**30, rule)
+    end = ENGINES["kept_steps"](task)
+    end = end.forward(end.begin(params), 1000)
+    taken, right = 0, False
+    descend = jax.jit(jax.grad(lambda p: loss(f(p, rows), labels)))
+    while not (right and taken % 4 == 0):
+        params, taken = jax.tree.map(lambda p, g: p - 0.1 * g, params, descend(params)), taken + 1
+        right = bool(jnp.all(jnp.argmax(f(params, rows), -1) == labels))
+    assert (end.steps, end.solved) == (taken, True)
+    assert taken > 4
 
 
 def test_a_flow_is_solved_after_a_time_whatever_its_steps():
@@ -308,6 +408,28 @@ def test_goes_on_from_its_checkpoint(tmp_path, monkeypatch, stopped_by):
     aiming = integrator(f, data, step_size=0.01, engine="flow", target_loss=1e-6, **shared)
     with pytest.raises(checkpoints.CheckpointError, match="other settings"):
         aiming(params, **settings)
+
+
+def test_a_closed_form_goes_on_from_its_checkpoint(tmp_path):
+    params, task = linear(jnp.array([[1.0, 0.5]]), jnp.array([[1.0]]))
+    shared = {"loss": SQUARED, "engine": "closed_form"}
+    settings = {"schedule": 4, "num_steps": 8, "checkpoint": tmp_path / "run.npz"}
+    run = integrator(product, task.data, step_size=0.1, **shared)
+    (state, _), (again, _) = run(params, **settings), run(params, **settings)
+    assert int(again.step) == 8
+    np.testing.assert_array_equal(again.params, state.params)
+    with pytest.raises(checkpoints.CheckpointError, match="other settings"):
+        integrator(product, task.data, step_size=0.2, **shared)(params, **settings)
+    # The loss at no parameters is a half, which is a target that is reached.
+    aiming = integrator(product, task.data, step_size=0.1, target_loss=0.5, **shared)
+    state, _ = aiming(params, schedule=4, num_steps=8)
+    assert int(state.converged_at) == 0
+
+
+def test_an_integrator_and_integrate_have_the_same_defaults():
+    one, other = (inspect.signature(f).parameters for f in (exact.integrate, exact.integrator))
+    for name in other.keys() - {"algorithm", "data"}:
+        assert one[name].default == other[name].default, name
 
 
 def test_runs_of_an_integrator_share_its_programs(monkeypatch):
@@ -388,11 +510,12 @@ def moved_far(step, state):
         ({"engine": "closed_form"}, "squared error"),
         ({"engine": "minimum"}, "'minimum' needs a positive penalty"),
         ({"engine": "function_space_minimum"}, "'function_space_minimum' needs a positive penalty"),
-        ({"engine": "function_space", "memory_limit": 100}, "memory_limit"),
+        ({"engine": "function_space", "memory_limit": 100}, "memory_limit=100: take engine 'flow'"),
         ({"memory_limit": 0}, "memory_limit must be a positive integer, got 0"),
         ({"step_size": 0.0}, "step size"),
         ({"tolerance": 2.0}, "tolerance"),
         ({"num_steps": 2**31}, "num_steps"),
+        ({"num_steps": schedules.NEVER}, "num_steps must be below"),
         ({"eval_steps": [-1, LENGTH]}, r"watch.at must lie in \[0, "),
         ({"schedule": moved_far}, "looks at the parameters"),
         ({"dtype": jnp.bfloat16}, "needs float32 or float64, and there is bfloat16"),
@@ -449,6 +572,7 @@ def test_steps_tell_how_long_they_took_in_all():
     problem, settings = setting()
     began = time.monotonic()
     _, history = integrate(*problem, step_size=STEP_SIZE, engine="steps", **settings)
+    assert history["seconds"].shape == history["step"].shape
     assert np.isnan(history["seconds"][:-1]).all()
     assert 0 < history["seconds"][-1] < time.monotonic() - began
 
@@ -469,14 +593,66 @@ def test_auto_takes_what_it_estimates_to_be_cheapest(capsys):
     _, history = integrate(*problem, step_size=0.01, **settings)
     assert history["evaluations"][-1] == 2  # two decompositions
     assert set(history["engine"]) == {"closed_form"}
+    assert not capsys.readouterr().err  # unless it is told to be silent
+
+
+def test_an_estimate_counts_the_operations_of_each_engine():
+    """Of a linear network they are known: a product with x, or its transpose, takes 2 N D C."""
+    steps, examples, features, classes = 95, 3, 7, 2
+    x = jnp.cos(jnp.arange(1.0 * examples * features)).reshape(examples, features)
+    params, task = linear(x, jnp.ones((examples, classes)), step_size=1e-12)
+    outputs, numbers, one = examples * classes, features * classes, 2 * x.size * classes
+
+    def found(period, check_every=None):
+        lengths = {"period": period, "num_steps": steps, "check_every": check_every}
+        return estimate(task, params, **lengths)
+
+    whole, parts = found(10**6), found(10)  # the last of ten parts is shorter
+    stopping, rarely, often = found(10, 4), found(10, 10**3), found(steps, 1)
+    assert whole["steps"] == parts["steps"] == steps * 3 * one  # f, J^T of a vector, J of that
+    kernel = costs.operations(lambda p: kept_ntk(product, p, x), params)
+    with_kernel = MEMORY_BOUND * 2 * outputs**2
+    assert whole["function_space"] == kernel + steps * with_kernel
+    assert parts["function_space"] == 10 * kernel + steps * with_kernel
+    # A singular value decomposition takes some tens of n^2 m, where n is the smaller side of J.
+    assert 10 < whole["closed_form"] / (outputs**2 * numbers) < 40
+    _, tall = linear(jnp.tile(x, (20, 1)), jnp.ones((20 * examples, classes)))
+    found_tall = estimate(tall, params, period=1, num_steps=1)["closed_form"]
+    assert 10 < found_tall / (numbers**2 * 20 * outputs) < 40
+    for of, stops in ((parts, 10), (stopping, 10 * 3), (often, steps)):
+        assert of["closed_form"] == stops * whole["closed_form"]
+    assert rarely == parts
+    for of, count in ((whole, 1), (parts, 10)):
+        rounds = of["flow"] / (count * 3 * one)
+        assert 5 < rounds < 20  # what it takes to begin with
+        expected = count * (kernel + rounds * with_kernel)
+        assert of["function_space_flow"] == pytest.approx(expected)
+    assert often["flow"] >= 2 * steps * 3 * one  # the two stages of the shortest step to each stop
+
+
+def test_a_closed_form_is_for_a_squared_error_of_the_outputs():
+    """Not for one of other targets that broadcast, for other losses, nor for a rule `solved`."""
+    params, task = linear(jnp.eye(3), jnp.ones((3, 2)))
+    x, y = task.data
+    for changes in (
+        {"data": (x, y[:, :1]), "loss": lambda u, y: jnp.sum((u - y) ** 2)},
+        {"loss": lambda u, y: jnp.sum((u - y) ** 4)},
+        {"solved": Solved(5, accuracy=None, gradient=0.1)},
+    ):
+        changed = task._replace(**changes)
+        assert "closed_form" not in estimate(changed, params, period=10, num_steps=100)
+        with pytest.raises(ValueError, match="'closed_form'"):
+            check_engine("closed_form", changed, params)
 
 
 @pytest.mark.parametrize(("stability", "small"), [(0.095, True), (0.125, False)])
 def test_a_flow_stands_for_small_steps_alone(stability, small):
-    problem, settings = setting()
-    f, params, data = problem
-    step_size = stability / largest_curvature(problem, settings["loss"], params)
-    task = Task(f, data, settings["loss"], step_size, 0.0, 1e-3, 2**30, None)
+    def loss(outputs, y):  # in other units, in which a step is not of size 1
+        return 100 * CROSS_ENTROPY(outputs, y)
+
+    f, params, data = problem = setting()[0]
+    step_size = stability / largest_curvature(problem, loss, params)
+    task = Task(f, data, loss, step_size, 0.0, 1e-3, 2**30, None)
     found = estimate(task, params, period=10, num_steps=100)
     assert ({"flow", "function_space_flow"} <= set(found)) == small
     assert ("flow" in found) == small
@@ -494,6 +670,26 @@ def test_an_estimate_leaves_out_a_kernel_that_cannot_be_built():
     assert set(tight) == set(found) - {"function_space", "function_space_flow"}
 
 
+def test_a_kernel_that_does_not_fit_says_what_would_do():
+    params, task = linear(jnp.eye(3, 7), jnp.ones((3, 2)))
+
+    def refused(limit):
+        with pytest.raises(ValueError, match="take engine 'flow', or fewer examples") as error:
+            check_engine("function_space", task._replace(memory_limit=limit), params)
+        return int(re.search(r"takes (\d+) bytes", str(error.value))[1])
+
+    needed = refused(1)
+    assert refused(needed - 1) == needed
+    check_engine("function_space", task._replace(memory_limit=needed), params)
+
+
+@pytest.mark.parametrize(("platform", "bytes"), [("cpu", 2**31), ("gpu", 600)])
+def test_memory_unless_told_is_some_of_what_there_is(platform, bytes, monkeypatch):
+    device = SimpleNamespace(platform=platform, memory_stats=lambda: {"bytes_limit": 1000})
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    assert default_memory() == bytes
+
+
 def test_the_kernel_of_the_last_anchor_makes_room_before_the_next(monkeypatch):
     x, y = jnp.eye(3), jnp.array([0, 1, 1])
     loss = losses.mean(losses.cross_entropy)
@@ -507,7 +703,7 @@ def test_the_kernel_of_the_last_anchor_makes_room_before_the_next(monkeypatch):
 
     monkeypatch.setattr(modelled, "kept_ntk", noted)
     for scale in (0.0, 1.0):
-        engine.begin(scale * jnp.ones((3, 2)))
-    assert len(held) == 2
+        engine.parameters(engine.begin(scale * jnp.ones((3, 2))))
+    assert len(held) == 2  # one each, for all that is done with it
     assert not any(jax.tree.leaves(held))
     assert jax.tree.leaves(engine._kernel[1])

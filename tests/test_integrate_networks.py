@@ -11,8 +11,9 @@ import problems
 import pytest
 from iterlin import losses, ntk_matrix, schedules, timed
 from iterlin.exact import engines
-from iterlin.exact.choice import ENGINES
+from iterlin.exact.choice import ENGINES, check_outputs
 from iterlin.exact.integrate import integrate, integrator
+from iterlin.exact.task import Task
 from iterlin.parameters import bound, split
 from iterlin.schedules import Solved
 from iterlin.watching import Watch
@@ -199,12 +200,16 @@ def test_arrays_of_numpy_and_steps_with_a_regularizer():
         ("weighted", {}, {"engine": "closed_form"}, "squared error"),
         ("numbers", {"f": lambda p, x: {"a": scalars(p, x)}}, {}, "one array"),
         ("numbers", {"f": lambda p, x: jnp.sum(scalars(p, x))}, {}, "leads with the 6 examples"),
-        (
-            "weighted",
-            {"solved": Solved(5)},
-            {"schedule": schedules.when_solved(100)},
-            "accuracy=None, gradient",
-        ),
+        *[
+            (
+                case,
+                {"solved": Solved(5)},
+                {"schedule": schedules.when_solved(100)},
+                "accuracy=None, gradient",
+            )
+            for case in ("weighted", "numbers")
+        ],
+        ("numbers", {"batch_size": 2}, {}, "full batch as it is: no batch_size"),
     ],
 )
 def test_refuses_what_does_not_go_together(case, algorithm, settings, message):
@@ -212,6 +217,13 @@ def test_refuses_what_does_not_go_together(case, algorithm, settings, message):
     chosen = {"f": f, "loss": loss, "optimizer": 0.05, "trainable": not_frozen} | algorithm
     with pytest.raises(ValueError, match=message):
         integrate(iterlin.Algorithm(**chosen), PARAMS, (X, y), **RUN | settings)
+
+
+def test_labels_of_sequences_are_counted_place_by_place():
+    task = Task(sequences, (X, LABELS), ENTROPY, 0.05, 0.0, 1e-3, 2**30, Solved(5), not_frozen)
+    check_outputs(task, PARAMS)
+    with pytest.raises(ValueError, match=r"one for each row of outputs \(6, 2, 3\)"):
+        check_outputs(task._replace(data=(X, LABELS[:, :1])), PARAMS)
 
 
 def test_refuses_the_state_of_a_run_and_batches_of_data():
