@@ -9,6 +9,7 @@ import pytest
 from iterlin import flow_filter, gradient_flow, kept_ntk, losses
 from iterlin.exact import linear_model
 from iterlin.exact.flow import REACH, Objective, _stages, advance, begin, max_stages
+from numpy.polynomial import Chebyshev
 
 MEAN_CROSS_ENTROPY = losses.mean(losses.cross_entropy)
 
@@ -158,27 +159,83 @@ def test_the_tolerance_is_relative_to_the_outputs(offset):
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 7, 20, 100])
-def test_a_step_is_stable_as_far_as_it_is_said_to_reach(stages):
-    """And hardly farther: Verwer, Hundsdorfer & Sommeijer (1990)."""
+def test_a_step_is_its_polynomial_and_stable_as_far_as_it_is_said_to_reach(stages):
+    """The polynomial of RKC2 in closed form; it leaves [-1, 1] hardly farther than at its reach."""
     reach = REACH * (stages**2 - 1)
-    for times, stable in ((1.0, True), (1.25, False)):
-        rates = jnp.linspace(1e-3, times * reach, 2000)
-        model = linear_model.from_products(
-            lambda p, x: (p * x)[:, None], jnp.zeros(2000), jnp.sqrt(rates)
-        )
-        ones = jnp.ones((2000, 1))
-        objective = Objective(model, losses.squared_error, ones)
-        _, image = _stages(objective, begin(objective), jnp.asarray(1.0), jnp.asarray(stages))
-        assert bool(jnp.all(jnp.abs(ones - image) < 1)) == stable
+    rates = jnp.linspace(1e-3, reach, 2000)
+    model = linear_model.from_products(
+        lambda p, x: (p * x)[:, None], jnp.zeros(2000), jnp.sqrt(rates)
+    )
+    ones = jnp.ones((2000, 1))
+    objective = Objective(model, losses.squared_error, ones)
+    _, image = _stages(objective, begin(objective), jnp.asarray(1.0), jnp.asarray(stages))
+    decay = np.asarray(ones - image)[:, 0]
+    chebyshev, w0 = Chebyshev.basis(stages), 1 + 2 / 13 / stages**2
+    slope, bend = chebyshev.deriv()(w0), chebyshev.deriv(2)(w0)
+    w1, b = slope / bend, bend / slope**2
+    expected = 1 + b * (chebyshev(w0 - w1 * rates) - chebyshev(w0))
+    np.testing.assert_allclose(decay, expected, atol=1e-10)
+    assert np.all(np.abs(decay) < 1)
+    assert reach < (1 + w0) / w1 < 1.003 * reach
+
+
+def at_rest(tolerance):
+    """A flow with nothing left to learn, whose steps are exact, all eigenvalues 9; and its run."""
+    model = linear_model.from_products(lambda p, x: 3 * p, jnp.zeros(3), None)
+    objective = Objective(model, losses.squared_error, jnp.zeros(3))
+
+    def run(flow, until, attempts):
+        until = jnp.asarray(until)
+        return advance(objective, flow, until, tolerance=tolerance, max_steps=attempts)
+
+    start = begin(objective)
+    powers = int(begin(objective, start).evaluations) - 1  # of power iteration, in a step as here
+    return start, jax.jit(run, static_argnums=2), powers
+
+
+def test_a_step_has_the_stages_that_keep_it_stable_and_no_more():
+    """Were the curvature a tenth larger; and it is cut to what the most stages can bear."""
+    start, run, powers = at_rest(1e-12)
+    most = max_stages(1e-12, jnp.float64)
+    longest = REACH * (most**2 - 1) / (1.1 * 9)
+    for wanted in (1e-20, 0.1, 0.3, 3.0, 20.0, 1e9):
+        found = run(start._replace(step=jnp.asarray(wanted)), 1e9, 1)
+        np.testing.assert_allclose(found.time, min(wanted, longest), rtol=1e-9)
+        stages = int(found.evaluations) - int(start.evaluations) - powers
+        reaches = [REACH * (s**2 - 1) / (1.1 * 9) for s in (stages - 1, stages)]
+        assert reaches[1] > 0.999 * found.time
+        assert stages == 2 or reaches[0] < found.time
+
+
+def test_no_remainder_is_left_before_the_end_and_the_attempts_are_counted():
+    start, run, _ = at_rest(1e-3)
+    for wanted, reached in ((9.985, 9.985), (9.995, 10.0), (30.0, 10.0)):
+        assert float(run(start._replace(step=jnp.asarray(wanted)), 10.0, 1).time) == reached
+    begun = start._replace(step=jnp.asarray(1.0))
+    times = [float(run(begun, 1e3, attempts).time) for attempts in (1, 3)]
+    np.testing.assert_allclose(times, [1, 1 + 5 + 25])
+
+
+def test_a_loss_without_curvature_is_followed_in_a_straight_line():
+    model = linear_model.from_products(lambda p, x: 3 * p, jnp.zeros(3), None)
+    slopes = jnp.array([1.0, -2.0, 3.0])
+    objective = Objective(model, jnp.vdot, slopes)
+    found = flow_for(objective, 100.0)
+    assert float(found.time) == 100.0
+    np.testing.assert_allclose(found.image, -900 * slopes)
 
 
 @pytest.mark.parametrize(
     ("ratio", "until", "factor"),
     [
         (0.5, 9.0, 0.8 * 2 ** (1 / 3)),
+        (0.9, 9.0, 0.8 * 0.9 ** (-1 / 3)),
+        (1.5, 9.0, 0.8 * 1.5 ** (-1 / 3)),
         (8.0, 9.0, 0.4),
+        (8.0, 0.25, 0.4),
         (1e-6, 9.0, 5.0),
         (1e6, 9.0, 0.1),
+        (1e-6, 0.25, 5.0),
         (0.5, 0.25, 2.0),  # cut short by the end: the next is as long as this one was to be
     ],
 )
@@ -208,10 +265,34 @@ def test_stages_are_limited_by_rounding():
 
 def test_curvature_is_the_largest_eigenvalue_of_the_problem():
     objective, f, params, x, _ = objective_of(penalty=0.3)
-    found = flow_for(objective, 10.0)
     jacobian = problems.dense(f, params, x)
     hessian = jax.hessian(lambda u: objective.loss(u.reshape(12, 4), objective.targets))
-    outputs = objective.model.outputs + found.image
-    matrix = jacobian.T @ hessian(outputs.reshape(-1)) @ jacobian
-    largest = np.linalg.eigvalsh(matrix)[-1] + 0.6
-    assert 0.9 * largest < float(found.curvature) < 1.001 * largest
+    start = begin(objective)
+    for flow in (start, flow_for(objective, 10.0)):
+        outputs = objective.model.outputs + flow.image
+        matrix = jacobian.T @ hessian(outputs.reshape(-1)) @ jacobian
+        largest = np.linalg.eigvalsh(matrix)[-1] + 0.6
+        assert 0.9 * largest < float(flow.curvature) < 1.001 * largest
+    np.testing.assert_allclose(start.step * start.curvature, 0.1)
+    # The next one goes on from the direction that was found, and with the step that was to come.
+    after = begin(objective, start._replace(step=jnp.asarray(0.123)))
+    assert float(after.step) == 0.123
+    assert float(after.curvature) >= float(start.curvature)
+
+
+def test_norm_of_the_gradient_is_that_in_the_parameters():
+    objective, f, params, x, _ = objective_of(penalty=0.3)
+    jacobian = problems.dense(f, params, x)
+    coordinates, image = objective.model.push(0.1 * objective.model.outputs)
+
+    def total(moved):
+        outputs = objective.model.outputs + (jacobian @ moved).reshape(12, 4)
+        return objective.loss(outputs, objective.targets) + 0.3 * moved @ moved
+
+    expected = jax.grad(total)(problems.flat(objective.model.displacement(coordinates)))
+    slope = objective.slope(coordinates, image)
+    found = objective.gradient_norm(*slope)
+    np.testing.assert_allclose(found, np.linalg.norm(expected), rtol=1e-9)
+    # With a kernel, rounding may leave its square below zero.
+    rounded = objective.model._replace(inner=lambda *_: jnp.asarray(-1e-20))
+    assert float(objective._replace(model=rounded).gradient_norm(*slope)) == 0
