@@ -2,6 +2,8 @@
 
 import inspect
 import re
+import json
+import sys
 import time
 from types import SimpleNamespace
 
@@ -359,6 +361,17 @@ def test_a_flow_is_solved_after_a_time_whatever_its_steps():
     assert abs(times[0] - times[1]) < 0.05 * int(state.updates)
 
 
+def test_a_linearisation_lasts_a_step_at_least_however_soon_it_is_solved():
+    """A flow's own steps are shorter than one of the steps that it stands for here."""
+    rule = Solved(1, accuracy=None, gradient=0.999)
+    schedule = schedules.when_solved(10**6)
+    _, settings = setting(SQUARED, schedule=schedule, num_steps=3, eval_steps=[3], evaluate={})
+    problem = lambda p, x: x @ p, jnp.zeros(2), (jnp.eye(2), jnp.ones(2))
+    state, _ = integrate(*problem, step_size=1e3, engine="flow", solved=rule, **settings)
+    assert int(state.step) == 3
+    assert int(state.updates) == 2
+
+
 def test_solved_stops_where_the_steps_of_train_do():
     rule = Solved(5, accuracy=0.6)
     problem, settings = setting(
@@ -378,6 +391,9 @@ def test_goes_on_from_its_checkpoint(tmp_path, monkeypatch, stopped_by):
     settings["schedule"], settings["at"] = schedules.every(700), settings.pop("eval_steps")
     run = integrator(f, data, step_size=0.01, engine="flow", **shared)
     whole = run(params, **settings)
+    monkeypatch.setattr(exact_run, "out_of_time", lambda: True)
+    with pytest.raises(OutOfTime):  # with nothing written, too
+        run(params, **settings)
     settings["checkpoint"] = tmp_path / "run.npz"
     began = time.monotonic()
     looks = iter([False, False, False, True])
@@ -388,10 +404,18 @@ def test_goes_on_from_its_checkpoint(tmp_path, monkeypatch, stopped_by):
             raise KeyboardInterrupt
         return ends
 
-    monkeypatch.setattr(exact_run, "CHECKPOINT", 0.0 if stopped_by == "crash" else 1e9)
+    written, save = [], checkpoints.save
+
+    def noted(*arguments, **settings):
+        written.append(arguments)
+        save(*arguments, **settings)
+
+    monkeypatch.setattr(checkpoints, "save", noted)
+    monkeypatch.setattr(exact_run, "CHECKPOINT", 0.0 if stopped_by == "crash" else 60.0)
     monkeypatch.setattr(exact_run, "out_of_time", look)
     with pytest.raises(KeyboardInterrupt if stopped_by == "crash" else OutOfTime):
         run(params, **settings)
+    assert len(written) == (3 if stopped_by == "crash" else 1)
     kept = settings["checkpoint"].read_bytes()
     again = run(params, **settings)
     assert settings["checkpoint"].read_bytes() != kept
@@ -408,6 +432,29 @@ def test_goes_on_from_its_checkpoint(tmp_path, monkeypatch, stopped_by):
     aiming = integrator(f, data, step_size=0.01, engine="flow", target_loss=1e-6, **shared)
     with pytest.raises(checkpoints.CheckpointError, match="other settings"):
         aiming(params, **settings)
+    without_note(settings["checkpoint"], "spent")
+    with pytest.raises(checkpoints.CheckpointError, match="lacks its notes"):
+        run(params, **settings)
+
+
+def without_note(path, name):
+    with np.load(path) as file:
+        leaves = dict(file)
+    head = json.loads(leaves["head"].tobytes())
+    del head["notes"][name]
+    np.savez(path, **leaves | {"head": np.frombuffer(json.dumps(head).encode(), np.uint8)})
+
+
+def test_a_bar_is_drawn_to_the_last_step_on_a_terminal_or_where_it_is_asked_for(
+    capsys, monkeypatch
+):
+    data = jnp.eye(2), jnp.ones(2)
+    run = integrator(lambda p, x: x @ p, data, loss=SQUARED, step_size=0.01, engine="kept_steps")
+    settings = {"schedule": schedules.never(), "num_steps": 60, "at": [20]}
+    for progress, terminal in ((None, True), (True, False), (False, True)):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        run(jnp.zeros(2), progress=progress, **settings)
+        assert ("60/60" in capsys.readouterr().err) == (progress is not False)
 
 
 def test_a_closed_form_goes_on_from_its_checkpoint(tmp_path):
@@ -480,6 +527,17 @@ def test_what_is_not_finite_ends_the_run_as_diverged(engine):
     assert int(state.diverged_at) == 40
     assert int(state.step) == 60
     assert np.isfinite(problems.flat(state.params)).all()
+
+
+def test_one_entry_that_is_not_finite_ends_the_run_as_diverged():
+    def f(p, x):
+        return x @ p["a"] + jnp.array([1e200, 1.0]) @ p["b"]
+
+    params = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
+    data = jnp.eye(2), jnp.full(2, 1e200)
+    _, settings = setting(SQUARED, num_steps=1, eval_steps=[1], evaluate={})
+    state, _ = integrate(f, params, data, step_size=0.1, engine="kept_steps", **settings)
+    assert int(state.diverged_at) == 1
 
 
 def test_a_schedule_may_look_at_solved_where_nothing_is_ever_solved():
