@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterlin import every, never
-from iterlin.schedules import NEVER, Solved, periods_array
+from iterlin import every, losses, never
+from iterlin.algorithm import Algorithm
+from iterlin.parameters import split
+from iterlin.schedules import NEVER, Solved, of_whole, periods_array, when, when_solved
 from problems import bare
 
 
@@ -68,6 +70,74 @@ def test_what_is_no_sequence_of_periods_is_refused(periods):
         periods_array(periods)
 
 
+def due(schedule, anchored, **state):
+    """Steps after a linearisation, from its own on, at which it says yes."""
+    state = SimpleNamespace(anchored_at=anchored, **state)
+    yes = jax.vmap(lambda since: schedule(anchored + since, state))(jnp.arange(13))
+    return np.flatnonzero(yes).tolist()
+
+
+@pytest.mark.parametrize("anchored", [0, 7])
+def test_a_problem_is_left_when_it_is_solved_or_its_longest_period_is_over(anchored):
+    assert due(when_solved(10), anchored, solved=False) == [10, 11, 12]
+    assert due(when_solved(10), anchored, solved=True) == list(range(13))
+
+
+@pytest.mark.parametrize("anchored", [0, 7])
+def test_a_predicate_is_asked_now_and_then_after_a_linearisation(anchored):
+    def yes(state):
+        return state.params > 0
+
+    assert due(when(yes, check_every=4), anchored, params=1.0) == [4, 8, 12]
+    assert due(when(yes, check_every=1), anchored, params=1.0) == list(range(1, 13))
+    for params, expected in ((1.0, [4, 8, 10, 11, 12]), (-1.0, [10, 11, 12])):
+        assert due(when(yes, check_every=4, max_period=10), anchored, params=params) == expected
+
+
+def test_a_schedule_sees_the_parameters_that_stay_as_they_are():
+    """And is followed as before: as one that looks now and then."""
+    moving, fixed = split({"a": jnp.ones(()), "b": 2 * jnp.ones(())}, lambda path: path == "a")
+    algorithm = Algorithm(lambda p, x: p["a"] * x, losses.squared_error, 0.1)
+    state = algorithm.start(moving, (jnp.ones(2), jnp.ones(2)), jax.random.key(0))
+    schedule = when(lambda s: s.params["b"] + s.anchor["a"] == 3, check_every=1)
+    asked = of_whole(schedule, fixed)
+    assert bool(asked(jnp.asarray(1), state))
+    assert asked.check_every == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"predicate": 0.1, "check_every": 2}, "predicate must be a function of the state"),
+        ({"predicate": bool, "check_every": 0}, "check_every must be a positive integer"),
+        ({"predicate": bool, "check_every": 2, "max_period": 0}, "max_period must be a positive"),
+    ],
+)
+def test_a_look_that_cannot_be_taken_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        bare(when)(**settings)
+
+
+def meets(rule, loss, params, anchor, y):
+    """Whether outputs that are the parameters themselves solve their problem."""
+    of_loss = lambda gradient, theta: gradient  # noqa: E731
+    data = jnp.arange(len(y)), y
+    return bool(rule.met(lambda p, x: p[x], loss, of_loss, params, anchor, data))
+
+
+def test_accuracy_counts_every_label_of_a_sequence():
+    outputs, labels = jnp.eye(3)[jnp.array([[0, 2], [1, 1]])], jnp.array([[0, 2], [1, 0]])
+    for accuracy, met in ((0.75, True), (0.8, False)):
+        rule = Solved(1, accuracy, slice_size=1)
+        assert meets(rule, losses.cross_entropy, outputs, outputs, labels) == met
+
+
+def test_a_gradient_has_fallen_to_its_fraction_of_the_first_that_may_be_none():
+    rule, one = Solved(1, accuracy=None, gradient=0.5), jnp.ones(3)
+    for size, first, met in ((1.99, 4.0, True), (2.01, 4.0, False), (0.0, 0.0, True)):
+        assert meets(rule, losses.squared_error, size * one, first * one, 0 * one) == met
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -85,3 +155,12 @@ def test_what_is_no_sequence_of_periods_is_refused(periods):
 def test_a_rule_that_cannot_be_met_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Solved.__post_init__(SimpleNamespace(**vars(Solved(1)) | settings))
+
+
+def test_an_accuracy_may_be_traced():
+    def made(accuracy):
+        settings = vars(Solved(1)) | {"accuracy": accuracy}
+        Solved.__post_init__(SimpleNamespace(**settings))
+        return accuracy
+
+    assert float(jax.jit(made)(0.5)) == 0.5

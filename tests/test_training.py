@@ -13,7 +13,7 @@ from iterlin import every, linearize, losses, never
 from iterlin.algorithm import Algorithm
 from iterlin.networks.mlp import mlp
 from iterlin.state import TrainState
-from iterlin.watching import Watch, check_watch, log_steps
+from iterlin.watching import Watch, check_watch, log_steps, observer
 from problems import bare, dense, flat, network
 from roads import train, train_sweep
 
@@ -233,6 +233,8 @@ def test_a_sweep_equals_its_runs_one_by_one():
     periods = (1, 5, math.inf)
     f, model, data, keys, (states, history) = sweep(periods)
     assert history["train_loss"].shape == (3, 2, len(history["step"]))
+    looked = {f"train_{name}{of}" for name in ("loss", "accuracy") for of in ("", "_proxy")}
+    assert set(history) == looked | {"step", "updates"}
     for i, period in enumerate(periods):
         for j, key in enumerate(keys):
             state, single = train(
@@ -253,6 +255,8 @@ def test_a_sweep_equals_its_runs_one_by_one():
             assert int(states.updates[i, j]) == int(state.updates)
             for name in single.keys() - {"step"}:
                 np.testing.assert_allclose(history[name][i, j], single[name], atol=1e-12)
+            accuracy = losses.accuracy(f(state.params, data[0]), data[1])
+            np.testing.assert_allclose(single["train_accuracy"][-1], accuracy)
 
 
 def test_a_sweep_may_draw_its_data_from_its_keys():
@@ -456,6 +460,7 @@ def test_log_steps_are_so_many_a_decade():
     assert log_steps(10).tolist() == [0, 1, 2, 3, 5, 7, 10]
     assert log_steps(100, 2).tolist() == [0, 1, 3, 10, 32, 100]
     assert log_steps(2, 1).tolist() == [0, 1, 2]
+    assert log_steps(50, 1).tolist() == [0, 1, 50]
 
 
 # Bad input.
@@ -597,6 +602,23 @@ def test_what_is_watched_is_checked(watch, message):
     algorithm = Algorithm(f, losses.squared_error, 0.1)
     with pytest.raises(ValueError, match=message):
         bare(iterlin.train)(algorithm, params, data, schedule=every(1), num_steps=2, watch=watch)
+
+
+def test_a_watched_set_is_evaluated_a_few_examples_at_a_time():
+    f, params, (x, y) = regression()
+    sizes = set()
+
+    def noted(params, x):
+        sizes.add(len(x))
+        return f(params, x)
+
+    algorithm = Algorithm(noted, losses.squared_error, 0.1)
+    state = algorithm.start(params, (x, y), jax.random.key(0))
+    for batch_size, expected in ((None, {10}), (4, {4, 2}), (20, {10})):
+        sizes.clear()
+        observe = observer(algorithm, Watch(batch_size=batch_size))
+        jax.eval_shape(observe, state, {"all": (x, y)})
+        assert sizes == expected
 
 
 def test_a_watched_set_may_be_a_list():
