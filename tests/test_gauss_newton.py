@@ -399,11 +399,12 @@ def test_certificate_tells_when_the_inner_steps_ran_out():
     assert float(solution.history["certificate"][0]) > 1e-6
 
 
-@pytest.mark.parametrize("period", [1, 400])
-def test_iterative_linearization_is_its_explicit_steps(period):
+@pytest.mark.parametrize(("period", "transform"), [(1, lambda run: run), (400, jax.jit)])
+def test_iterative_linearization_is_its_explicit_steps(period, transform):
     f, params, x, y = network()
-    whole = iterative_linearization(
-        f, params, x, y, step_size=0.05, period=period, max_steps=2, tolerance=0.0
+    settings = {"step_size": 0.05, "max_steps": 2, "tolerance": 0.0}
+    whole = transform(lambda p, k: iterative_linearization(f, p, x, y, period=k, **settings))(
+        params, period
     )
     state, _ = train(
         f,
@@ -465,6 +466,7 @@ def test_steps_can_run_out():
     solution = gauss_newton(f, start, x, y, max_steps=2, tolerance=1e-12)
     assert int(solution.status) == Status.MAX_STEPS
     assert int(solution.num_steps) == 2
+    assert list(Status) == [0, 1, 2]  # three ways to end, by the numbers that users have saved
 
 
 def test_a_start_at_the_target_takes_no_step():
@@ -475,6 +477,29 @@ def test_a_start_at_the_target_takes_no_step():
     assert int(solution.status) == Status.CONVERGED
     assert int(solution.num_steps) == 0
     np.testing.assert_array_equal(solution.params, params)
+    # Reached to the last bit, and by a target of zero.
+    solution = gauss_newton(
+        affine, jnp.zeros(2), jnp.eye(2)[:, None], jnp.ones((2, 1)), max_steps=5, tolerance=0.0
+    )
+    assert float(solution.history["loss"][1]) == 0
+    assert int(solution.num_steps) == 1
+
+
+def test_a_step_of_infinite_length_is_not_taken():
+    """Though the loss there is finite, and no larger."""
+    nothing = jnp.zeros((1, 2))
+    solution = gauss_newton(
+        lambda p, x: jnp.arctan(1e-100 * p)[None] + 0 * x,
+        jnp.zeros(2),
+        nothing,
+        nothing + 1e100,
+        max_steps=5,
+        tolerance=0.0,
+    )
+    assert np.isinf(solution.history["step_norm"][0])
+    assert int(solution.status) == Status.DIVERGED
+    assert int(solution.num_steps) == 1
+    np.testing.assert_array_equal(solution.params, [0.0, 0.0])
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
@@ -692,6 +717,11 @@ def test_coupled_examples_are_refused():
     f, start, x, y, _ = equations(rosenbrock, [-1.2, 1.0])
     with pytest.raises(ValueError, match="couples its examples"):
         gauss_newton(f, start, x, y, max_steps=1, tolerance=0.0)
+    # Also where only the numbers tell, and not the shapes.
+    settings = {"max_steps": 1, "tolerance": 0.0}
+    for run in (gauss_newton, partial(iterative_linearization, step_size=0.1, period=2)):
+        with pytest.raises(ValueError, match="couples its examples"):
+            run(lambda p, x: affine(p, x) + jnp.sum(x), *affine_problem("wide"), **settings)
     assert jacobian(f, start, x, independent=False).shape == (2, 2)
 
 
@@ -711,11 +741,16 @@ def test_settling_above_the_start_is_divergence():
     assert int(first.status) == Status.DIVERGED
 
 
-def test_a_start_where_nothing_moves_has_converged():
+@pytest.mark.parametrize(
+    "solve", [gauss_newton, partial(truncated_gauss_newton, beta=0.5)], ids=["svd", "truncated"]
+)
+def test_a_start_where_nothing_moves_has_converged(solve):
     x, y = jnp.zeros((3, 2, 4)), jnp.ones((3, 2))
-    solution = gauss_newton(affine, jnp.ones(4), x, y, max_steps=5, tolerance=0.0)
+    solution = solve(affine, jnp.ones(4), x, y, max_steps=5, tolerance=0.0)
     assert int(solution.status) == Status.CONVERGED
     assert int(solution.num_steps) == 1
+    # Of a gradient of zero nothing is left.
+    assert solution.history.get("certificate", np.zeros(1))[0] == 0
 
 
 def test_unless_told_a_run_ends_where_nothing_is_left():

@@ -11,12 +11,12 @@ from iterlin.curvature.laplace import laplace
 from problems import bare, dense, flat, network, paired
 from scipy.stats import multivariate_normal
 
-# More outputs than parameters, and fewer: if J, of 16 * 38 numbers, does not fit the bytes, the
+# More outputs than parameters, and fewer: if J, of 24 * 45 numbers, does not fit the bytes, the
 # kernel is decomposed.
 PROBLEMS = {
-    "primal": ((2, 2, 2), 20000),
-    "dual": ((3, 6, 2), 16 * 38 * 8),
-    "kernel": ((3, 6, 2), 16 * 38 * 8 - 1),
+    "primal": ((2, 2, 3), 20000),
+    "dual": ((3, 6, 3), 24 * 45 * 8),
+    "kernel": ((3, 6, 3), 24 * 45 * 8 - 1),
 }
 every_problem = pytest.mark.parametrize(("widths", "limit"), PROBLEMS.values(), ids=PROBLEMS.keys())
 
@@ -55,10 +55,10 @@ def test_the_squared_error_gives_the_gaussian_process_with_the_ntk(widths, limit
         prior_mean=params,
         memory_limit=limit,
     )
-    assert posterior.dual == (limit == 16 * 38 * 8 - 1)
+    assert posterior.dual == (limit == 24 * 45 * 8 - 1)
     squared = np.linalg.svd(train, compute_uv=False) ** 2
     np.testing.assert_allclose(np.sort(posterior.eigenvalues)[::-1], squared, atol=1e-10)
-    expected = np.stack([covariance[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] for i in range(3)])
+    expected = np.stack([covariance[3 * i : 3 * i + 3, 3 * i : 3 * i + 3] for i in range(3)])
     np.testing.assert_allclose(posterior.variance(x_new), expected, atol=1e-10)
     evidence = multivariate_normal(np.ravel(f(params, x)), data).logpdf(np.ravel(y))
     assert float(posterior.log_marginal_likelihood()) == pytest.approx(evidence, rel=1e-9)
@@ -94,7 +94,7 @@ def test_cross_entropy_gives_the_dense_posterior(widths, limit):
     p = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
     blocks = np.stack([np.diag(q) - np.outer(q, q) for q in p])
     precision = dense_posterior(f, params, x, blocks, 0.2)
-    rows = dense(f, params, x_new).reshape(3, 2, -1)
+    rows = dense(f, params, x_new).reshape(3, 3, -1)
     expected = np.einsum("mop,pq,mrq->mor", rows, np.linalg.inv(precision), rows)
     posterior = laplace(
         f,

@@ -69,8 +69,10 @@ def test_a_damped_step_on_the_squared_error_is_damped_gauss_newton():
     f, params, x, y = network()
     run = {"damping": 0.3, "max_steps": 2, "tolerance": 0.0}
     expected = gauss_newton(f, params, x, y, **run)
-    found = truncated_gauss_newton(f, params, x, y, beta=1e-12, **run)
-    np.testing.assert_allclose(flat(found.params), flat(expected.params), atol=1e-10)
+    moved = jax.jit(  # with a damping that is traced, too
+        lambda d: truncated_gauss_newton(f, params, x, y, beta=1e-12, **run | {"damping": d}).params
+    )(run["damping"])
+    np.testing.assert_allclose(flat(moved), flat(expected.params), atol=1e-10)
     # Also where the squared error is asked for as the mean of its N = 4 examples.
     run["damping"] /= 4
     found = truncated_gauss_newton(
@@ -154,6 +156,22 @@ def test_inner_steps_stand_in_for_a_damping():
     )
     assert float(solution.history["loss"][2]) < float(solution.history["loss"][0])
     np.testing.assert_array_equal(solution.history["inner_steps"][:2], 3)
+
+
+def test_targets_of_several_parts_have_the_precision_of_the_parameters_but_for_labels():
+    f, params, x, y = posed(losses.cross_entropy)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+    parts = {"labels": y, "weights": np.linspace(0.5, 2.0, 8)}
+
+    def weighted(outputs, targets):
+        chances = jax.nn.log_softmax(outputs)
+        return -jnp.sum(targets["weights"] * chances[jnp.arange(8), targets["labels"]])
+
+    run = {"damping": 0.2, "beta": 0.5, "max_steps": 2, "tolerance": 0.0}
+    solution = truncated_gauss_newton(f, params, x, parts, loss=weighted, **run)
+    leaves = [*jax.tree.leaves(solution.params), *solution.history.values()]
+    assert {leaf.dtype for leaf in leaves} == {jnp.dtype(jnp.float32)}
+    assert solution.history["loss"][2] < solution.history["loss"][0]
 
 
 # Damping that adapts.
@@ -340,6 +358,8 @@ def test_a_loss_of_many_numbers_and_targets_that_it_refuses(problem):
         bare(truncated_gauss_newton)(f, params, x, y, loss="mse", damping=1.0, **RUN)
     with pytest.raises(ValueError, match="loss must return one number"):
         truncated_gauss_newton(f, params, x, y, loss=lambda o, y: o, damping=1.0, **RUN)
+    with pytest.raises(ValueError, match="targets must be labels of 3 classes, 0 to 2: got 3"):
+        truncated_gauss_newton(f, params, x, y + 3, loss=losses.cross_entropy, damping=1.0, **RUN)
     with pytest.raises(ValueError, match="integer labels"):
         truncated_gauss_newton(f, params, x, 1.0 * y, loss=losses.cross_entropy, damping=1.0, **RUN)
 
