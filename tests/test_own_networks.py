@@ -6,8 +6,10 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import iterlin as il
 import jax
@@ -194,6 +196,8 @@ def test_linear_algebra_is_that_of_the_part(trainable):
         (PARAMS, lambda name: False, "leaves no floating point leaf to train, of body, head"),
         (PARAMS, {"body": True}, "is not a prefix of params"),
         (PARAMS, lambda name: 1, "must be true or false of 'body', got 1"),
+        ([jnp.ones(1)] * 8, lambda name: False, "to train, of 0, 1, 2, 3, 4, 5, 6, 7$"),
+        ([jnp.ones(1)] * 9, lambda name: False, r"to train, of 0, 1, .*, 7, \.\.\.$"),
         ({"act": jax.nn.relu}, None, "at 'act', which is no array: take apart"),
     ],
 )
@@ -206,7 +210,8 @@ def test_a_bad_choice_of_parameters_is_refused(params, trainable, message):
 
 def test_split_and_join_are_inverse():
     params = {"a": [jnp.ones(2), 3], "b": None, "c": (KEY, jnp.arange(2.0))}
-    for trainable in (None, lambda name: name == "c/1", {"a": True, "b": None, "c": False}):
+    named = {"a": np.True_, "b": None, "c": False}
+    for trainable in (None, True, lambda name: name == "c/1", named):
         assert jax.tree.all(
             jax.tree.map(
                 lambda u, v: bool(jnp.all(u == v)),
@@ -214,6 +219,40 @@ def test_split_and_join_are_inverse():
                 params,
             )
         )
+
+
+def test_the_fixed_part_holds_nothing_that_moves():
+    moving, fixed = parameters.split({"a": jnp.ones(2), "b": jnp.ones(3)}, lambda name: name == "a")
+    assert moving["b"] is fixed["a"] is None
+    assert (moving["a"].size, fixed["b"].size) == (2, 3)
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Line:
+    """Parameters that can be called, as a module of Equinox."""
+
+    slope: Any
+    offset: Any
+
+    def __call__(self, x):
+        return self.slope * x + self.offset
+
+
+def test_a_choice_may_be_a_tree_that_can_be_called():
+    found = parameters.trainable_mask(Line(jnp.ones(2), jnp.ones(1)), Line(True, False))
+    assert found == Line(True, False)
+
+
+def test_a_network_is_itself_where_all_moves_and_in_slices_where_not():
+    """Programs are compiled anew for another function."""
+    sliced = il.in_slices(classifier, 5)
+    for f in (classifier, sliced):
+        assert parameters.bound(f, parameters.split(PARAMS)[1]) is f
+    moving, fixed = parameters.split(PARAMS, lambda name: name == "head")
+    part = parameters.bound(sliced, fixed)
+    assert part.size == 5
+    close(part(moving, X), classifier(PARAMS, X))
 
 
 # Inputs, targets and outputs ----------------------------------------------------------------

@@ -85,11 +85,22 @@ def test_solves_the_equation_of_the_flow_at_any_rank(shape, time, damping, seed)
     np.testing.assert_allclose(found, np.asarray(kernel_td) @ a, atol=1e-8)
 
 
-def test_a_singular_kernel_is_inverted_on_its_range():
-    kernel_dd, kernel_td = gram(5, 2, 3, 0)
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_a_singular_kernel_is_inverted_on_its_range(scale):
+    kernel_dd, kernel_td = (scale * kernel for kernel in gram(5, 2, 3, 0))
     y = jnp.arange(5.0)
     expected = np.asarray(kernel_td) @ np.linalg.pinv(kernel_dd, rcond=1e-12) @ y
     np.testing.assert_allclose(predict(kernel_dd, y, kernel_td), expected, atol=1e-10)
+
+
+def test_singular_directions_are_left_untrained_at_any_time():
+    """Though test inputs have a part in them: on the training inputs nothing could be trained."""
+    kernel_dd, kernel_td = jnp.diag(jnp.array([2.0, 0.0])), jnp.array([[1.0, 1.0]])
+    y = jnp.array([1.0, 3.0])
+    found = predict(kernel_dd, y, kernel_td, time=0.5)
+    np.testing.assert_allclose(found, [-math.expm1(-1.0) / 2], rtol=1e-12)
+    found = predict(kernel_dd, y, kernel_td, step_size=0.1, num_steps=2)
+    np.testing.assert_allclose(found, [(1 - 0.8**2) / 2], rtol=1e-12)
 
 
 def test_the_end_of_a_damped_run_is_kernel_ridge_regression_at_any_rank():
