@@ -14,6 +14,7 @@ from iterlin import empirical_ntk, kernel_alignment, kernel_drift, linearization
 from iterlin.gradient_flow import eigenmodes
 from iterlin.kernels import blocks, compiled, factors
 from iterlin.kernels.blocks import assemble
+from iterlin.kernels.flat_program import flatten
 from iterlin.krylov import power_iteration
 from iterlin.networks import convnets
 from iterlin.networks.convolution import conv2d
@@ -55,7 +56,9 @@ def test_kernel_equals_jacrev_products():
     np.testing.assert_allclose(
         compiled_ntk(f, params, x, other), reference(f, params, x, other), atol=1e-13
     )
-    np.testing.assert_allclose(empirical_ntk(f, params, x), reference(f, params, x, x), atol=1e-13)
+    expected = reference(f, params, x, x)
+    np.testing.assert_allclose(empirical_ntk(f, params, x), expected, atol=1e-13)
+    np.testing.assert_allclose(empirical_ntk(f, params, x[:1]), expected[:1, :1], atol=1e-13)
 
 
 def test_kernel_of_float32_stays_float32():
@@ -82,7 +85,10 @@ def convolved(x, w):
 W, B = normal(3, 3), normal(3)
 ANYTHING = {
     "shared weight": (lambda p, x: jnp.tanh(x @ p) @ p.T, W),
-    "used nonlinearly": (lambda p, x: x @ jnp.exp(p["w"]) * p["b"][None] ** 2, {"w": W, "b": B}),
+    "used nonlinearly, in part": (
+        lambda p, x: x[:, :2] @ jnp.exp(p["w"])[1:] * p["b"][None] ** 2,
+        {"w": W, "b": B},
+    ),
     "unused leaf": (lambda p, x: x @ p["w"], {"w": W, "b": B}),
     "nothing used": (lambda p, x: jnp.tanh(x), W),
     "scan": (scanned, {"layers": normal(2, 3, 3), "w": W}),
@@ -146,6 +152,76 @@ def test_convolution_takes_the_cheaper_way_and_both_are_right(size, features, ki
     found = network.compiled.factors(network.given, x, jnp.arange(3), form="full", count=4, total=3)
     assert {name for name in found._fields if getattr(found, name)} == {"dense", kind}
     assert_forms(f, params, x)
+
+
+@pytest.mark.parametrize(
+    ("form", "sizes", "outputs", "by_positions", "by_rows"),
+    [
+        ("full", (2, 3, 2), 4, 108, 120),
+        ("full", (2, 3, 1), 3, 42, 36),
+        ("trace", (3, 6, 3), 6, 270, 270),
+        # 20 and 10 times 18 numbers to be read, or 10 times 20; 12 and 10 times 22, or 10 times 24.
+        ("product", (2, 5, 2), 2, 200, 200),
+        ("product", (2, 3, 2), 4, 232, 240),
+    ],
+)
+def test_positions_are_taken_where_they_multiply_less(
+    monkeypatch, form, sizes, outputs, by_positions, by_rows
+):
+    """Of a layer with so many positions, inputs and features: multiplications for a pair of
+    examples, each of which is paired with 4."""
+    monkeypatch.setattr(factors, "READ", 10)
+    positions, inputs, features = sizes
+    weight, x = jnp.ones((inputs, features)), jnp.ones((1, positions, inputs))
+    last = jnp.ones((positions * features, outputs))
+    found = found_factors(
+        lambda p, x: jnp.tanh(x @ p).reshape(1, -1) @ last, weight, x, outputs, form
+    )
+    assert bool(found.positions) == (by_positions < by_rows)
+    assert bool(found.rows) != bool(found.positions)
+
+
+def found_factors(f, params, x, outputs, form):
+    """Their shapes alone."""
+    network = compiled.trace(f, params, None, x)
+    shapes_of, settings = network.compiled.factors.eval_shape, {"form": form, "total": outputs}
+    return shapes_of(network.given, x, jnp.arange(outputs), count=4, **settings)
+
+
+@pytest.mark.parametrize(
+    ("form", "positions", "rows", "outputs", "by_lookups", "by_rows"),
+    [
+        ("full", 2, 3, 5, 70, 75),
+        ("full", 2, 3, 3, 30, 27),
+        ("trace", 3, 12, 2, 24, 24),
+        # Of products the numbers that are kept: positions or rows.
+        ("product", 1, 2, 1, 1, 2),
+        ("product", 1, 1, 1, 1, 1),
+    ],
+)
+def test_lookups_are_taken_where_they_multiply_less(
+    form, positions, rows, outputs, by_lookups, by_rows
+):
+    """Multiplications for a pair of examples and a feature of the table."""
+    table, ids = jnp.ones((rows, 2)), jnp.zeros((1, positions), int)
+    last = jnp.ones((positions * 2, outputs))
+    found = found_factors(lambda p, t: p[t].reshape(1, -1) @ last, table, ids, outputs, form)
+    assert bool(found.lookups) == (by_lookups < by_rows)
+    assert bool(found.rows) != bool(found.lookups)
+
+
+@pytest.mark.parametrize(("size", "chunks"), [(240, 3), (239, 4), (1, 12)])
+def test_as_many_examples_at_a_time_as_fit_into_the_workspace(monkeypatch, size, chunks):
+    """Of 12; each has 5 values and their cotangents for 2 outputs, of 4 bytes. One always fits."""
+    monkeypatch.setattr(factors, "WORKSPACE", size)
+    w, x = normal(3, 5), normal(12, 3)
+    program = flatten(lambda w, x: x @ w, w, x[:1])
+    settings = {"form": "full", "count": 12, "total": 5}
+    traced = jax.make_jaxpr(
+        lambda x: factors.factors(program, [w], [], x, jnp.arange(2), **settings)
+    )(x)
+    (loop,) = [operation for operation in traced.eqns if operation.primitive.name == "scan"]
+    assert loop.params["length"] == chunks
 
 
 @pytest.mark.parametrize("method", ["patches", "direct"])
@@ -237,6 +313,29 @@ def test_neighbouring_groups_share_one_and_mirror_images_are_not_computed(
     assert len(groups) == (10 if two_sided else 7)
 
 
+def test_the_kernel_is_written_in_place():
+    """What it was before a block was put into it takes no memory of its own."""
+    rows, earlier, others = normal(11, 1, 5), [], jax.live_arrays()
+    known = {id(array) for array in others}
+
+    def rows_of(x, outputs):
+        arrays = [array for array in jax.live_arrays() if id(array) not in known]
+        earlier.extend(array for array in arrays if array.shape == (11, 11))
+        return factors.Factors([], [], [x])
+
+    assemble(rows_of, (rows, jnp.eye(1)), None, 6, "trace", rows.dtype)
+    assert len(earlier) == 2
+    assert all(kernel.is_deleted() for kernel in earlier)
+
+
+def test_kernels_of_several_parameters_at_once():
+    """Of which the first layer's inputs have nothing: these are as they were, all else is not."""
+    f, weights, x = ANYTHING["remembered less"][0], normal(2, 3, 3), normal(5, 3)
+    found = jax.vmap(lambda w: empirical_ntk(f, w, x, trace=True))(weights)
+    expected = [np.einsum("ijoo->ij", reference(f, w, x)) for w in weights]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize("limit", [208, 400, 1500])
 @pytest.mark.parametrize("two_sided", [False, True])
 def test_blocks_within_a_memory_limit_change_nothing(limit, two_sided):
@@ -246,7 +345,18 @@ def test_blocks_within_a_memory_limit_change_nothing(limit, two_sided):
     assert_forms(f, params, x, other, memory_limit=limit)
 
 
-def test_memory_limit_bounds_what_is_kept(monkeypatch):
+@pytest.mark.parametrize(
+    ("call", "limit", "groups"),
+    [
+        (lambda f, params, x, **limit: empirical_ntk(f, params, x, **limit), 1000, 7),
+        (lambda f, params, x, **limit: empirical_ntk(f, params, x[:4], x[4:], **limit), 1000, 5),
+        (lambda f, params, x, **limit: ntk.kept_ntk(f, params, x[:4], **limit), 600, 7),
+    ],
+    ids=["of one side", "of two sides", "while a matrix is formed"],
+)
+def test_memory_limit_bounds_what_is_kept(monkeypatch, call, limit, groups):
+    """And groups are formed as often as it takes if each pair is met once, next to one that shares
+    a group: 4 groups among each other, 2 with 2."""
     kept, sizes = [], []
 
     def spied(factors_of, *arguments):
@@ -263,9 +373,9 @@ def test_memory_limit_bounds_what_is_kept(monkeypatch):
 
     monkeypatch.setattr(ntk, "assemble", spied)
     f, params, x, _ = network(examples=7)
-    empirical_ntk(f, params, x, memory_limit=1000)
-    assert 500 < max(sizes) <= 1000
-    assert len(kept) > 3
+    call(f, params, x, memory_limit=limit)
+    assert limit / 2 < max(sizes) <= limit
+    assert len(kept) == groups
 
 
 def test_memory_limit_below_two_examples_is_refused():
@@ -293,6 +403,7 @@ def test_empty_inputs_and_parameters_of_no_kind_are_refused_by_name():
         (lambda: bare(empirical_ntk)(f, params, x[:0]), f"x1 {empty}"),
         (lambda: bare(empirical_ntk)(f, params, x, x[:0]), f"x2 {empty}"),
         (lambda: empirical_ntk(f, params, x, x[:, 1:]), "examples of x2 must be shaped as those"),
+        (lambda: empirical_ntk(f, params, x, [x]), "examples of x2 must be shaped as those"),
         (
             lambda: empirical_ntk(f, jax.tree.map(lambda p: p.astype(int), params), x),
             "to train, of",
@@ -370,12 +481,12 @@ def test_function_that_cannot_be_hashed_or_closes_over_a_traced_array():
 
 
 def test_matrix_is_the_full_kernel_in_another_order():
+    """Also from one output at a time."""
     f, params, x, _ = network()
-    np.testing.assert_allclose(
-        ntk.ntk_matrix(f, params, x, x[:2]),
-        kernel_matrix(empirical_ntk(f, params, x, x[:2])),
-        atol=1e-13,
-    )
+    expected = kernel_matrix(empirical_ntk(f, params, x, x[:3]))
+    for settings in ({}, {"memory_limit": 300}):
+        found = ntk.ntk_matrix(f, params, x, x[:3], **settings)
+        np.testing.assert_allclose(found, expected, atol=1e-13)
 
 
 def test_coupled_examples_are_refused():

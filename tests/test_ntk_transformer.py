@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from iterlin import empirical_ntk, ntk_matrix, ntk_product
 from iterlin.kernels import compiled
+from iterlin.kernels.flat_program import flatten
+from iterlin.kernels.lookups import find_lookups
 from iterlin.linearization import jacobian
 from iterlin.parameters import split
 
@@ -155,13 +157,24 @@ def test_parameters_without_a_part_in_the_outputs_take_no_rows():
     ]
 
 
+FEATURES_FIRST = jax.lax.GatherDimensionNumbers(
+    offset_dims=(0,), collapsed_slice_dims=(0,), start_index_map=(0,)
+)
 LOOKUPS = {
     "take": lambda table, ids: jnp.take(table, ids, axis=0),
     "negative": lambda table, ids: table[-ids],
-    "outside, clipped": lambda table, ids: table.at[9 * ids].get(mode="clip"),
-    "outside, filled": lambda table, ids: table.at[9 * ids].get(mode="fill", fill_value=0),
+    # Rows -10, 0, 9, 39, 58, 370 of 40.
+    "outside, clipped": lambda table, ids: table.at[39 * (ids - 1) // 4].get(
+        mode="clip", wrap_negative_indices=False
+    ),
+    # Rows -1, 7, 15, 40, 56, 318 of 40.
+    "outside, filled": lambda table, ids: table.at[41 * ids // 5 - 1].get(
+        mode="fill", fill_value=0, wrap_negative_indices=False
+    ),
     "cast": lambda table, ids: table.astype(jnp.float64)[ids],
-    "copied": lambda table, ids: jnp.copy(table)[ids],
+    "copied, features first": lambda table, ids: jax.lax.gather(
+        jnp.copy(table), ids[..., None], FEATURES_FIRST, (1, WIDTH)
+    ).transpose(1, 2, 0),
     "vmapped": lambda table, ids: jax.vmap(jax.vmap(lambda i: table[i]))(ids),
 }
 OTHERWISE = {
@@ -188,6 +201,29 @@ def test_any_lookup_gives_the_products_of_the_jacobian(name):
     assert bool(kinds_of_factors(f, params, X)["lookups"]) == (name in LOOKUPS)
     rows = jacobian(f, params, X)
     np.testing.assert_allclose(ntk_matrix(f, params, X), rows @ rows.T, atol=1e-12)
+
+
+ANOTHER_AXIS, BOTH_AXES = (
+    jax.lax.GatherDimensionNumbers(
+        offset_dims=(2,), collapsed_slice_dims=(0,), start_index_map=axes
+    )
+    for axes in ((1,), (0, 1))
+)
+NO_LOOKUPS = {
+    "through integers": lambda table, ids: table.astype(int).astype(float)[ids],
+    "of the first row": lambda table, ids: jax.lax.gather(
+        table, ids[..., None], ANOTHER_AXIS, (1, WIDTH), mode="clip"
+    ),
+    "filled where a row is left": lambda table, ids: jax.lax.gather(
+        table, jnp.stack([ids, ids], -1), BOTH_AXES, (1, WIDTH), mode="fill", fill_value=0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_LOOKUPS)
+def test_what_has_other_derivatives_is_not_taken_for_a_lookup(name):
+    for f, number in ((NO_LOOKUPS[name], 0), (LOOKUPS["take"], 1)):
+        assert len(find_lookups(flatten(f, PARAMS["words"], X["ids"][:1]), 1)) == number
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8])
