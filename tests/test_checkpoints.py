@@ -19,7 +19,7 @@ import roads
 import xarray as xr
 from iterlin import losses
 from iterlin.networks.mlp import mlp
-from iterlin.runtime import checkpoints, chunks
+from iterlin.runtime import checkpoints, chunks, shares
 from iterlin.study import records, runs
 from jax._src import pretty_printer
 from problems import bare
@@ -40,6 +40,19 @@ def test_what_is_saved_comes_back(tmp_path):
         jax.random.normal(tree["key"], (3,)), jax.random.normal(TREE["key"], (3,))
     )
     assert [entry.name for entry in path.parent.iterdir()] == ["run.npz"]
+
+
+def test_what_comes_back_is_of_jax_where_it_is_to_be_like_that(tmp_path):
+    """Of the rest, neither shape nor type need be known; and nothing is taken from `like`."""
+    path, kept = tmp_path / "run.npz", {"seen": np.arange(3), "rate": 0.5}
+    checkpoints.save(path, TREE | kept, fingerprint="a")
+    like = TREE | {"params": [jnp.zeros((2, 3))], "key": jax.random.key(0), "step": jnp.int32(0)}
+    unknown = {"seen": np.zeros(0), "rate": 0.0}
+    tree, _ = checkpoints.load(path, like | unknown, fingerprint="a")
+    for name, value in (TREE | kept).items():
+        found, wanted = jax.tree.leaves(tree[name])[0], jax.tree.leaves(value)[0]
+        assert isinstance(found, jax.Array if isinstance(wanted, jax.Array) else np.ndarray)
+        assert np.all(found == wanted)
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
@@ -69,6 +82,11 @@ def reshaped(head, arrays):
     return head
 
 
+def pickled(head, arrays):
+    arrays["leaf0"] = np.array([None])
+    return head
+
+
 def retyped(head, arrays):
     arrays["leaf0"] = arrays["leaf0"].astype(np.int16)
     return head
@@ -79,6 +97,7 @@ def retyped(head, arrays):
     [
         (lambda head, arrays: [head], "is no 'iterlin checkpoint 1'"),
         (lambda head, arrays: "head", "is no 'iterlin checkpoint 1'"),
+        (lambda head, arrays: head | {"format": "iterlin checkpoint 0"}, "is no 'iterlin check"),
         (without("fingerprint"), "belongs to a run with other settings"),
         (without("notes"), "lacks its notes taken seconds"),
         (lambda head, arrays: head | {"notes": [1]}, "lacks its notes taken seconds"),
@@ -86,6 +105,7 @@ def retyped(head, arrays):
         (lambda head, arrays: head | {"notes": {"taken": 1, "seconds": "1"}}, "lacks its notes"),
         (reshaped, r"holds another state, \w+ \(1, .* in the place of"),
         (retyped, "holds another state, int16 .* in the place of"),
+        (pickled, "is damaged"),  # what would run code as it is read is not read
     ],
 )
 def test_a_file_that_no_run_has_written_is_refused(tmp_path, change, message):
@@ -108,6 +128,19 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, cut):
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(checkpoints.CheckpointError, match=r"run\.npz is damaged .*delete it"):
         checkpoints.load(path, TREE, fingerprint="a")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(EOFError(), "EOFError"), (ValueError("one line\nand more"), "one line")]
+)
+def test_what_is_damaged_is_told_in_a_line(tmp_path, monkeypatch, error, reason):
+    def broken(*_, **__):
+        raise error
+
+    checkpoints.save(tmp_path / "run.npz", TREE, fingerprint="a")
+    monkeypatch.setattr(np, "load", broken)
+    with pytest.raises(checkpoints.CheckpointError, match=rf"is damaged \({reason}\): delete it"):
+        checkpoints.load(tmp_path / "run.npz", TREE, fingerprint="a")
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
@@ -163,6 +196,9 @@ def test_a_fingerprint_sees_programs_constants_and_numbers():
         checkpoints.fingerprint([program(2.0, constant)], x.astype(jnp.float32)),
         checkpoints.fingerprint([program(2.0, constant)], [x]),
         checkpoints.fingerprint([program(2.0, constant)], x.reshape(2, 1)),
+        checkpoints.fingerprint(["a text"], x),
+        checkpoints.fingerprint(["another"], x),
+        checkpoints.fingerprint([program(2.0, constant)], 1.0),
     ]
     assert len({same, *others}) == 1 + len(others)
 
@@ -299,25 +335,6 @@ class Going(NamedTuple):
     ended: jax.Array
 
 
-@pytest.mark.parametrize(("seconds", "steps"), [(0.0, [2, 4, 8, 12, 12]), (np.inf, [12])])
-def test_checkpoints_are_written_when_their_time_has_come(tmp_path, monkeypatch, seconds, steps):
-    """Between and at evaluations, and always at the end."""
-    monkeypatch.setattr(chunks, "FIRST_CHUNK", 2)
-    monkeypatch.setattr(chunks, "CHUNK", np.inf)  # the next is twice as long
-    written = []
-    monkeypatch.setattr(checkpoints, "save", lambda *_, notes, **__: written.append(notes["taken"]))
-    chunks.run_in_chunks(
-        Going(jnp.zeros(1, bool)),
-        lambda state, count: state,
-        lambda state: {"loss": jnp.zeros(())},
-        np.array([4, 8, 12]),
-        checkpoint=tmp_path / "run",
-        checkpoint_seconds=seconds,
-        progress=False,
-    )
-    assert written == steps
-
-
 class Clock:
     """A stand-in for `time` whose seconds pass where a test says so."""
 
@@ -328,7 +345,7 @@ class Clock:
         return self.now
 
 
-def counts_of(clock, seconds, steps, **settings):
+def counts_of(clock, seconds, steps, ended=(False,), **settings):
     """How many steps are taken at a time where so many seconds pass at each; and the outcome."""
     counts = []
 
@@ -337,7 +354,7 @@ def counts_of(clock, seconds, steps, **settings):
         clock.now += seconds
         return state
 
-    start, eval_steps = Going(jnp.zeros(1, bool)), np.array([steps])
+    start, eval_steps = Going(jnp.asarray(ended)), np.atleast_1d(steps)
     nothing = {"progress": False, **settings}
     outcome = chunks.run_in_chunks(
         start, advance, lambda state: {"loss": jnp.zeros(())}, eval_steps, **nothing
@@ -350,8 +367,56 @@ def test_as_many_steps_go_together_as_take_a_chunk_s_time(monkeypatch):
     monkeypatch.setattr(chunks, "time", clock)
     monkeypatch.setattr(chunks, "FIRST_CHUNK", 8)
     assert counts_of(clock, 0.4 * chunks.CHUNK, 56)[0] == [8, 16, 32]
-    assert counts_of(clock, chunks.CHUNK, 24)[0] == [8, 8, 8]
+    for share in (0.6, 1.0, 1.9):
+        assert counts_of(clock, share * chunks.CHUNK, 24)[0] == [8, 8, 8]
+    # What an evaluation cuts short says nothing of how many would do.
+    found = counts_of(clock, 0.4 * chunks.CHUNK, [1, 2, 3, 4, 28])[0]
+    assert found == [1, 1, 1, 1, 8, 16]
     assert counts_of(clock, 2.1 * chunks.CHUNK, 16)[0] == [8, 4, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps"), [(0.0, [2, 4, 6, 8, 10, 12, 12]), (6.0, [4, 8, 12, 12]), (np.inf, [12])]
+)
+def test_checkpoints_are_written_when_their_time_has_come(tmp_path, monkeypatch, seconds, steps):
+    """Between and at evaluations, and always at the end; here three seconds pass at two steps."""
+    clock, written = Clock(), []
+    monkeypatch.setattr(chunks, "time", clock)
+    monkeypatch.setattr(chunks, "FIRST_CHUNK", 2)
+    monkeypatch.setattr(chunks, "CHUNK", 3.0)
+    monkeypatch.setattr(checkpoints, "save", lambda *_, notes, **__: written.append(notes["taken"]))
+    settings = {"checkpoint": tmp_path / "run", "checkpoint_seconds": seconds}
+    counts_of(clock, 3.0, [2, 8, 12], **settings)
+    assert written == steps
+
+
+def test_once_every_run_has_ended_only_evaluations_are_left(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(checkpoints, "save", lambda *_, notes, **__: written.append(notes["taken"]))
+    settings = {"checkpoint": tmp_path / "run", "checkpoint_seconds": 0.0}
+    counts, outcome = counts_of(Clock(), 1.0, [4, 8, 9], ended=(True, True), **settings)
+    assert counts == []
+    assert outcome.history["loss"].tolist() == [0, 0, 0]
+    assert written == [4, 8, 9, 9]
+    assert sum(counts_of(Clock(), 1.0, [4, 8, 9], ended=(True, False))[0]) == 9
+
+
+def test_of_a_run_of_another_share_nothing_is_known(tmp_path, monkeypatch):
+    monkeypatch.setenv(shares.SHARE, "2/2")
+    shares.begin()
+    state = jnp.arange(2.0)
+    outcome = chunks.run_in_chunks(
+        state,
+        lambda state, count: pytest.fail("a chunk was computed"),
+        lambda state: {"loss": 2 * state, "mean": state.mean()},
+        np.array([3, 5, 8]),
+        checkpoint=tmp_path / "run",
+    )
+    assert outcome.state is state
+    assert outcome.seconds == 0
+    assert outcome.history["step"].tolist() == [3, 5, 8]
+    for name, shape in {"loss": (2, 3), "mean": (3,)}.items():
+        np.testing.assert_array_equal(outcome.history[name], np.full(shape, np.nan))
 
 
 def test_a_run_that_goes_on_counts_the_seconds_of_both_its_parts(tmp_path, monkeypatch):
@@ -392,17 +457,38 @@ def test_progress_is_a_bar_or_lines_but_never_both(
     monkeypatch.setattr(chunks, "LINE", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     chunks.run_in_chunks(
-        Diverging(jnp.zeros(2, bool), jnp.array([3, -1])),
+        Diverging(jnp.zeros(3, bool), jnp.array([3, -1, 0])),
         lambda state, count: state,
         lambda state: {"loss": jnp.zeros(())},
-        np.array([10]),
+        np.array([3, 8, 10]),
         label="runs",
         progress=progress,
     )
     told = capsys.readouterr().err
     assert ("10/10" in told) == (shown == "bar")
     assert ("runs: step 10 of 10, " in told) == (shown == "lines")
-    assert ("1 diverged" in told) == bool(shown)
+    assert ("2 diverged" in told) == bool(shown)
+
+
+@pytest.mark.parametrize(("line", "steps"), [(6.0, [5, 6, 7, 8]), (12.0, [6, 8])])
+def test_a_line_comes_when_its_time_has_come_and_tells_the_pace(monkeypatch, capsys, line, steps):
+    """From where the run goes on, at step 4, a step takes six seconds."""
+    clock = Clock()
+    monkeypatch.setattr(chunks, "time", clock)
+    monkeypatch.setattr(chunks, "FIRST_CHUNK", 1)
+    monkeypatch.setattr(chunks, "CHUNK", 6.0)
+    monkeypatch.setattr(chunks, "LINE", line)
+    monkeypatch.setenv("ITERLIN_PROGRESS", "1")
+
+    def advance(state, count):
+        clock.now += 6.0
+        return state
+
+    start = Diverging(jnp.zeros(1, bool), jnp.array([-1]))
+    observe = lambda state: {"loss": jnp.zeros(())}  # noqa: E731
+    chunks.run_in_chunks(start, advance, observe, np.array([8]), first=4, label="run")
+    told = [f"run: step {step} of 8, 6e+03 ms a step, 0 diverged" for step in steps]
+    assert capsys.readouterr().err.splitlines() == told
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

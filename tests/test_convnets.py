@@ -9,6 +9,7 @@ import pytest
 from iterlin.linearization import jacobian_products, linearize, require_independent, tree_add
 from iterlin.networks import convnets
 from iterlin.networks.mlp import parameter_count
+from iterlin.networks.modules import BatchNorm, Block
 from iterlin.networks.normalization import update_statistics
 from problems import bare
 
@@ -51,7 +52,8 @@ def written_out(params, x, padding):
 LENETS = {
     "valid": ((17, 16, 3), {"kernel_size": 5, "padding": "VALID", "hidden": (6, 5)}),
     "same": ((8, 8, 1), {"kernel_size": 3, "padding": "SAME", "hidden": (6,)}),
-    "no hidden layer": ((7, 6, 2), {"kernel_size": 2, "padding": "SAME", "hidden": ()}),
+    # The second kernel is larger than its image.
+    "no hidden layer": ((7, 6, 2), {"kernel_size": 4, "padding": "SAME", "hidden": ()}),
 }
 
 
@@ -132,13 +134,30 @@ def test_slices_of_lenet():
         np.testing.assert_allclose(sliced(params, x), whole, atol=1e-12)
 
 
-@pytest.mark.parametrize(("shape", "large"), [((32, 32, 3), True), ((16, 16, 1), False)])
-def test_automatic_slices_are_for_large_images_on_a_cpu(shape, large):
-    model = convnets.lenet(shape)
+ONE = {"channels": 1, "padding": "SAME", "hidden": ()}
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("shape", "settings", "large"),
+    [
+        ((32, 32, 3), {}, True),
+        ((16, 16, 1), {}, False),
+        ((40, 40, 1), ONE | {"kernel_size": 5}, False),  # (40^2 + 20^2) 5^2 = 50,000 numbers
+        ((200, 200, 1), ONE | {"kernel_size": 1}, False),  # 200^2 + 100^2 = 50,000
+        ((6667, 6, 1), ONE | {"kernel_size": 1}, True),  # 6667 x 6 + 3333 x 3 = 50,001
+    ],
+)
+def test_automatic_slices_are_for_large_images_on_a_cpu(
+    monkeypatch, backend, shape, settings, large
+):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    model = convnets.lenet(shape, **settings)
     params = jax.eval_shape(model.init, jax.random.key(0))
     x = jax.ShapeDtypeStruct((16, *shape), jnp.float64)
-    slices = "scan" in str(jax.make_jaxpr(model.apply)(params, x))
-    assert slices == (large and jax.default_backend() == "cpu")
+    program = str(jax.make_jaxpr(model.apply)(params, x))
+    eights = "f64[2,8,{},{},{}]".format(*shape)
+    assert (eights in program) == ("scan" in program) == (large and backend == "cpu")
 
 
 @pytest.mark.parametrize(
@@ -296,6 +315,24 @@ def test_statistics_are_the_moments_at_the_anchor(normalization):
     np.testing.assert_allclose(evaluated, outputs, rtol=1e-10, atol=1e-10)
 
 
+def test_a_module_that_normalises_keeps_the_moments_of_its_latest_batch():
+    norm, h, other = BatchNorm(2, frozen=False), images(3, 4, 5, 2), images(2, 4, 5, 2, seed=1)
+    for batch in (other, h):
+        found = np.asarray(norm(batch))
+        np.testing.assert_allclose(found.mean((0, 1, 2)), 0, atol=1e-12)
+        np.testing.assert_allclose(found.var((0, 1, 2)), 1, atol=1e-4)
+    np.testing.assert_allclose(norm.mean[...], np.mean(h, (0, 1, 2)), atol=1e-12)
+    np.testing.assert_allclose(norm.variance[...], np.var(h, (0, 1, 2)), atol=1e-12)
+
+
+@pytest.mark.parametrize(("outputs", "stride"), [(2, 1), (3, 1), (2, 2), (3, 2)])
+def test_a_block_has_a_shortcut_where_it_changes_the_shape(outputs, stride):
+    block = Block(2, outputs, stride, normalization=None, method="direct")
+    assert (block.shortcut is not None) == (outputs != 2 or stride != 1)
+    made = jax.eval_shape(block, jax.ShapeDtypeStruct((1, 6, 4, 2), jnp.float64))
+    assert made.shape == (1, 6 // stride, 4 // stride, outputs)
+
+
 @pytest.mark.parametrize("normalization", ["batch", "frozen"])
 def test_evaluation_uses_the_running_statistics(normalization):
     model, params, tangent, x = resnet_problem(normalization)
@@ -334,6 +371,7 @@ def test_only_training_mode_couples_the_examples():
         ("lenet", (32, 32, 3), {"slice_size": 0}, "slice_size must be a positive integer, got 0"),
         ("lenet", (8, 8, 1), {}, "8 x 8 is too small for two 5 x 5 convolutions"),
         ("lenet", (15, 16, 1), {}, "15 x 16 is too small for two 5 x 5 convolutions"),
+        ("lenet", (16, 8, 1), {}, "16 x 8 is too small for two 5 x 5 convolutions"),
         ("lenet", (4, 3, 1), {"padding": "SAME"}, "4 x 3 is too small for two 5 x 5"),
         ("resnet18", (32, 32, 3), {"width": 0}, "width must be a positive integer, got 0"),
         (

@@ -394,6 +394,8 @@ def test_decompositions_need_float32():
     ("tree", "message"),
     [
         (list(X), "inputs are a list of the 12 examples"),
+        ([X[:9]], "inputs and targets differ in length: 9 and 12"),
+        ({name: X[:9] for name in range(12)}, "inputs and targets differ in length: 9 and 12"),
         ({"a": X, "b": X[:3]}, r"inputs differ .*\['a'\]: 12, inputs\['b'\]: 3"),
         ({}, "inputs must hold an array that leads with the examples"),
         ({"a": 3.0}, r"inputs\['a'\] must lead with the examples, got a single 3.0"),
@@ -529,14 +531,25 @@ def test_batches_may_come_from_an_iterable():
     [
         (3, {}, "data must be \\(inputs, targets\\), or batches"),
         ({"x": X}, {}, "data must be \\(inputs, targets\\), or batches"),
+        (X, {}, "data must be \\(inputs, targets\\), or batches"),
+        ("data", {}, "data must be \\(inputs, targets\\), or batches"),
         ((X, LABELS, LABELS), {}, "data must be two: inputs and targets"),
+        (iter([X[:2]]), {}, "data must be two: inputs and targets"),
         (iter([(X, LABELS)]), {"batch_size": 3}, "batch_size needs all data at once"),
+        (iter([(X, LABELS)]), {"solved": schedules.Solved(5)}, "solved needs all data at once"),
         (iter([]), {}, "data has no batch"),
     ],
 )
 def test_data_of_another_kind_are_refused(data, settings, message):
     with pytest.raises(ValueError, match=message):
         run(classifier, PARAMS, data, watch=il.Watch(), **settings)
+
+
+def test_batches_cannot_be_gone_on_with_from_a_checkpoint(tmp_path):
+    """Which of them had been taken is not known."""
+    settings = {"schedule": 2, "num_steps": 1, "checkpoint": tmp_path / "run"}
+    with pytest.raises(ValueError, match="iterable cannot go on from a checkpoint: resume its"):
+        il.train(il.Algorithm(classifier, ENTROPY, 0.1), PARAMS, iter([(X, LABELS)]), **settings)
 
 
 @pytest.mark.optimized
@@ -620,9 +633,24 @@ def test_the_longest_period_counts_whatever_the_predicate_says():
 
 
 def test_a_schedule_may_be_a_number():
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"predicate": 0.1, "check_every": 2}, "predicate must be a function of the state"),
+        ({"predicate": bool, "check_every": 0}, "check_every must be a positive integer"),
+        ({"predicate": bool, "check_every": 2, "max_period": 0}, "max_period must be a positive"),
+    ],
+)
+def test_a_bad_rule_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        bare(schedules.when)(**settings)
+
+
+def test_a_schedule_may_be_a_number_and_data_a_list():
     wanted, _ = run(classifier, PARAMS, (X, LABELS), schedule=il.every(4))
-    for schedule in (4, 4.0):
-        close(run(classifier, PARAMS, (X, LABELS), schedule=schedule)[0].params, wanted.params, 0)
+    for schedule, data in ((4, (X, LABELS)), (4.0, [X, LABELS])):
+        state, _ = run(classifier, PARAMS, data, schedule=schedule, watch=il.Watch())
+        close(state.params, wanted.params, 0)
     for schedule in ("often", 0, -2.0):
         with pytest.raises(ValueError, match="schedule must be a period or a function"):
             bare(il.train)(

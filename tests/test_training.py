@@ -12,6 +12,7 @@ import roads
 from iterlin import every, linearize, losses, never
 from iterlin.algorithm import Algorithm
 from iterlin.networks.mlp import mlp
+from iterlin.runtime import checkpoints, chunks
 from iterlin.state import TrainState
 from iterlin.watching import Watch, check_watch, log_steps, observer
 from problems import bare, dense, flat, network
@@ -324,6 +325,29 @@ def test_a_resumed_run_is_the_uninterrupted_one():
     assert rest["train_loss"][-1] == history["train_loss"][-1]
 
 
+def test_a_run_goes_on_from_its_checkpoint_and_from_no_other_s(tmp_path, monkeypatch):
+    x = jnp.eye(3)
+    settings = {"loss": losses.squared_error, "optimizer": 0.1, "schedule": every(3)}
+    settings |= {"num_steps": 8, "eval_steps": [0, 5, 8], "data": (x, x + 1)}
+
+    def f(params, x):
+        return jnp.sin(x @ params)
+
+    whole, _ = train(f, x, **settings)
+    settings["checkpoint"] = tmp_path / "run"
+    looks = iter([False, True])  # The time is up after the look at step 5.
+    with monkeypatch.context() as patched:
+        patched.setattr(chunks, "out_of_time", lambda: next(looks))
+        with pytest.raises(chunks.OutOfTime, match="at step 5"):
+            train(f, x, **settings)
+    state, history = train(f, x, **settings)
+    np.testing.assert_array_equal(state.params, whole.params)
+    assert history["updates"].tolist() == [0, 1, 2]
+    for change in ({"data": (x, x)}, {"optimizer": 0.2}):
+        with pytest.raises(checkpoints.CheckpointError, match="other settings"):
+            train(f, x, **settings | change)
+
+
 # How runs end.
 
 
@@ -496,7 +520,11 @@ def test_bad_number_of_steps_is_refused(num_steps):
         ({"eval_steps": [0, 6]}, r"watch.at must lie in \[0, 5\], got 0..6"),
         ({"eval_steps": [-1, 3]}, r"watch.at must lie in \[0, 5\], got -1..3"),
         ({"eval_steps": [3, 3]}, "watch.at must be a strictly increasing list"),
+        ({"eval_steps": [0, 2, 1]}, "watch.at must be a strictly increasing list"),
         ({"eval_steps": []}, "watch.at must be a strictly increasing list"),
+        ({"eval_steps": range(0)}, "watch.at must be a strictly increasing list"),
+        ({"eval_steps": np.arange(0)}, "watch.at must be a strictly increasing list"),
+        ({"eval_steps": [[0], [3]]}, "watch.at must be a strictly increasing list"),
         ({"eval_steps": [0, 2.5]}, "watch.at must be a strictly increasing list of whole steps"),
     ],
 )
@@ -564,6 +592,9 @@ def test_a_run_cannot_be_resumed_backwards():
         train(f, state, data, num_steps=5, **settings)
     with pytest.raises(ValueError, match=r"watch.at must lie in \[6, 9\], got 4..9"):
         train(f, state, data, num_steps=9, eval_steps=[4, 9], **settings)
+    same, history = train(f, state, data, num_steps=6, **settings)
+    np.testing.assert_array_equal(flat(same.params), flat(state.params))
+    assert history["step"].tolist() == [6]
 
 
 def test_bad_period_of_a_sweep_is_refused():
