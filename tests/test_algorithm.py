@@ -29,6 +29,17 @@ def classified(examples=12):
     return model.apply, model.init(jax.random.key(0)), (x, y)
 
 
+def affine(dtype=jnp.float64):
+    """The smallest problem that a step can be looked at with."""
+    x = jnp.cos(jnp.arange(6.0, dtype=dtype)).reshape(3, 2)
+    return lambda params, x: x @ params["w"], {"w": jnp.ones(2, dtype)}, (x, x[:, 0])
+
+
+def stepped(run, params, data, schedule):
+    state = run.start(params, data, jax.random.key(0))
+    return jax.jit(lambda state: run.step(state, data, schedule))(state)
+
+
 def test_what_a_step_draws_follows_from_the_key_and_the_step():
     f, params, (x, y) = classified()
     chosen, key = jnp.arange(11, 3, -1), jax.random.key(4)
@@ -84,7 +95,12 @@ def test_the_problem_of_a_step_is_the_loss_of_the_proxy_and_the_further_terms():
     proxy = linearize(f, anchor)(theta, 2 * x)
     terms = {"penalty": 0.3, "regularizer": lambda p: 0.1 * optax.tree.norm(p, squared=True)}
     added = 0.3 * np.sum((flat(theta) - flat(anchor)) ** 2) + 0.1 * np.sum(flat(theta) ** 2)
-    for settings, further in (({}, 0.0), (terms, added)):
+    alone = {"regularizer": terms["regularizer"]}
+    for settings, further in (
+        ({}, 0.0),
+        (terms, added),
+        (alone, 0.1 * np.sum(flat(theta) ** 2)),
+    ):
         run = algorithm.Algorithm(
             lambda p, x, scale: f(p, scale * x), ENTROPY, 0.1, keyed=True, **settings
         )
@@ -92,6 +108,61 @@ def test_the_problem_of_a_step_is_the_loss_of_the_proxy_and_the_further_terms():
         problem = LinearProblem(run, anchor, x, y, drawn, jnp.asarray(True))
         np.testing.assert_allclose(problem.outputs(theta), proxy, atol=1e-13)
         assert float(problem(theta)) == pytest.approx(float(ENTROPY(proxy, y)) + further)
+
+
+def test_an_optimizer_is_told_value_and_gradient_of_the_problem_that_it_may_ask():
+    f, anchor, data = affine()
+
+    def update(gradient, state, params, *, value, grad, value_fn, **_):
+        asked, slope = jax.value_and_grad(value_fn)(params)
+        return gradient, {"told": (value, grad, gradient), "asked": (asked, slope, slope)}
+
+    none = 0.0, anchor, anchor
+    run = algorithm.Algorithm(
+        lambda params, x: jnp.tanh(f(params, x)),
+        losses.squared_error,
+        optax.GradientTransformationExtraArgs(lambda _: {"told": none, "asked": none}, update),
+        penalty=0.3,
+        regularizer=lambda params: jnp.sum(params["w"] ** 4),
+    )
+    state = run.start(anchor, data, jax.random.key(0))
+    state = state._replace(step=jnp.asarray(3), params={"w": jnp.asarray([0.5, 2.0])})
+    step = jax.jit(lambda state: run.step(state, data, never()))
+    found = step(state).optimizer_state
+    np.testing.assert_allclose(flat(found["told"]), flat(found["asked"]), rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("bad", ["loss", "parameter"])
+def test_one_number_that_is_not_finite_ends_a_run_at_once(bad):
+    """Though the others are, and whatever the target."""
+    f, params, data = affine()
+    params |= {"unused": jnp.ones(())}
+
+    def endless(outputs, y):
+        return jnp.sum(outputs) + jnp.inf
+
+    def spoilt(updates, params):
+        return updates | {"w": updates["w"].at[1].set(jnp.inf)}
+
+    chosen = (endless, 0.1) if bad == "loss" else (losses.squared_error, optax.stateless(spoilt))
+    run = algorithm.Algorithm(f, *chosen, target_loss=1e9)
+    state = stepped(run, params, data, every(1))
+    assert (int(state.diverged_at), int(state.converged_at)) == (0, -1)
+    np.testing.assert_array_equal(flat(state.params), flat(params))
+
+
+def test_a_run_begins_with_a_linearisation_whatever_the_schedule_says():
+    f, params, data = affine()
+    run = algorithm.Algorithm(f, losses.squared_error, 0.1, target_loss=100.0)
+    # Only there is the network's own loss seen, and compared with the target.
+    assert int(stepped(run, params, data, lambda step, state: step > 9).converged_at) == 0
+
+
+def test_parameters_keep_their_type_whatever_the_optimizer_computes_in():
+    f, params, data = affine(jnp.float32)
+    widely = optax.stateless(lambda updates, _: {"w": -0.1 * updates["w"].astype(jnp.float64)})
+    run = algorithm.Algorithm(f, losses.squared_error, widely)
+    assert stepped(run, params, data, every(1)).params["w"].dtype == jnp.float32
 
 
 def test_a_reset_optimizer_starts_anew_at_each_linearisation():
@@ -141,14 +212,15 @@ def test_a_linear_problem_is_left_when_it_is_solved(rule, batch_size):
         ]
         return norm[0] <= 0.2 * norm[1]
 
-    state, early = run.start(params, data, jax.random.key(5)), 0
+    state, early, left = run.start(params, data, jax.random.key(5)), 0, 0
     for _ in range(40):
         state = advance(state, check)
+        assert int(state.updates) == left
         met = bool(is_solved(state))
         due = met or int(state.step - state.anchored_at) >= 60
         after = advance(state, 1)
         assert int(after.updates) - int(state.updates) == due
-        early += met
+        early, left = early + met, left + due
     assert early >= 2
 
 

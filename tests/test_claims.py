@@ -193,10 +193,16 @@ def test_a_condition_that_cannot_be_read_off_is_named():
         conditions.of(xr.Dataset(), "speed")
 
 
-def test_a_statistic_that_is_not_a_number_is_refused():
-    row = ROW | {"statements": [{"says": "drop", "statistic": "drop", "above": 0.5}]}
+# An interval of which some is not a number, though the rest of it would decide.
+HALF_KNOWN = (np.nan, 0.7, 1.3), (1.0, np.nan, 1.3), (1.0, 0.7, np.nan), (0.1, np.nan, 0.4)
+
+
+@pytest.mark.parametrize("bounds", [(np.nan, np.nan, np.nan), *HALF_KNOWN])
+def test_a_statistic_that_is_not_a_number_is_refused(bounds):
     with pytest.raises(ValueError, match="statistic 'drop' is not a number"):
-        claims.judge(row, record(drop=(np.nan, np.nan, np.nan)))
+        claims.judge(ROW, record(drop=bounds))
+    part = record(drop=bounds).assign_attrs(missing=1)
+    assert claims.judge(ROW, part).verdict == UNDECIDED
 
 
 @pytest.mark.parametrize(
@@ -228,6 +234,8 @@ def test_a_partial_record_is_shown_as_such(monkeypatch):
 def test_no_record_or_no_statement_is_not_yet_run(monkeypatch):
     monkeypatch.setattr(records, "best", lambda experiment: None)
     assert claims.judge(ROW).verdict == NOT_RUN
+    assert not claims.judge(ROW).stale
+    monkeypatch.setattr(records, "best", {"trial": record(drop=ABOVE)}.__getitem__)
     silent = {key: value for key, value in ROW.items() if key not in ("experiment", "statements")}
     assert claims.judge(silent | {"expected": NOT_RUN}).verdict == NOT_RUN
     assert not claims.judge(silent | {"expected": NOT_RUN}).changed
@@ -358,13 +366,25 @@ def test_a_right_ledger_is_read(tmp_path):
     assert claims.load_claims(ledger(tmp_path, [ROW])) == [ROW]
 
 
-def test_summary_counts_every_claim(monkeypatch):
-    found = iter([REPRODUCED, NOT, REPRODUCED, NOT_RUN])
-    monkeypatch.setattr(claims, "load_claims", lambda: [ROW] * 4)
-    monkeypatch.setattr(
-        claims, "judge", lambda row: claims.Verdict(row, next(found), (), "", False)
-    )
-    assert claims.summary() == "4 claims, 3 tested: 2 reproduced, 1 not reproduced; 1 not yet run"
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (
+            [REPRODUCED, NOT, REPRODUCED, NOT_RUN],
+            "4 claims, 3 tested: 2 reproduced, 1 not reproduced; 1 not yet run",
+        ),
+        (
+            [NOT_RUN, NOT_TESTED, UNDECIDED, NOT_TESTED],
+            "4 claims, 1 tested: 1 undecided; 2 not tested here, 1 not yet run",
+        ),
+        ([PARTLY, PARTLY], "2 claims, 2 tested: 2 partly"),
+        ([NOT_TESTED, NOT_RUN], "2 claims, none tested; 1 not tested here, 1 not yet run"),
+    ],
+)
+def test_summary_counts_every_claim(monkeypatch, found, told):
+    monkeypatch.setattr(claims, "load_claims", lambda: found)
+    monkeypatch.setattr(claims, "judge", lambda row: claims.Verdict(ROW, row, (), "", False))
+    assert claims.summary() == told
 
 
 # The project's own ledger and records.

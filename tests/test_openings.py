@@ -141,6 +141,14 @@ def test_what_a_statement_refers_to_is_told_before_it():
     assert [s.says for s in claims.telling(found)] == ["gap", "slope", "the same, later"]
     found = claims.judge(row("uf", ["gap", "the same, later"]), record(s0_u=UNCLEAR, s1_f=FAILS))
     assert [s.says for s in claims.telling(found)] == ["gap", "the same, later"]
+    # The first has none before it to refer to: 'the same as in C1'.
+    found = claims.judge(row("hh", ["the same as in C1", "gap"]), record(s0_h=HOLDS, s1_h=HOLDS))
+    assert [s.says for s in claims.telling(found)] == ["the same as in C1"]
+
+
+def test_statements_are_told_in_their_order_however_many_there_are():
+    finds = lines(row("u" * 8 + "h"))[1]
+    assert 0 < finds.index("s0: ") < finds.index("s8: ")
 
 
 def test_several_claims_share_what_makes_them_count():

@@ -1,5 +1,7 @@
 """Functions evaluated a few examples at a time are the same functions."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -122,6 +124,33 @@ def test_a_sliced_network_takes_the_same_steps(loss, period, count, size):
     whole, sliced = run(model.apply), run(slices.in_slices(model.apply, size))
     np.testing.assert_allclose(flat(sliced.params), flat(whole.params), rtol=1e-12, atol=1e-14)
     assert np.abs(flat(whole.params) - flat(params)).max() > 1e-3
+
+
+@pytest.mark.parametrize("coupled", ["normalization", "key"])
+def test_a_step_that_needs_the_whole_batch_sees_it_whole_though_the_network_is_sliced(coupled):
+    """To normalise it, or to draw for all of it."""
+    x = jnp.cos(jnp.arange(14.0)).reshape(7, 2)
+    params, data = {"scale": jnp.asarray(2.0)}, (x, x**2)
+    if coupled == "key":
+        sliced, settings = slices.in_slices(noisy, 3), {"keyed": True}
+        whole = lambda params, x, key: sliced(params, x, key)  # noqa: E731
+    else:
+        whole = lambda params, x: params["scale"] * x  # noqa: E731
+        batch = SimpleNamespace(
+            initial=jnp.zeros(2),
+            apply=lambda params, x: (params["scale"] * (x - x.mean(0)[None, :]), x.mean(0)),
+            update=lambda old, new: old + new,
+            evaluate=None,
+        )
+        sliced, settings = slices.in_slices(whole, 3), {"normalization": batch}
+
+    def stepped(f):
+        run = Algorithm(f, losses.squared_error, 0.01, **settings)
+        return jax.jit(lambda state: run.step(state, data, every(1)))(run.start(params, data, KEY))
+
+    found, expected = stepped(sliced), stepped(whole)
+    assert float(found.params["scale"]) == pytest.approx(float(expected.params["scale"]))
+    np.testing.assert_allclose(flat(found.statistics), flat(expected.statistics), rtol=1e-12)
 
 
 def test_a_step_keeps_no_more_than_a_slice():

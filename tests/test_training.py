@@ -108,6 +108,7 @@ def test_training_equals_a_plain_loop(problem, loss, optimizer, period, batch_si
     assert int(state.step) == num_steps
     assert int(state.updates) == history["updates"][-1] == updates
     assert float(state.diverged_at) == float(state.converged_at) == -1
+    assert not state.solved
     final = float(loss(f(state.params, data[0]), data[1]))
     assert history["all_loss"][-1] == pytest.approx(final, rel=1e-12)
     proxy = linearize(f, state.anchor)(state.params, data[0])
@@ -420,6 +421,9 @@ def test_target_loss_ends_a_run_at_a_linearisation():
     state, _ = train(f, params, data, schedule=every(10), target_loss=target, **settings)
     assert int(state.converged_at) == reached
     assert int(state.diverged_at) == -1
+    # It stands still, as the last linearisation that was trained left it.
+    assert int(state.anchored_at) == reached - 10
+    assert int(state.updates) == reached // 10 - 1
     found = float(losses.squared_error(f(state.params, data[0]), data[1]))
     assert found == pytest.approx(float(history["train_loss"][reached]), rel=1e-9)
 
