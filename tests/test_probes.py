@@ -80,14 +80,15 @@ def sets(seed=0):
     return [(x[i : i + 30], y[i : i + 30]) for i in (0, 30, 60)]
 
 
-def test_a_probe_ignores_the_scale_of_features_and_constant_ones():
+def test_a_probe_ignores_the_scale_of_features_and_those_constant_in_training():
     found = probes.probe(*sets(), classes=4)
-    scale = jnp.asarray([1e-3, 1.0, 20.0, -3.0, 0.5, 7.0])
-    constant = jnp.asarray([[0.3, -0.3, 0.0]])
-    moved = [
-        (jnp.concatenate([x * scale[None, :] + 0.1, jnp.tile(constant, (len(x), 1))], 1), y)
-        for x, y in sets()
-    ]
+    scale = jnp.asarray([1e-12, 1.0, 20.0, -3.0, 0.5, 7.0])
+    # Of the first two the mean is rounded, and some deviation from it is left.
+    constant = jnp.asarray([[7e9 / 11, -7e9 / 11, 0.0]])
+    moved = []
+    for (x, y), elsewhere in zip(sets(), (0.0, 1e12, 1e12), strict=True):
+        added = constant + elsewhere * jnp.cos(jnp.arange(3.0 * len(x))).reshape(-1, 3)
+        moved.append((jnp.concatenate([(x + 3) * scale[None, :], added], 1), y))
     again = probes.probe(*moved, classes=4)
     np.testing.assert_allclose(found[:3], again[:3], rtol=1e-12)
 
@@ -140,8 +141,9 @@ def test_features_that_are_not_finite_give_no_accuracy():
     train, validation, test = sets()
     found = probes.probe((train[0] * jnp.nan, train[1]), validation, test, classes=4)
     assert np.isnan(found.test)
-    found = probes.probe(train, validation, (test[0] * jnp.inf, test[1]), classes=4)
-    assert np.isnan(found.test)
+    for bad in (test[0] * jnp.inf, test[0].at[2, 3].set(jnp.nan)):
+        found = probes.probe(train, validation, (bad, test[1]), classes=4)
+        assert np.isnan(found.test)
 
 
 @pytest.mark.parametrize("size", [3, probes.SLICE + 2])
