@@ -152,9 +152,11 @@ def test_one_number_that_is_not_finite_ends_a_run_at_once(bad):
 
 
 def test_a_run_begins_with_a_linearisation_whatever_the_schedule_says():
-    f, params, data = affine()
-    run = algorithm.Algorithm(f, losses.squared_error, 0.1, target_loss=100.0)
-    # Only there is the network's own loss seen, and compared with the target.
+    f, _, (x, _) = affine()
+    params, data = {"w": jnp.zeros(2)}, (x, jnp.ones(3))
+    # Only there is the network's own loss seen; here it is the target, to the bit.
+    target = float(losses.squared_error(jnp.zeros(3), jnp.ones(3)))
+    run = algorithm.Algorithm(f, losses.squared_error, 0.1, target_loss=target)
     assert int(stepped(run, params, data, lambda step, state: step > 9).converged_at) == 0
 
 
@@ -235,6 +237,23 @@ def test_plain_steps_are_the_general_ones_at_period_one():
     np.testing.assert_allclose(flat(plain.params), flat(general.params), rtol=1e-12)
     for name in one:
         np.testing.assert_allclose(one[name], two[name], rtol=1e-12, err_msg=name)
+
+
+def test_plain_steps_ask_a_network_for_its_reverse_derivative_alone():
+    """Of some, as those with a `jax.custom_vjp`, there is no other."""
+    square = jax.custom_vjp(jnp.square)
+    square.defvjp(lambda u: (u**2, u), lambda u, slope: (2 * u * slope,))
+    f, params, data = affine()
+    found, expected = (
+        stepped(
+            algorithm.Algorithm(lambda p, x, g=g: g(f(p, x)), losses.squared_error, 0.01),
+            params,
+            data,
+            every(1),
+        ).params["w"]
+        for g in (square, jnp.square)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_augmentation_is_drawn_afresh_each_step_and_from_the_key_alone():
