@@ -1,8 +1,8 @@
 """Every engine against explicit steps, which are what it stands for."""
 
 import inspect
-import re
 import json
+import re
 import sys
 import time
 from types import SimpleNamespace

@@ -632,20 +632,6 @@ def test_the_longest_period_counts_whatever_the_predicate_says():
     assert np.flatnonzero(np.diff(history["updates"])).tolist() == [5, 10]
 
 
-def test_a_schedule_may_be_a_number():
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"predicate": 0.1, "check_every": 2}, "predicate must be a function of the state"),
-        ({"predicate": bool, "check_every": 0}, "check_every must be a positive integer"),
-        ({"predicate": bool, "check_every": 2, "max_period": 0}, "max_period must be a positive"),
-    ],
-)
-def test_a_bad_rule_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        bare(schedules.when)(**settings)
-
-
 def test_a_schedule_may_be_a_number_and_data_a_list():
     wanted, _ = run(classifier, PARAMS, (X, LABELS), schedule=il.every(4))
     for schedule, data in ((4, (X, LABELS)), (4.0, [X, LABELS])):
