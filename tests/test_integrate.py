@@ -234,6 +234,9 @@ def test_a_minimum_where_an_example_never_moves():
     x = jnp.array([[1.0, 2.0], [0.0, 0.0], [-1.0, 0.5]])
     y = jnp.array([[1.0], [1.0], [2.0]])
     params, task = linear(x, y, penalty=0.1, tolerance=1e-8)
+    check_engine("minimum", task, params)
+    with pytest.raises(ValueError, match="takes no steps at which the schedule could look"):
+        check_engine("minimum", task, params, stops=True)
     engine = ENGINES["minimum"](task)
     start = engine.begin(params)
     end = engine.forward(start, 10)
