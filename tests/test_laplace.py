@@ -134,8 +134,8 @@ def test_a_prior_is_replaced_without_starting_again(widths, limit):
 
 @pytest.mark.parametrize(
     ("examples", "limit"),
-    [(12, 1), (2, 2**28), (2, 180)],
-    ids=["primal, one by one", "dual", "kernel"],
+    [(12, 144), (2, 2**28), (2, 180)],
+    ids=["primal, in slices", "dual", "kernel"],
 )
 @pytest.mark.parametrize("out", [(), (2, 2)])
 def test_pytrees_outputs_of_any_rank_and_parameters_that_stay(out, examples, limit):
