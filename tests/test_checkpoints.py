@@ -357,7 +357,7 @@ def counts_of(clock, seconds, steps, ended=(False,), **settings):
     start, eval_steps = Going(jnp.asarray(ended)), np.atleast_1d(steps)
     nothing = {"progress": False, **settings}
     outcome = chunks.run_in_chunks(
-        start, advance, lambda state: {"loss": jnp.zeros(())}, eval_steps, **nothing
+        start, advance, lambda state: {"ended": state.ended}, eval_steps, **nothing
     )
     return counts, outcome
 
@@ -396,7 +396,7 @@ def test_once_every_run_has_ended_only_evaluations_are_left(tmp_path, monkeypatc
     settings = {"checkpoint": tmp_path / "run", "checkpoint_seconds": 0.0}
     counts, outcome = counts_of(Clock(), 1.0, [4, 8, 9], ended=(True, True), **settings)
     assert counts == []
-    assert outcome.history["loss"].tolist() == [0, 0, 0]
+    assert outcome.history["ended"].tolist() == [[True] * 3] * 2
     assert written == [4, 8, 9, 9]
     assert sum(counts_of(Clock(), 1.0, [4, 8, 9], ended=(True, False))[0]) == 9
 
@@ -431,6 +431,9 @@ def test_a_run_that_goes_on_counts_the_seconds_of_both_its_parts(tmp_path, monke
     counts, outcome = counts_of(clock, **settings)
     assert counts == [8, 8, 8]
     assert outcome.seconds == 5 * chunks.CHUNK
+    # Nothing is left to do, or to write.
+    monkeypatch.setattr(checkpoints, "save", lambda *_, **__: pytest.fail("written again"))
+    assert counts_of(clock, **settings)[0] == []
 
 
 class Diverging(NamedTuple):

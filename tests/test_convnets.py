@@ -124,6 +124,15 @@ def test_scale_of_resnet_weights(normalization):
     assert len(jax.tree.leaves(params)) == kernels + 1 + (2 * 20 if normalization else 0)
 
 
+def test_a_key_gives_the_same_kernels_with_and_without_normalisation():
+    drawn = []
+    for normalization in (None, "batch"):
+        model = convnets.resnet18((8, 8, 1), width=1, normalization=normalization)
+        leaves = jax.tree.leaves_with_path(jax.jit(model.init)(jax.random.key(0)))
+        drawn.append([np.ravel(leaf) for path, leaf in leaves if path[-1].key == "kernel"])
+    np.testing.assert_array_equal(*map(np.concatenate, drawn))
+
+
 def test_slices_of_lenet():
     x = images(7, 16, 16, 1)
     settings = {"channels": 3, "hidden": (5,)}

@@ -99,8 +99,9 @@ def test_a_part_goes_on_from_a_state():
         run(classifier, half, (X, LABELS), optimizer=optax.adam(0.05))
 
 
-def test_a_sweep_trains_a_part():
-    algorithm = il.Algorithm(classifier, ENTROPY, 0.3, trainable=lambda name: name == "head")
+def test_a_sweep_trains_a_part_of_a_network_that_draws():
+    head = {"trainable": lambda name: name == "head"}
+    algorithm = il.Algorithm(dropped, ENTROPY, 0.3, keyed=True, **head)
     keys = jax.random.split(KEY, 2)
 
     def init(key):
@@ -122,6 +123,7 @@ def test_a_sweep_trains_a_part():
             (X, LABELS),
             schedule=4,
             num_steps=9,
+            key=jax.random.fold_in(keys[seed], 1),
             watch=il.Watch({"train": (X, LABELS)}, at=[0, 9]),
         )
         close(jax.tree.map(lambda leaf, s=seed: leaf[1, s], states.params), one.params)

@@ -268,7 +268,7 @@ def test_a_sweep_may_draw_its_data_from_its_keys():
         x = jax.random.normal(jax.random.fold_in(key, 9), (6, 2))
         return x, jnp.prod(x, 1, keepdims=True)
 
-    keys = jax.random.split(jax.random.key(0), 2)
+    keys = jax.random.split(jax.random.PRNGKey(0), 2)  # rows of numbers, as keys once were
     settings = {"loss": losses.squared_error, "optimizer": optax.sgd(0.01), "num_steps": 8}
     states, _ = train_sweep(model.apply, model.init, draw, periods=[2], keys=keys, **settings)
     for j, key in enumerate(keys):
