@@ -209,7 +209,7 @@ def _examine(statement: dict, record) -> Statement:
     value = float(statement[rule])
     low, high = RULES[rule](value)
     estimate, lower, upper = (float(v) for v in bounds)
-    unknown = math.isnan(estimate + abs(lower) + abs(upper))
+    unknown = any(map(math.isnan, (estimate, lower, upper)))
     if unknown and not records.missing_runs(record):
         raise ValueError(f"record {record.attrs['experiment']}: statistic {name!r} is not a number")
     if unknown:  # until the runs that are missing have been made

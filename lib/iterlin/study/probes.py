@@ -29,8 +29,8 @@ class Fit(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """Accuracies in [0, 1] of the probe whose penalty l2 did best on validation; NaN without
-    finite features. gap: the largest of any penalty's `Fit`."""
+    """Accuracies in [0, 1] of the probe whose penalty l2 did best on validation; NaN where
+    a feature of train or test is not finite. gap: the largest of any penalty's `Fit`."""
 
     test: Float[Array, ""]
     validation: Float[Array, ""]
