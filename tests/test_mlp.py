@@ -29,7 +29,7 @@ def test_apply_is_the_formula(activation, parameterization, output_bias):
         scale = np.sqrt(len(weight)) if parameterization == "ntk" else 1
         h = (h if index == 0 else ACTIVATIONS[activation](h)) @ weight / scale
         h = h + np.asarray(layer.get("bias", 0))
-    assert ("bias" in params[-1]) == output_bias
+    assert ["bias" in layer for layer in params] == [True, True, output_bias]
     np.testing.assert_allclose(model.apply(params, jnp.asarray(x)), h, atol=1e-13)
 
 
