@@ -144,7 +144,7 @@ def main(arguments=None) -> int:
     parser.add_argument(
         "--modules", nargs="+", help="such as schedules exact/flow; all unless told"
     )
-    parser.add_argument("--least", type=float, default=0.8, help="share that must be noticed")
+    parser.add_argument("--least", type=float, default=0.9, help="share that must be noticed")
     options = parser.parse_args(arguments)
     tests, equivalent = table()
     modules = options.modules or list(tests)

@@ -63,6 +63,8 @@ def record(**statistics):
         ("above", (1.0, 0.6, np.inf), "holds", REPRODUCED),
         ("above", (1.0, -np.inf, np.inf), "unclear", UNDECIDED),
         ("below", (0.4, -np.inf, 0.4), "holds", REPRODUCED),
+        ("below", (-np.inf, -np.inf, 0.4), "holds", REPRODUCED),
+        ("above", (np.inf, 0.6, np.inf), "holds", REPRODUCED),
         ("below", (0.4, 0.3, 0.5), "unclear", UNDECIDED),
         ("below", (0.6, 0.5, 0.7), "fails", NOT),
         ("within", (0.0, -0.5, 0.4), "unclear", UNDECIDED),
