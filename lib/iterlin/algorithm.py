@@ -35,8 +35,8 @@ class Algorithm:
     value_fn that optax's line searches ask for, the step's `LinearProblem`. batch_size: None is
     full batch; otherwise examples are drawn without replacement, and an incomplete last batch of an
     epoch is left out. augment(key, x) -> x changes the inputs of a step. target_loss ends a run
-    once the network's own loss, with the regularizer that there may be, is at or below it, seen at
-    a linearisation ('while not converged').
+    once the network's own loss, any regularizer included, is at or below it at a linearisation
+    ('while not converged').
 
     trainable: which of the parameters are trained (`parameters.split`), all if None. regularizer:
     R(params) is added to the loss as it is, not linearised. keyed: f(params, x, key) draws from a
@@ -201,7 +201,7 @@ class Algorithm:
         )
         params = optax.apply_updates(state.params, updates)
 
-        # At a linearisation proxy and network agree, so `value` is of the network there.
+        # At a linearisation proxy and network agree, so `value` is the network's there.
         target = -jnp.inf if self.target_loss is None else self.target_loss
         reached = linearizing & (value <= target)
         finite = jnp.isfinite(value) & _all_finite(params)
