@@ -5,6 +5,7 @@ three channels, branches of its figures. An hour's run should not be the first t
 """
 
 import gzip
+import json
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 import stored_files
 import xarray as xr
 import yaml
+from iterlin.study import page_code
 from iterlin.study.image_files import CIFAR_CLASSES
 from iterlin.study.provenance import PACKAGE
 from iterlin_book import pages, parameters, share, states
@@ -300,8 +302,12 @@ def run(root, page, *options, module="execute", **variables):
     )
 
 
+def record_path(root, page):
+    return root / "data" / "results" / page.rpartition("/")[2] / f"{TIER}.nc"
+
+
 def record_of(root, page):
-    path = root / "data" / "results" / page.rpartition("/")[2] / f"{TIER}.nc"
+    path = record_path(root, page)
     if not path.is_file():
         return None
     with xr.open_dataset(path) as record:
@@ -353,3 +359,34 @@ def test_a_page_goes_on_without_the_runs_of_other_shares(checkout, page):
     assert done.returncode == states.DONE, done.stdout[-5000:]
     after = record_of(checkout, page)
     assert (before is None and after is None) or before.identical(after)
+
+
+def completing():
+    texts = {page: (ROOT / "book" / f"{page}.md").read_text("utf8") for page in TINY}
+    return [page for page, text in texts.items() if page_code.completes(text)]
+
+
+@pytest.mark.parametrize("page", completing())
+def test_a_record_gets_more_seeds_without_those_that_it_has(checkout, page):
+    """It is the record that one run of all seeds makes, though the store knows none of them."""
+    path = pages.parameter_file(checkout, page, TIER)
+    text, store = path.read_text("utf8"), checkout / "_build" / "runs"
+    record_path(checkout, page).unlink(missing_ok=True)
+    found = []
+    try:
+        for seeds in (3, 1, 3):  # three at once; and one, to which come two more
+            shutil.rmtree(store, ignore_errors=True)
+            path.write_text(yaml.safe_dump(yaml.safe_load(text) | {"num_seeds": seeds}), "utf8")
+            done = run(checkout, page)
+            assert done.returncode == states.DONE, done.stdout[-5000:]
+            found.append(record_of(checkout, page))
+    finally:
+        path.write_text(text, "utf8")
+    whole, _, more = found
+    assert "parts" not in whole.attrs
+    assert [part["seeds"] for part in json.loads(more.attrs["parts"])] == [[0], [1, 2]]
+    # Fewer seeds go through a program at once, which rounds otherwise.
+    xr.testing.assert_allclose(more.drop_attrs(), whole.drop_attrs(), rtol=1e-3, atol=1e-5)
+    assert {n: v.dtype for n, v in more.variables.items()} == {
+        n: v.dtype for n, v in whole.variables.items()
+    }

@@ -13,6 +13,7 @@ from iterlin.exact.choice import ENGINES
 from iterlin.exact.integrate import STEPWISE, integrator
 from iterlin.runtime.chunks import OutOfTime, out_of_time
 from iterlin.runtime.shares import shared
+from iterlin.study.extension import unless_recorded
 from iterlin.study.groups import (
     SLICE,
     Problem,
@@ -28,6 +29,7 @@ from iterlin.study.runs import Result, check_settings, combined, run_all, say, t
 from iterlin.validation import one_of
 
 
+@unless_recorded
 def exact_grid(
     problem: Problem,
     axes: Mapping[str, Sequence],

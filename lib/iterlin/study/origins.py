@@ -136,8 +136,8 @@ def _library(texts: tuple[tuple[str, str], ...], registry: str) -> Library:
         for name, entry in entries.items()
     }
     held_to = {"downloads": json.dumps(hashes, sort_keys=True), "provenance": ""}
-    # Whose turn a run is does not change what it gives.
-    return Library(dict(texts), held_to, silent={"shares"})
+    # Whose turn a run is, and whether a record has it already, does not change what it gives.
+    return Library(dict(texts), held_to, silent={"shares", "extension"})
 
 
 def parameters(experiment: str, tier: str, found: Sources) -> dict | None:

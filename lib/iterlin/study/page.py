@@ -7,7 +7,16 @@ from collections.abc import Mapping
 import xarray as xr
 from IPython.display import Markdown, display
 
-from iterlin.study import claims, claims_table, origins, page_code, plotting, records
+from iterlin.study import (
+    claims,
+    claims_table,
+    extension,
+    origins,
+    page_code,
+    plotting,
+    records,
+    runs,
+)
 from iterlin.study.plain_text import escaped
 
 
@@ -17,6 +26,7 @@ class Page:
     namespace: the page's own, ``globals()``, from which the values of all its parameters are taken.
     The texts that its record is said to come from, and the rules that judge it, are those of this
     moment: a file edited while it computes is not what it came from. Figures get the book's style.
+    On a page that calls `completed`, seeds that its record holds are not trained (`extension`).
 
     Raises ValueError if no page of that name saves a record, or a parameter has no value.
     """
@@ -31,13 +41,42 @@ class Page:
         self.origin = origins.of_page(experiment, found)
         if self.origin is None:
             raise ValueError(f"the page {experiment!r} saves no record")
-        names = page_code.defaults(found.pages[self.path])
+        self.text = found.pages[self.path]
+        names = page_code.defaults(self.text)
         if missing := names.keys() - namespace.keys():
             raise ValueError(f"parameters without a value: {', '.join(sorted(missing))}")
         self.parameters = {name: namespace[name] for name in names}
         self.tier = self.parameters["tier"]
         self.rules = claims.rules(experiment)
+        self.held, self.seeds = self._held()
+        extension.leave(self.seeds)
         plotting.use_style()
+
+    def _held(self) -> tuple[xr.Dataset | None, list[int]]:
+        """The record that this run gives more seeds, and those that it has; none for a quick run,
+        which every build makes anew."""
+        if self.tier == "quick" or not page_code.completes(self.text):
+            return None, []
+        try:
+            record = records.load(self.experiment, self.tier)
+        except (FileNotFoundError, ValueError):  # one that is damaged is made anew
+            return None, []
+        asked = origins.plain(self.parameters)
+        seeds = extension.whole_seeds(record, asked, self.origin.attributes())
+        if not seeds:
+            return None, []
+        runs.say(f"{self.experiment}: seeds {seeds} are taken from the record")
+        return record, seeds
+
+    def completed(self, live: xr.Dataset) -> xr.Dataset:
+        """The runs with those that the record holds already, in the place of what was not trained.
+
+        To be called once, before statistics over seeds. What depends on several seeds must not be
+        in the data set yet. Raises ValueError where the record does not fit.
+        """
+        if self.held is None:
+            return live
+        return extension.completed(live, self.held, self.seeds)
 
     def save(
         self,
@@ -50,10 +89,12 @@ class Page:
         """Record this run; returns it with what it came from as attributes.
 
         data names the data set. seconds it took and runs that are missing are those that the data
-        set was given by `runs.grid`, or the time since this object was made, and none.
+        set was given by `runs.grid`, or the time since this object was made, and none. To them
+        comes the time of seeds that the record had already.
         """
         if seconds is None:
             seconds = live.attrs.get("seconds", time.perf_counter() - self.started)
+        earlier = [] if self.held is None else extension.parts(self.held, self.seeds)
         return records.save(
             live.assign_attrs(rules=json.dumps(self.rules, sort_keys=True)),
             self.experiment,
@@ -63,6 +104,7 @@ class Page:
             data_note=data,
             wall_time=seconds,
             missing=live.attrs.get("missing", 0) if missing is None else missing,
+            earlier=earlier,
         )
 
     def shown(self, live: xr.Dataset) -> xr.Dataset:

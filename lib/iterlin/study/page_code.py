@@ -1,12 +1,14 @@
 """What of a page's code makes its record: the statements before the one that saves it.
 
 Left out are those that cannot change a number in it: imports, checks, what only shows something,
-and names that nothing else mentions. Of the cell tagged ``parameters`` the record holds the values.
+``live = page.completed(live)`` (`extension`), and names that nothing else mentions. Of the cell
+tagged ``parameters`` the record holds the values.
 """
 
 import ast
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 
 import yaml
 
@@ -58,6 +60,13 @@ def saves(text: str) -> bool:
     return any(_saved(s) is not None for _, tree in cells(text) for s in tree.body)
 
 
+def completes(text: str) -> bool:
+    """Whether the page takes seeds from its record (`extension`) before it saves one."""
+    statements = (statement for _, tree in cells(text) for statement in tree.body)
+    before = takewhile(lambda statement: _saved(statement) is None, statements)
+    return any(map(_completes, before))
+
+
 def made_by(text: str, library: Library) -> list[tuple[str, list]]:
     """The statements that make the page's record: a name for a reader, and the normal form.
 
@@ -76,6 +85,8 @@ def made_by(text: str, library: Library) -> list[tuple[str, list]]:
             if saved is not None:
                 statements.append(ast.Expr(saved))
                 break
+            if _completes(statement):
+                continue
             bound |= bound_by([statement])
             statements.append(statement)
         if saved is not None:
@@ -110,6 +121,14 @@ def _saved(statement: ast.stmt) -> ast.expr | None:
     if not call.args:
         raise ValueError("the page's call of save must begin with the data set")
     return call.args[0]
+
+
+def _completes(statement: ast.stmt) -> bool:
+    """Whether it is ``live = page.completed(live)``, of whatever name."""
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return False
+    name = getattr(statement.targets[0], "id", None)
+    return name is not None and ast.unparse(statement.value) == f"page.completed({name})"
 
 
 def _is_idle(statement: ast.stmt) -> bool:

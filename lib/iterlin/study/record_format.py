@@ -17,7 +17,7 @@ from iterlin.study.plain_text import is_plain
 NUMBERS = ("wall_time", "missing")
 # Attributes that hold JSON, and what that is.
 JSON = dict.fromkeys(("parameters", "definitions", "versions", "rules"), dict)
-JSON |= {"conditions": dict, "peers": dict, "whole": dict, "left_out": list}
+JSON |= {"conditions": dict, "peers": dict, "whole": dict, "left_out": list, "parts": list}
 # Whoever was left out, and the messages of exceptions that say why.
 MESSAGES = "left_out"
 FORMS = {
@@ -85,7 +85,24 @@ def _json_problem(name: str, value: object) -> str:
         return "holds what is not plain text"
     if name == "definitions" and not all(map(_are_pairs, map(found.get, ("library", "page")))):
         return "does not list definitions of the library and the page with their digests"
+    if name == "parts" and not (found and all(map(_is_part, found))):
+        return "does not say of each part its seeds, what made it, when, and how long it took"
     return ""
+
+
+def _is_part(found: object) -> bool:
+    """Whether it is what a record says of seeds that were made in one go (`extension.part_of`)."""
+    if not isinstance(found, dict) or not isinstance(found.get("seeds"), list):
+        return False
+    if not all(type(seed) is int for seed in found["seeds"]):
+        return False
+    texts = ("date", "commit", "device")
+    if not all(isinstance(found.get(name), str) for name in texts):
+        return False
+    if any(not form.fullmatch(found[name]) for name, (form, _) in FORMS.items()):
+        return False
+    time = found.get("wall_time")
+    return isinstance(time, int | float) and _is_finite("wall_time", np.asarray(time))
 
 
 def _texts(found: object) -> Iterator[str]:

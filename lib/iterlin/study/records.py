@@ -7,7 +7,7 @@ many runs it lacks.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from iterlin.runtime import shares
 from iterlin.runtime.chunks import OutOfTime, out_of_time
 from iterlin.runtime.files import replaced
 from iterlin.runtime.precision import product_precision
-from iterlin.study import origins, provenance, record_format
+from iterlin.study import extension, origins, provenance, record_format
 from iterlin.study.origins import Origin
 from iterlin.study.plain_text import escaped
 from iterlin.validation import one_of, whole_number
@@ -46,13 +46,16 @@ def save(
     data_note: str = "",
     measured: str = "",
     missing: int = 0,
+    earlier: Sequence[Mapping] = (),
     path: Path | None = None,
 ) -> xr.Dataset:
     """Write a record, whole or not at all, and return it with its provenance as attributes.
 
     origin: where the numbers come from, as of the start of the run. wall_time: seconds. data_note
     names the data set. measured: the folder whose modules made it, of a record without a page.
-    missing: runs that have not been finished; with any, the record is partial.
+    missing: runs that have not been finished; with any, the record is partial. earlier: the parts
+    (`extension.parts`) of a record whose seeds this one has taken over; wall_time is that of the
+    others.
 
     Raises ValueError for what `load` would refuse, OSError if the file cannot be written. A process
     that has only a share of the runs records nothing: ShareDone if it has trained them all, and
@@ -81,6 +84,12 @@ def save(
     )
     if measured:
         stamped.attrs["measured"] = measured
+    if earlier:
+        before = {seed for part in earlier for seed in part["seeds"]}
+        new = [seed for seed in stamped.seed.values.tolist() if seed not in before]
+        parts = [*earlier, extension.part_of(stamped, new)]
+        stamped.attrs["parts"] = json.dumps(parts, sort_keys=True)
+        stamped.attrs["wall_time"] = sum(part["wall_time"] for part in parts)
     record_format.check_content(stamped)
     write(stamped, path_of(experiment, tier) if path is None else Path(path))
     return stamped
@@ -176,4 +185,17 @@ def caption(dataset: xr.Dataset) -> str:
     cost = f"{minutes:.0f} min" if minutes >= 1.5 else f"{a['wall_time']:.0f} s"
     partial = f"; {note}" if (note := partial_note(dataset)) else ""
     stale = "; STALE: what it came from has changed since" if is_stale(dataset) else ""
-    return f"{a['tier']} tier: {seeds}{cost} on {escaped(a['device'])}, {a['date']}{partial}{stale}"
+    made = f"{_devices(a)}, {_dates(a)}"
+    return f"{a['tier']} tier: {seeds}{cost} on {made}{partial}{stale}"
+
+
+def _devices(attributes: Mapping) -> str:
+    parts = json.loads(attributes.get("parts", "[]")) or [attributes]
+    return " and ".join(escaped(device) for device in dict.fromkeys(p["device"] for p in parts))
+
+
+def _dates(attributes: Mapping) -> str:
+    """The date, or the first and the last of a record that was made in parts."""
+    parts = json.loads(attributes.get("parts", "[]")) or [attributes]
+    dates = sorted({part["date"] for part in parts})
+    return dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"

@@ -22,6 +22,7 @@ from iterlin.runtime import checkpoints, costs
 from iterlin.runtime.chunks import PROGRESS, OutOfTime
 from iterlin.runtime.precision import full_precision
 from iterlin.study import provenance
+from iterlin.study.extension import unless_recorded
 from iterlin.study.groups import (
     OPTIMIZERS,
     Problem,
@@ -115,6 +116,7 @@ def run_all(
     return [results.get(index) for index in range(len(runs))], seconds
 
 
+@unless_recorded
 def grid(
     problem: Problem,
     axes: Mapping[str, Sequence],

@@ -1,0 +1,122 @@
+"""More seeds for a record: those that it holds are not trained again, but taken from it.
+
+A page asks for it by one statement, ``live = page.completed(live)``, before its statistics over
+seeds. Where a record of the same origin and parameters, but for the number of seeds, is there,
+its whole seeds are left out of the page's grids, which know nothing of them (NaN), and that
+statement fills them in. What a seed gives is the same either way: neither the statement nor the
+decorator `unless_recorded` is part of what a record comes from (`origins`).
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import wraps
+from itertools import product
+
+import numpy as np
+import xarray as xr
+
+SEEDS = "num_seeds"
+# What a part of a record says of itself, beside its seeds.
+PART = ("commit", "date", "device", "versions", "wall_time")
+
+_left: frozenset[int] = frozenset()
+
+
+def leave(seeds: Iterable[int]) -> None:
+    """Train none of these seeds in this process from now on."""
+    global _left
+    _left = frozenset(seeds)
+
+
+def whole_seeds(record: xr.Dataset, parameters: Mapping, origin: Mapping) -> list[int]:
+    """The seeds of a record that a run of these parameters and this origin need not train.
+
+    They are those of which no run is missing. None if anything but the number of seeds differs, or
+    if the record has all that is asked for: then the run is to repeat it.
+    """
+    before = json.loads(record.attrs["parameters"])
+    if SEEDS not in parameters or "seed" not in record.coords:
+        return []
+    if before | {SEEDS: 0} != dict(parameters) | {SEEDS: 0}:
+        return []
+    if any(record.attrs[name] != origin[name] for name in ("numerics", "page_code")):
+        return []
+    whole = xr.ones_like(record.seed, dtype=bool)
+    for name, variable in record.data_vars.items():
+        if name.endswith("diverged_at") and "seed" in variable.dims:
+            rest = [dim for dim in variable.dims if dim != "seed"]
+            whole = whole & variable.notnull().all(rest)
+    asked = range(parameters[SEEDS])
+    found = [int(seed) for seed in record.seed[whole.values].values if int(seed) in asked]
+    return [] if len(found) == len(asked) else found
+
+
+def unless_recorded(grid: Callable[..., xr.Dataset]) -> Callable[..., xr.Dataset]:
+    """Decorator of a function grid(problem, axes, make, ...) that makes a run of every combination
+    of the axes: seeds that are left out are not trained. All that is known of them is their steps.
+
+    A grid of such seeds alone trains its last one, whose variables the others have.
+    """
+
+    @wraps(grid)
+    def some(problem, axes, make, **settings):
+        wanted = list(axes.get("seed", ()))
+        if not _left.intersection(wanted):
+            return grid(problem, axes, make, **settings)
+        rest = [seed for seed in wanted if seed not in _left] or wanted[-1:]
+        found = grid(problem, {**axes, "seed": rest}, make, **settings)
+        steps = [
+            make(**dict(zip(axes, values, strict=True))).eval_steps
+            for values in product(*axes.values())
+        ]
+        found = found.reindex(seed=wanted)
+        found["step"] = found.step.dims, np.reshape(steps, found.step.shape)
+        return found
+
+    return some
+
+
+def completed(live: xr.Dataset, record: xr.Dataset, seeds: Collection[int]) -> xr.Dataset:
+    """The data set with what the record says of these seeds, and of all that is NaN for want of
+    them in variables without the axis.
+
+    Raises ValueError naming a variable that the record lacks, or has in another form.
+    """
+    there = np.isin(live.seed.values, list(seeds))
+    filled = {}
+    for name, variable in live.data_vars.items():
+        unknown = variable.dtype.kind == "f" and bool(variable.isnull().any())
+        if "seed" not in variable.dims and not unknown:
+            continue
+        if name not in record or record[name].dims != variable.dims:
+            raise ValueError(f"the record has no variable {name!r} over {variable.dims}")
+        held = record[name]
+        if "seed" in variable.dims:
+            held, axis = held.reindex(seed=live.seed.values), variable.dims.index("seed")
+            taken = np.expand_dims(there, [i for i in range(variable.ndim) if i != axis])
+        else:
+            taken = variable.isnull().values
+        if held.shape != variable.shape:
+            raise ValueError(f"{name!r} is {variable.shape} here and {held.shape} in the record")
+        values = np.where(taken, held.values, variable.values)
+        # A grid that lacks runs counts in floating point: back to what the record counts in.
+        if values.dtype.kind == "f" and not np.isnan(values).any():
+            values = values.astype(record[name].dtype)
+        filled[name] = variable.dims, values, variable.attrs
+    return live.assign(filled)
+
+
+def parts(record: xr.Dataset, seeds: Iterable[int]) -> list[dict]:
+    """The parts that these seeds of a record were made in, each with its seeds and `PART`."""
+    seeds = set(seeds)
+    a = record.attrs
+    found = json.loads(a.get("parts", "[]")) or [part_of(record, record.seed.values.tolist())]
+    kept = [part | {"seeds": sorted(seeds.intersection(part["seeds"]))} for part in found]
+    return [part for part in kept if part["seeds"]]
+
+
+def part_of(dataset: xr.Dataset, seeds: Iterable[int]) -> dict:
+    """What a record says of seeds that were made in one go."""
+    said = {name: dataset.attrs[name] for name in PART}
+    said |= {"versions": json.loads(said["versions"]), "wall_time": float(said["wall_time"])}
+    return said | {"seeds": [int(seed) for seed in seeds]}

@@ -1,0 +1,302 @@
+"""More seeds for a record: what is taken from it and what is trained make the record of one run."""
+
+import json
+
+import numpy as np
+import pytest
+import toy_sources
+import xarray as xr
+from iterlin.study import exact_runs, extension, intervals, origins, records, runs
+from iterlin.study import page as page_module
+from iterlin.study.page import Page
+from test_exact_runs import AXES, FULL_BATCH
+from test_exact_runs import make as make_exact
+from test_runs import STEPS, problem
+from toy_sources import SOURCES, edited
+
+# Bits are compared: of programs that are compiled as they are where records are made.
+pytestmark = pytest.mark.optimized
+COMPLETED = edited(
+    (
+        "experiments/trial.md",
+        "live = page.save(live",
+        "live = page.completed(live)\nlive = page.save(live",
+    )
+)
+DEFINITIONS = json.dumps({"library": [], "page": []})
+ORIGIN = {"numerics": "0" * 64, "page_code": "1" * 64, "definitions": DEFINITIONS}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    yield
+    extension.leave(())
+
+
+def steps(seeds):
+    """Two kinds of runs, each seed a group of its own."""
+
+    def make(period, seed):
+        return runs.Run(seed, period, 0.1, STEPS)
+
+    axes = {"period": [1, 4], "seed": seeds}
+    return runs.grid(problem(diagnose=3), axes, make, memory=1)
+
+
+def engines(seeds):
+    def engine(run):
+        return "steps" if run.period == 1 else "function_space"
+
+    return exact_runs.exact_grid(FULL_BATCH, AXES | {"seed": seeds}, make_exact, engine=engine)
+
+
+def trained(monkeypatch):
+    """The seeds that are trained from now on."""
+    found = set()
+    drawn = runs.key_of
+
+    def key_of(seed):
+        found.add(seed)
+        return drawn(seed)
+
+    for module in (runs, exact_runs, runs.sys.modules[runs.trainer.__module__]):
+        monkeypatch.setattr(module, "key_of", key_of)
+    return found
+
+
+@pytest.mark.parametrize("grid", [steps, engines])
+def test_seeds_that_are_left_out_are_not_trained_and_the_others_are_as_ever(grid, monkeypatch):
+    whole = grid([0, 1, 2])
+    extension.leave([0, 2, 9])
+    seen = trained(monkeypatch)
+    part = grid([0, 1, 2])
+    assert seen == {1}
+    assert list(part.data_vars) == list(whole.data_vars)
+    assert part.missing == 0
+    for name in whole.data_vars:
+        assert part[name].dims == whole[name].dims
+        if name == "step":
+            np.testing.assert_array_equal(part.step, whole.step)
+        elif name != "seconds":
+            np.testing.assert_array_equal(part[name].sel(seed=1), whole[name].sel(seed=1))
+            assert part[name].sel(seed=[0, 2]).isnull().all()
+    # Completed from a record of them, it is the whole, down to types.
+    held = whole.sel(seed=[0, 2])
+    full = extension.completed(part.drop_vars("seconds", errors="ignore"), held, [0, 2])
+    xr.testing.assert_identical(
+        full.drop_attrs(), whole.drop_vars("seconds", errors="ignore").drop_attrs()
+    )
+    assert {n: v.dtype for n, v in full.variables.items()} == {
+        n: v.dtype for n, v in whole.variables.items() if n != "seconds"
+    }
+
+
+def test_a_grid_of_nothing_else_trains_its_last(monkeypatch):
+    extension.leave([0, 1])
+    seen = trained(monkeypatch)
+    found = steps([0, 1])
+    assert seen == {1}
+    assert found.test_loss.sel(seed=0).isnull().all()
+    assert found.test_loss.sel(seed=1).notnull().all()
+    np.testing.assert_array_equal(found.step.sel(seed=0), [STEPS, STEPS])
+
+
+def test_a_grid_without_seeds_is_trained():
+    extension.leave([0])
+    found = runs.grid(problem(), {"period": [1]}, lambda period: runs.Run(0, period, 0.1, STEPS))
+    assert found.test_loss.notnull().all()
+
+
+def data(**changes):
+    variables = {
+        "loss": (("period", "seed"), [[1.0, np.nan], [2.0, np.nan]]),
+        "count": ("seed", [np.nan, 4.0]),
+        "picture": ("row", [np.nan, np.nan, np.nan]),
+        "known": ("row", [1.0, 2.0, 3.0]),
+        "name": ("seed", ["a", "b"]),
+    }
+    return xr.Dataset(variables | changes, {"seed": [3, 7], "period": [1, 9]})
+
+
+def held(**changes):
+    variables = {
+        "loss": (("period", "seed"), [[5.0, 6.0], [7.0, 8.0]]),
+        "count": ("seed", [1, 2]),
+        "picture": ("row", np.asarray([4.0, 5.0, 6.0])),
+        "name": ("seed", ["y", "z"]),
+        "gap": ("bound", [0.0, 1.0, 2.0]),
+    }
+    return xr.Dataset(variables | changes, {"seed": [7, 3], "period": [1, 9]})
+
+
+def test_rows_are_taken_by_seed_and_what_is_unknown_without_them():
+    full = extension.completed(
+        data(loss=(("period", "seed"), [[1.0, 9.0], [2.0, 9.0]])), held(), [7]
+    )
+    assert full.loss.values.tolist() == [[1.0, 5.0], [2.0, 7.0]]
+    assert np.isnan(full["count"].values).tolist() == [True, False]  # seed 3 is not known anywhere
+    assert full["count"].values[1] == 1
+    assert full.picture.values.tolist() == [4.0, 5.0, 6.0]
+    assert full.known.values.tolist() == [1.0, 2.0, 3.0]
+    assert full["name"].values.tolist() == ["a", "y"]
+    assert "gap" not in full
+    both = extension.completed(data(), held(), [3, 7])
+    assert both["count"].values.tolist() == [2, 1]
+    assert both["count"].dtype.kind == "i"
+
+
+def test_a_record_in_another_form_is_refused():
+    with pytest.raises(
+        ValueError, match=r"the record has no variable 'loss' over \('period', 'seed'\)"
+    ):
+        extension.completed(data(), held().drop_vars("loss"), [7])
+    turned = held(loss=(("seed", "period"), [[5.0, 6.0], [7.0, 8.0]]))
+    with pytest.raises(ValueError, match="has no variable 'loss' over"):
+        extension.completed(data(), turned, [7])
+    longer = held(picture=("row", [1.0, 2.0, 3.0, 4.0]))
+    with pytest.raises(ValueError, match=r"'picture' is \(3,\) here and \(4,\) in the record"):
+        extension.completed(data(), longer, [7])
+
+
+def recorded(diverged=((-1, 5), (0, -1)), other=(-1, -1), **attributes):
+    found = xr.Dataset(
+        {
+            "diverged_at": (("period", "seed"), np.asarray(diverged)),
+            "lazy_diverged_at": ("seed", list(other)),
+        },
+        {"seed": [0, 1], "period": [1, 9]},
+    )
+    parameters = json.dumps({"num_seeds": 2, "rate": 0.5, "periods": [1, 9]})
+    return found.assign_attrs({"parameters": parameters} | ORIGIN | attributes)
+
+
+ASKED = {"num_seeds": 3, "rate": 0.5, "periods": [1, 9]}
+
+
+def test_whole_seeds_of_the_same_origin_are_taken():
+    assert extension.whole_seeds(recorded(), ASKED, ORIGIN) == [0, 1]
+    # One of which a run is missing is made anew; so is everything that is there already.
+    assert extension.whole_seeds(recorded(((-1, np.nan), (0, -1))), ASKED, ORIGIN) == [0]
+    assert extension.whole_seeds(recorded(other=(np.nan, -1)), ASKED, ORIGIN) == [1]
+    partial = recorded(((-1, np.nan), (0, -1)))
+    assert extension.whole_seeds(partial, ASKED | {"num_seeds": 2}, ORIGIN) == [0]
+    for fewer in (1, 2):
+        assert extension.whole_seeds(recorded(), ASKED | {"num_seeds": fewer}, ORIGIN) == []
+
+
+def test_nothing_is_taken_of_another_origin():
+    for other in ({"rate": 0.25}, {"periods": [1]}, {"more": 1}):
+        assert extension.whole_seeds(recorded(), ASKED | other, ORIGIN) == []
+    for name in ("numerics", "page_code"):
+        assert extension.whole_seeds(recorded(), ASKED, ORIGIN | {name: "2" * 64}) == []
+    without = {name: value for name, value in ASKED.items() if name != "num_seeds"}
+    assert extension.whole_seeds(recorded(), without, ORIGIN) == []
+    assert extension.whole_seeds(recorded().rename(seed="draw"), ASKED, ORIGIN) == []
+
+
+# A page that asks for it, with a record that it makes itself.
+
+
+@pytest.fixture
+def root(monkeypatch, tmp_path):
+    monkeypatch.chdir(toy_sources.write(tmp_path, COMPLETED))
+    monkeypatch.setattr(page_module, "display", lambda shown: None)
+    return tmp_path
+
+
+def test_the_statement_is_no_part_of_what_a_record_comes_from():
+    assert origins.of_page("trial", COMPLETED) == origins.of_page("trial", SOURCES)
+    for other in ("live = page.completed(live.copy())", "other = page.completed(live)"):
+        changed = edited(
+            ("experiments/trial.md", "live = page.completed(live)", other), found=COMPLETED
+        )
+        assert origins.of_page("trial", changed) != origins.of_page("trial", SOURCES)
+
+
+def whole_run(num_seeds, known=()):
+    """A record of so many seeds; returns it, and the data set before it was completed."""
+    values = {"tier": "laptop", "num_seeds": num_seeds, "periods": (5, 20)}
+    page = Page("trial", values)
+    assert page.seeds == list(known)
+    live = toy_sources.results(num_seeds=num_seeds).assign(picture=("row", [1.5, 2.5]))
+    live["diverged_at"] = ("period", "seed"), np.full(live.loss.shape, -1)
+    if known:
+        live["loss"] = live.loss.where(~live.seed.isin(list(known)))
+        live["picture"] = live.picture * np.nan
+    full = page.completed(live)
+    full["mean"] = intervals.over_seeds(full.loss.isel(period=0))
+    return page.save(full, seconds=60.0, missing=0)
+
+
+def test_a_record_that_gets_more_seeds_is_the_record_of_all(root):
+    apart = whole_run(4)
+    first = whole_run(2)
+    more = whole_run(4, known=[0, 1])
+    xr.testing.assert_identical(more.drop_attrs(), apart.drop_attrs())
+    for name in ("numerics", "page_code", "definitions", "parameters", "missing"):
+        assert more.attrs[name] == apart.attrs[name]
+    assert "parts" not in apart.attrs
+    loaded = records.load("trial", "laptop")
+    told = json.loads(loaded.attrs["parts"])
+    assert [part["seeds"] for part in told] == [[0, 1], [2, 3]]
+    assert told[0]["commit"] == first.attrs["commit"]
+    assert [part["wall_time"] for part in told] == [60.0, 60.0]
+    assert loaded.attrs["wall_time"] == 120.0
+    # Once more: each part remains what it was.
+    again = whole_run(5, known=[0, 1, 2, 3])
+    assert [part["seeds"] for part in json.loads(again.attrs["parts"])] == [[0, 1], [2, 3], [4]]
+    assert again.attrs["wall_time"] == 180.0
+    assert "5 seeds, 3 min on" in records.caption(again)
+
+
+def test_the_same_seeds_again_are_trained_again(root):
+    whole_run(2)
+    assert "parts" not in whole_run(2).attrs
+
+
+def test_quick_runs_damaged_records_and_pages_that_do_not_ask_take_nothing(root):
+    whole_run(2)
+    more = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
+    assert Page("trial", more).seeds == [0, 1]
+    assert extension._left == {0, 1}
+    assert Page("trial", more | {"tier": "quick"}).seeds == []
+    assert extension._left == frozenset()
+    assert Page("trial", more | {"periods": (5, 30)}).seeds == []
+    assert Page("other", more).seeds == []
+    live = toy_sources.results()
+    assert Page("other", more).completed(live) is live
+    records.path_of("trial", "laptop").write_bytes(b"damaged")
+    assert Page("trial", more).seeds == []
+
+
+def test_a_caption_says_when_and_on_what_its_parts_were_made(root):
+    whole_run(2)
+    more = whole_run(3, known=[0, 1])
+    parts = json.loads(more.attrs["parts"])
+    parts[0] |= {"date": "2020-01-02", "device": "1 x Some *GPU*"}
+    line = records.caption(more.assign_attrs(parts=json.dumps(parts)))
+    assert line.endswith(f"on 1 x Some \\*GPU\\* and {more.device}, 2020-01-02 to {more.date}")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seeds": "0"},
+        {"seeds": [True]},
+        {"date": "yesterday"},
+        {"commit": "the last"},
+        {"device": 3},
+        {"wall_time": -1.0},
+        {"wall_time": "long"},
+        None,
+    ],
+)
+def test_parts_that_are_none_are_refused(root, change):
+    whole_run(2)
+    more = whole_run(3, known=[0, 1])
+    parts = json.loads(more.attrs["parts"])
+    parts = [] if change is None else [parts[0] | change, parts[1]]
+    forged = more.assign_attrs(parts=json.dumps(parts))
+    records.write(forged, records.path_of("trial", "laptop"))
+    with pytest.raises(ValueError, match="'parts' does not say of each part its seeds"):
+        records.load("trial", "laptop")
