@@ -23,8 +23,6 @@ COMPLETED = edited(
         "live = page.completed(live)\nlive = page.save(live",
     )
 )
-DEFINITIONS = json.dumps({"library": [], "page": []})
-ORIGIN = {"numerics": "0" * 64, "page_code": "1" * 64, "definitions": DEFINITIONS}
 
 
 @pytest.fixture(autouse=True)
@@ -167,31 +165,32 @@ def recorded(diverged=((-1, 5), (0, -1)), other=(-1, -1), **attributes):
         {"seed": [0, 1], "period": [1, 9]},
     )
     parameters = json.dumps({"num_seeds": 2, "rate": 0.5, "periods": [1, 9]})
-    return found.assign_attrs({"parameters": parameters} | ORIGIN | attributes)
+    return found.assign_attrs({"parameters": parameters} | attributes)
 
 
 ASKED = {"num_seeds": 3, "rate": 0.5, "periods": [1, 9]}
 
 
 def test_whole_seeds_of_the_same_origin_are_taken():
-    assert extension.whole_seeds(recorded(), ASKED, ORIGIN) == [0, 1]
+    assert extension.whole_seeds(recorded(), ASKED, []) == [0, 1]
     # One of which a run is missing is made anew; so is everything that is there already.
-    assert extension.whole_seeds(recorded(((-1, np.nan), (0, -1))), ASKED, ORIGIN) == [0]
-    assert extension.whole_seeds(recorded(other=(np.nan, -1)), ASKED, ORIGIN) == [1]
+    assert extension.whole_seeds(recorded(((-1, np.nan), (0, -1))), ASKED, []) == [0]
+    assert extension.whole_seeds(recorded(other=(np.nan, -1)), ASKED, []) == [1]
     partial = recorded(((-1, np.nan), (0, -1)))
-    assert extension.whole_seeds(partial, ASKED | {"num_seeds": 2}, ORIGIN) == [0]
+    assert extension.whole_seeds(partial, ASKED | {"num_seeds": 2}, []) == [0]
     for fewer in (1, 2):
-        assert extension.whole_seeds(recorded(), ASKED | {"num_seeds": fewer}, ORIGIN) == []
+        assert extension.whole_seeds(recorded(), ASKED | {"num_seeds": fewer}, []) == []
 
 
 def test_nothing_is_taken_of_another_origin():
     for other in ({"rate": 0.25}, {"periods": [1]}, {"more": 1}):
-        assert extension.whole_seeds(recorded(), ASKED | other, ORIGIN) == []
-    for name in ("numerics", "page_code"):
-        assert extension.whole_seeds(recorded(), ASKED, ORIGIN | {name: "2" * 64}) == []
+        assert extension.whole_seeds(recorded(), ASKED | other, []) == []
+    assert extension.whole_seeds(recorded(), ASKED, ["parameter num_seeds: 2 then"]) == [0, 1]
+    for line in ("changed: RATE (steps)", "gone from the page: live"):
+        assert extension.whole_seeds(recorded(), ASKED, ["parameter rate: 1 then", line]) == []
     without = {name: value for name, value in ASKED.items() if name != "num_seeds"}
-    assert extension.whole_seeds(recorded(), without, ORIGIN) == []
-    assert extension.whole_seeds(recorded().rename(seed="draw"), ASKED, ORIGIN) == []
+    assert extension.whole_seeds(recorded(), without, []) == []
+    assert extension.whole_seeds(recorded().rename(seed="draw"), ASKED, []) == []
 
 
 # A page that asks for it, with a record that it makes itself.

@@ -802,3 +802,19 @@ def test_the_cholesky_solver_keeps_float32():
         affine, params, x, y, damping=1.0, solver="cholesky", max_steps=3, tolerance=0.0
     )
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(solution.params))
+
+
+def test_periods_and_dampings_may_be_traced_while_the_network_is_not():
+    """Parameters and inputs are closed over, as a user writes it first."""
+    f, params, x, y = network()
+    common = {"max_steps": 3, "tolerance": 0.0}
+
+    def by_periods(period):
+        return iterative_linearization(f, params, x, y, step_size=0.1, period=period, **common)
+
+    def by_damping(damping):
+        return gauss_newton(f, params, x, y, damping=damping, **common)
+
+    for run, value in ((by_periods, 10), (by_damping, 0.5)):
+        found, expected = jax.jit(run)(value), run(value)
+        np.testing.assert_allclose(flat(found.params), flat(expected.params), rtol=1e-10)

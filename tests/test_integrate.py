@@ -723,6 +723,26 @@ def test_a_flow_stands_for_small_steps_alone(stability, small):
         assert same["flow"] == pytest.approx(found["flow"])
 
 
+def test_auto_trains_what_couples_its_examples_without_a_kernel():
+    """As with a mean over the batch: the engines that remain are those of all examples at once."""
+    (f, params, data), settings = setting(num_steps=40, eval_steps=[40])
+
+    def coupled(params, x):
+        outputs = f(params, x)
+        return outputs - outputs.mean(0, keepdims=True)
+
+    task = Task(coupled, data, settings["loss"], 1e-3, 0.0, 1e-3, 2**30, None)
+    found = estimate(task, params, period=10, num_steps=100)
+    assert set(found) == {"steps", "flow"}
+    problem = coupled, params, data
+    state, history = integrate(*problem, step_size=STEP_SIZE, **settings)
+    assert set(history["engine"]) <= {"steps", "flow"}
+    expected = by_steps(problem, settings)[0].params
+    np.testing.assert_allclose(
+        problems.flat(state.params), problems.flat(expected), rtol=0.02, atol=0.02
+    )
+
+
 def test_an_estimate_leaves_out_a_kernel_that_cannot_be_built():
     """The kernel fits, but what it is built from does not: the other engines are still there."""
     (f, params, (x, y)), settings = setting()

@@ -98,15 +98,32 @@ def test_a_limit_decides_and_one_that_nothing_fits_into_is_an_error():
     sizes = ntk.kept_sizes(f, params, x)
     assert (sizes.matrix, sizes.form, sizes.read) == (64, "matrix", 64)
     assert sizes.factors == 4 * (4 + 2 * 40 + 41 + 2 * 2)
-    assert ntk.kept_sizes(f, params, x, memory_limit=512) == sizes
+    more = x[jnp.arange(32) % 4]
+    found = ntk.kept_sizes(f, params, more, memory_limit=8 * 64**2)
+    assert found == ntk.kept_sizes(f, params, more)
+    assert (found.form, 8 * found.factors) == ("matrix", 33024)
     # Factors are read twice: 258 numbers of each example, and 4 N of each in the matrix.
     assert ntk.kept_sizes(f, params, x[jnp.arange(64) % 4]).form == "matrix"
     assert ntk.kept_sizes(f, params, x[jnp.arange(65) % 4]).form == "factors"
-    with pytest.raises(ValueError, match=r"4 examples takes 512 bytes .* memory_limit=511"):
-        il.kept_ntk(f, params, x, memory_limit=511)
+    with pytest.raises(ValueError, match=r"32 examples takes 32768 bytes .* memory_limit=32767"):
+        il.kept_ntk(f, params, more, memory_limit=32767)
     wide, params, x, _ = problems.network((1, 2, 1), examples=100)
     sizes = ntk.kept_sizes(wide, params, x, memory_limit=8 * 100**2 - 1)
     assert (sizes.form, sizes.read) == ("factors", 2 * sizes.factors)
     assert ntk.kept_sizes(wide, params, x, memory_limit=8 * sizes.factors) == sizes
     with pytest.raises(ValueError, match="memory_limit must be a positive integer"):
         il.kept_ntk(f, params, x, memory_limit=0)
+
+
+def test_a_matrix_is_kept_only_where_it_can_be_made():
+    """Of one example it is small beside the factors that it is made of."""
+    f, params, x, _ = problems.network((3, 40, 2), examples=1)
+    made = next(n for n in range(32, 10**4) if ntk.kept_sizes(f, params, x, memory_limit=n).form)
+    assert made > 8 * ntk.kept_sizes(f, params, x).matrix
+    expected = il.ntk_matrix(f, params, x)
+    kernel = il.kept_ntk(f, params, x, memory_limit=made)
+    v = jnp.asarray([[1.0, -2.0]])
+    np.testing.assert_allclose(kernel.product(v).reshape(-1), expected @ v.reshape(-1), rtol=1e-12)
+    assert ntk.kept_sizes(f, params, x, memory_limit=made - 1).form is None
+    with pytest.raises(ValueError, match="with what it takes to make it, more than memory_limit"):
+        il.kept_ntk(f, params, x, memory_limit=made - 1)

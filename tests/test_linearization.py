@@ -153,3 +153,29 @@ def test_a_coupling_of_any_sign_is_seen_and_rounding_is_none(outputs, sign):
     with pytest.raises(ValueError, match="couples its examples"):
         require_independent(partial(f, 1e-8), params, x)
     require_independent(lambda p, x: f(0.0, p, x) * jnp.asarray([[jnp.nan, 1.0]]), params, x)
+
+
+@pytest.mark.parametrize("f", [normalise, lambda params, x: x @ params])
+def test_a_coupling_is_seen_where_jax_traces_around_params_and_inputs(f):
+    """As under `jax.jit` of another argument; of what f itself holds of that, nothing is known."""
+    params, x = jnp.asarray([[1.0, 2.0], [3.0, -1.0]]), jnp.asarray([[1.0, 2.0], [0.5, 3.0]])
+
+    def called(scale):
+        require_independent(f, params, x)
+        return scale * jnp.ones(())
+
+    traced = [jax.jit(called), jax.vmap(called), jax.grad(called)]
+    arguments = [1.0, jnp.ones(2), 1.0]
+    for run, argument in zip(traced, arguments, strict=True):
+        if f is normalise:
+            with pytest.raises(ValueError, match="couples its examples"):
+                run(argument)
+        else:
+            run(argument)
+
+    @jax.jit
+    def holding(scale):
+        require_independent(lambda p, x: scale * f(p, x), params, x)
+        return scale
+
+    holding(2.0)

@@ -404,7 +404,7 @@ def test_empty_inputs_and_parameters_of_no_kind_are_refused_by_name():
         (lambda: bare(empirical_ntk)(f, params, x[:0]), f"x1 {empty}"),
         (lambda: bare(empirical_ntk)(f, params, x, x[:0]), f"x2 {empty}"),
         (lambda: empirical_ntk(f, params, x, x[:, 1:]), "examples of x2 must be shaped as those"),
-        (lambda: empirical_ntk(f, params, x, [x]), "examples of x2 must be shaped as those"),
+        (lambda: empirical_ntk(f, params, x, [x]), r"x2 must be structured as x1, .*, but is"),
         (
             lambda: empirical_ntk(f, jax.tree.map(lambda p: p.astype(int), params), x),
             "to train, of",
@@ -489,6 +489,11 @@ def test_matrix_is_the_full_kernel_in_another_order():
     for settings in ({}, {"memory_limit": 300}):
         found = ntk.ntk_matrix(f, params, x, x[:3], **settings)
         np.testing.assert_allclose(found, expected, atol=1e-13)
+
+
+def test_a_network_without_parameters_in_it_has_no_kernel_in_any_memory():
+    kernel = empirical_ntk(lambda p, x: x, jnp.ones(3), jnp.ones((4, 2)), memory_limit=1)
+    np.testing.assert_array_equal(kernel, np.zeros((4, 4, 2, 2)))
 
 
 def test_coupled_examples_are_refused():

@@ -519,6 +519,7 @@ def test_bad_number_of_steps_is_refused(num_steps):
         ({"batch_size": 2.5, "key": 0}, "batch_size must be a positive integer, got 2.5"),
         ({"batch_size": 11, "key": 0}, "batch_size 11 exceeds the 10 examples there are"),
         ({"batch_size": 4}, "minibatch run needs a key"),
+        ({"augment": lambda key, x: x}, "an augmented run needs a key"),
         ({"target_loss": -1.0}, "target_loss must be finite and positive, got -1.0"),
         ({"target_loss": math.nan}, "target_loss must be finite and positive, got nan"),
         ({"eval_steps": [0, 6]}, r"watch.at must lie in \[0, 5\], got 0..6"),

@@ -1,6 +1,7 @@
 """Each check refuses what it says, names the offender and what is allowed, and passes the rest."""
 
 import math
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,10 @@ def test_infinity_passes_only_where_it_has_a_meaning():
         validation.positive("time", 0, infinity=True)
 
 
-@pytest.mark.parametrize("value", [0.5, 1, np.float32(2), jnp.asarray([0.1, 3.0]), [1.0, 2.0]])
+@pytest.mark.parametrize(
+    "value",
+    [0.5, 1, np.float32(2), jnp.asarray([0.1, 3.0]), [1.0, 2.0], 10**30, Fraction(1, 3)],
+)
 def test_positive_numbers_pass(value):
     validation.positive("step_size", value)
     validation.non_negative("damping", value)
@@ -139,6 +143,20 @@ def test_traced_values_pass():
 @pytest.mark.parametrize("value", [math.inf, np.float32("inf"), jnp.asarray(jnp.inf), 7])
 def test_infinity_of_any_type_passes(value):
     validation.positive_integer("period", value, infinity=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (-(10**30), "must be finite and positive, got -1"),
+        (Fraction(-1, 3), "must be finite and positive, got Fraction"),
+        (10**400, "must be of a size that a float holds"),
+        (object(), "must be a positive real number"),
+    ],
+)
+def test_numbers_that_numpy_has_no_type_for_are_judged_as_others(value, problem):
+    with pytest.raises(ValueError, match=f"step_size {problem}"):
+        validation.positive("step_size", value)
 
 
 def test_integers_beyond_a_limit_are_refused():

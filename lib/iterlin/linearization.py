@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
@@ -164,21 +165,35 @@ def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
 def require_independent(f: Network, params: PyTree, x: Any) -> None:
     """Refuses an f whose output for one example depends on the others; ValueError says so.
 
-    Shapes are always checked, values only where they are concrete (not while JAX traces).
+    Shapes are always checked, values only where x, params and what f holds are concrete: not where
+    JAX traces these, but where it traces around them.
     """
     batch, single = output_shape(f, params, x), jax.eval_shape(f, params, examples.part(x, 0, 1))
     coupled = single.shape != (1, *batch.shape[1:])
-    if not coupled and not any(is_traced(leaf) for leaf in jax.tree.leaves((x, params))):
-        # Two of them show a coupling as well as all, whose activations may not fit.
-        alone, together = (f(params, examples.part(x, 0, size))[0] for size in (1, 2))
-        scale = jnp.max(jnp.abs(together)) + jnp.max(jnp.abs(alone))
-        tolerance = 1e3 * jnp.finfo(batch.dtype).eps * jnp.maximum(scale, 1e-30)
-        agree = jnp.all(jnp.abs(alone - together) <= tolerance)
+    if not coupled and (found := _first_alone_and_together(f, params, x)):
+        alone, together = found
+        scale = np.max(np.abs(together)) + np.max(np.abs(alone))
+        tolerance = 1e3 * jnp.finfo(batch.dtype).eps * max(scale, 1e-30)
+        agree = np.all(np.abs(alone - together) <= tolerance)
         # One example alone may be NaN (a batch of one has no variance); a NaN network is no proof.
-        coupled = bool(~agree & jnp.all(jnp.isfinite(together)))
+        coupled = not agree and np.all(np.isfinite(together))
     if coupled:
         raise ValueError(
             "f couples its examples: its outputs for one of them depend on the others, so rows of "
             "the Jacobian cannot be taken example by example. Give f in its evaluation mode; or "
             "independent=False, where the function that was called has that choice"
         )
+
+
+def _first_alone_and_together(f: Network, params: PyTree, x: Any):
+    """The first example's outputs, in a batch of its own and in one of two, which show a coupling
+    as well as all, whose activations may not fit; None where they depend on what JAX traces."""
+    if any(is_traced(leaf) for leaf in jax.tree.leaves((x, params))):
+        return None
+    try:
+        with jax.ensure_compile_time_eval():
+            found = [f(params, examples.part(x, 0, size))[0] for size in (1, 2)]
+    except jax.errors.UnexpectedTracerError:
+        return None
+    # By NumPy, which has nothing to compile.
+    return None if any(map(is_traced, found)) else [np.asarray(each, float) for each in found]

@@ -133,7 +133,8 @@ def kept_ntk(
         size = network.result.dtype.itemsize
         raise ValueError(
             f"J J^T of {examples.count(x)} examples takes {size * found.matrix} bytes as a matrix "
-            f"and {size * found.factors} as factors: more than memory_limit={memory_limit}"
+            f"and {size * found.factors} as factors: with what it takes to make it, more than "
+            f"memory_limit={memory_limit}"
         )
     if found.form == "factors":
         return KeptKernel(factors=kept_factors(network, x, number))
@@ -161,7 +162,21 @@ def _kept(f, params, x, trainable, memory_limit) -> tuple[compiled.Traced, int, 
     moving, fixed = parameters.split(params, trainable)
     network = _independent(f, moving, fixed, x)
     number = math.prod(network.result.shape[1:])
-    return network, number, sizes(network, x, number, memory_limit)
+    found = sizes(network, x, number, memory_limit)
+    if found.form == "matrix" and not _can_be_made(network, x, number, memory_limit):
+        held = network.result.dtype.itemsize * found.factors
+        found = found._replace(form="factors" if held <= memory_limit else None)
+    return network, number, found
+
+
+def _can_be_made(network, x, outputs: int, memory_limit: int) -> bool:
+    """Whether the factors that a kernel's matrix is made of fit into its workspace."""
+    settings = {"form": "matrix", "count": examples.count(x), "total": outputs}
+    try:
+        _largest_part(network, x, outputs, min(memory_limit, WORKSPACE), settings)
+    except ValueError:
+        return False
+    return True
 
 
 def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array, tuple[int, ...]]:
@@ -180,7 +195,7 @@ def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array,
     settings = {"form": form, "count": other, "total": number}
     part, size = _largest_part(network, x1, number, limit, settings)
     whole = count + (0 if x2 is None else other)
-    group = whole if size * whole <= limit else limit // (2 * size)
+    group = whole if size * whole <= limit else max(1, limit // (2 * size))
     dtype = jnp.result_type(*network.given.moving)
 
     def factors_of(x, outputs):
@@ -203,7 +218,10 @@ def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array,
 def _alike(x1: PyTree, x2: PyTree) -> tuple[PyTree, PyTree]:
     """Both in the wider of their types, or ValueError."""
     shapes1, shapes2 = ([np.shape(leaf)[1:] for leaf in jax.tree.leaves(x)] for x in (x1, x2))
-    if shapes1 != shapes2 or jax.tree.structure(x1) != jax.tree.structure(x2):
+    trees = [jax.tree.structure(x) for x in (x1, x2)]
+    if trees[0] != trees[1]:
+        raise ValueError(f"x2 must be structured as x1, {trees[0]}, but is {trees[1]}")
+    if shapes1 != shapes2:
         raise ValueError(
             f"examples of x2 must be shaped as those of x1, {shapes1}, but are {shapes2}"
         )

@@ -63,11 +63,11 @@ def train(
 
     Raises ValueError before any compute for an algorithm without optimizer, a num_steps that is not
     a positive integer below 2^31, a batch larger than the data, labels of a cross-entropy outside
-    its classes (of an iterable, in the first batch), a minibatch or a keyed f without key, inputs
-    and targets of different lengths, an f that does not return one array (N, ...), a resumed state
-    whose optimiser or order of examples is another, a `watch` that is none, or steps to look at
-    that are not whole, increasing and in [0, num_steps]; of an iterable, for all that needs the
-    data as a whole; and as `parameters.split`.
+    its classes (of an iterable, in the first batch), a minibatch, augmentation or a keyed f without
+    key, inputs and targets of different lengths, an f that does not return one array (N, ...), a
+    resumed state whose optimiser or order of examples is another, a `watch` that is none, or steps
+    to look at that are not whole, increasing and in [0, num_steps]; of an iterable, for all that
+    needs the data as a whole; and as `parameters.split`.
 
     >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)
@@ -284,6 +284,8 @@ def check_run(algorithm: Algorithm, data, num_steps, key, at, first=0) -> np.nda
             raise ValueError(f"batch_size {batch_size} exceeds the {count} examples there are")
         if key is None:
             raise ValueError("a minibatch run needs a key to order its examples")
+    if algorithm.augment is not None and key is None:
+        raise ValueError("an augmented run needs a key to draw from")
     if algorithm.keyed and key is None:
         raise ValueError("a keyed f needs a key to draw from")
     if num_steps < first:

@@ -15,7 +15,7 @@ from iterlin.state import TrainState
 from iterlin.validation import positive_integer
 
 Metrics = Mapping[str, Callable[[Array, Array], Array]]
-Sets = Mapping[str, tuple[PyTree, PyTree]]
+Sets = Mapping[str, tuple[PyTree, PyTree] | list[PyTree]]
 
 
 class Watch(NamedTuple):

@@ -52,8 +52,9 @@ def digest(root, page, tier, notebook, values):
 
 def reached(root, sources):
     """What pieces of code, which share their imports, reach in the library: the digests of these
-    definitions, and whether the ledger is among them. Everything where it cannot be told."""
-    found = origins.sources(root)
+    definitions as they are, and whether the ledger is among them. Everything where it cannot be
+    told."""
+    found = origins.sources(root)._replace(equivalents="")
     library = origins.library_of(found)
     try:
         body = [statement for source in sources for statement in syntax.parse(source).body]
@@ -137,6 +138,7 @@ def _is_stale(path):
     """What the page says of a record besides its content; None for what is no record."""
     book = provenance.project_root() / "book"
     files = [*provenance.PACKAGE.rglob("*.py"), *book.rglob("*.md"), *book.rglob("*.yml"), path]
+    files += book.parent.glob(origins.EQUIVALENTS)
     states = [(file, file.stat()) for file in sorted(files)]
     return _is_stale_at(path, tuple((file, s.st_mtime_ns, s.st_size) for file, s in states))
 

@@ -63,8 +63,7 @@ def estimate(
         return linear_model.from_products(f, p, x).push(u)
 
     products = costs.operations(product, params, outputs) - primal
-    kernel = _kernel_operations(task, params, fixed)
-    with_kernel = 0 if kernel is None else MEMORY_BOUND * 2 * _kept_sizes(task, params, fixed).read
+    kernel, with_kernel = _kernel_operations(task, params, fixed) or (None, 0)
     found = {"steps": num_steps * (primal + products)}
     if task.solved is None and _is_quadratic(task, outputs):
         smaller, larger = sorted((outputs.size, numbers))
@@ -95,16 +94,17 @@ def _kept_sizes(task: Task, moving: PyTree, fixed: PyTree) -> Sizes:
     return kept_sizes(task.f, join(moving, fixed), task.data[0], **settings)
 
 
-def _kernel_operations(task: Task, moving: PyTree, fixed: PyTree) -> int | None:
-    """Of keeping J J^T; None if it, or the least that it is built from, is beyond the memory limit,
-    or f couples its examples."""
+def _kernel_operations(task: Task, moving: PyTree, fixed: PyTree) -> tuple[int, int] | None:
+    """Of keeping J J^T, and of a product with it; None if it, or the least that it is built from,
+    is beyond the memory limit, or f couples its examples."""
     settings = {"trainable": task.trainable, "memory_limit": task.memory_limit}
 
     def kernel(moving):
         return kept_ntk(task.f, join(moving, fixed), task.data[0], **settings)
 
     try:
-        return costs.operations(kernel, moving)
+        read = _kept_sizes(task, moving, fixed).read
+        return costs.operations(kernel, moving), MEMORY_BOUND * 2 * read
     except ValueError:
         return None
 

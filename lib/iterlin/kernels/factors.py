@@ -82,7 +82,7 @@ def _slice_size(program: Program, outputs: int) -> int:
         for operation in program.operations
         for i in operation.outputs
     )
-    return max(1, WORKSPACE // (4 * size * (1 + outputs)))
+    return max(1, WORKSPACE // max(1, 4 * size * (1 + outputs)))
 
 
 def _example_factors(

@@ -6,6 +6,9 @@ means: where a definition lives and what it is called do not count, nor do posit
 docstrings, annotations, import lines and the texts of errors. Any other change in it, or in what it
 reaches, makes another digest. A statement at the top of a module, or a decorator, that changes a
 definition which is reached (``@f.defjvp``) is reached with it.
+
+A definition that was rewritten and gives what the former one gave may stand for it: its digest is
+then the former's (`origins.equivalents`), until it, or anything that it reaches, changes again.
 """
 
 import ast
@@ -43,6 +46,7 @@ class Library:
     held_to: modules (the last part of their names) of which only what they are asked for counts,
     not how they do it, each with a text that says what holds them to it. silent: modules, likewise,
     whose decorators do not count: they say where a definition is called, not what it gives.
+    equivalents: by the digest of a definition as it is, that of the former one which it stands for.
 
     Raises SyntaxError for text that is no Python, ValueError for an import of what the package does
     not have, once it is met.
@@ -53,15 +57,18 @@ class Library:
         texts: Mapping[str, str],
         held_to: Mapping[str, str] | None = None,
         silent: Collection[str] = (),
+        equivalents: Mapping[str, str] | None = None,
     ):
         self.modules = {}
         self.held_to = held_to or {}
+        self.equivalents = equivalents or {}
         for path, text in texts.items():
             parts = path.removesuffix(".py").split("/")
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             self.modules[name] = _Module(name, ast.parse(text), silent)
         self._forms: dict[Key, list] = {}
         self._digests: dict[Key, str] = {}
+        self._written: dict[Key, str] = {}
 
     def meaning(self, module: str, name: str) -> Meaning:
         """What a name means at the top of a module; None for a builtin."""
@@ -120,15 +127,20 @@ class Library:
                 found = (self.meaning(module.name, n) for n in {*module.bindings, *module.imports})
                 yield from (meaning for meaning in found if isinstance(meaning, Key))
 
-    def reached(self, roots: Iterable[Key]) -> set[Key]:
-        """The roots, all that they reach, and what acts on any of these."""
+    def reached(self, roots: Iterable[Key], *, rewritten: bool = False) -> set[Key]:
+        """The roots, all that they reach, and what acts on any of these.
+
+        What a definition reaches that stands for a former one is part of its own digest, and here
+        only if `rewritten`.
+        """
         found, waiting = set(), list(roots)
         while waiting:
             while waiting:
                 key = waiting.pop()
                 if key not in found:
                     found.add(key)
-                    waiting += self.references(key)
+                    if rewritten or self.digest(key) == self.written(key):
+                        waiting += self.references(key)
             waiting = [key for key, acted in self._effects.items() if acted & found]
             waiting = [key for key in waiting if key not in found]
         return found
@@ -173,6 +185,11 @@ class Library:
                 self._add(component)
         return self._digests[key]
 
+    def written(self, key: Key) -> str:
+        """The digest of a definition as it is, whatever it stands for."""
+        self.digest(key)
+        return self._written[key]
+
     def digest_of(self, parts: Iterable) -> str:
         """The digest of a normal form."""
         return _sha(self._text(parts, self.digest))
@@ -186,7 +203,8 @@ class Library:
         inner = dict.fromkeys(component, "self")
         for _ in component:
             inner = {key: _sha(self._text(self.form(key), resolve)) for key in component}
-        self._digests |= inner
+        self._written |= inner
+        self._digests |= {key: self.equivalents.get(is_, is_) for key, is_ in inner.items()}
 
     def _text(self, parts, digest) -> str:
         words = []

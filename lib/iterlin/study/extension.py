@@ -28,18 +28,19 @@ def leave(seeds: Iterable[int]) -> None:
     _left = frozenset(seeds)
 
 
-def whole_seeds(record: xr.Dataset, parameters: Mapping, origin: Mapping) -> list[int]:
-    """The seeds of a record that a run of these parameters and this origin need not train.
+def whole_seeds(record: xr.Dataset, parameters: Mapping, changes: Iterable[str]) -> list[int]:
+    """The seeds of a record that a run of these parameters need not train.
 
-    They are those of which no run is missing. None if anything but the number of seeds differs, or
-    if the record has all that is asked for: then the run is to repeat it.
+    They are those of which no run is missing. None if more than parameters has changed since it was
+    made (`origins.changes`), if one but the number of seeds differs from those, or if the record
+    has all that is asked for: then the run is to repeat it.
     """
     before = json.loads(record.attrs["parameters"])
     if SEEDS not in parameters or "seed" not in record.coords:
         return []
     if before | {SEEDS: 0} != dict(parameters) | {SEEDS: 0}:
         return []
-    if any(record.attrs[name] != origin[name] for name in ("numerics", "page_code")):
+    if not all(line.startswith("parameter ") for line in changes):
         return []
     whole = xr.ones_like(record.seed, dtype=bool)
     for name, variable in record.data_vars.items():

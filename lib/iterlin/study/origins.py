@@ -2,7 +2,7 @@
 
 Two records are of one origin if the same statements called the same definitions with the same
 parameters. A record keeps a digest of each (`definitions`), so that what has changed since can be
-named.
+named. A definition that was rewritten to the same effect keeps the former's (`equivalents`).
 """
 
 import ast
@@ -28,7 +28,7 @@ class Sources(NamedTuple):
 
     library: the package's modules (`definitions.read`). registry: the data sets' hashes. pages: the
     book's pages, tiers: their parameter files; by their paths in book/. measured: modules outside
-    of the book that measure the library, by folder.
+    of the book that measure the library, by folder. equivalents: `EQUIVALENTS`.
     """
 
     library: dict[str, str]
@@ -36,6 +36,7 @@ class Sources(NamedTuple):
     pages: dict[str, str]
     tiers: dict[str, str]
     measured: dict[str, list[str]]
+    equivalents: str = ""
 
 
 class Origin(NamedTuple):
@@ -64,6 +65,9 @@ class Origin(NamedTuple):
 
 # Folders whose modules a record can be of instead of a page.
 MEASURED = ("bench/peers/ours",)
+# Rewritten definitions that stand for former ones: what they are called, both digests, and why.
+EQUIVALENTS = "data/results/equivalents.yml"
+ROW = {"definition", "is", "was", "because", "shown by"}
 
 
 def sources(root: Path | None = None) -> Sources:
@@ -81,41 +85,49 @@ def sources(root: Path | None = None) -> Sources:
 
     measured = {folder: list(texts(root / folder, "*.py").values()) for folder in MEASURED}
     pages, tiers = texts(book, "*.md"), texts(book, "*.*.yml")
-    return Sources(definitions.read(package), registry, pages, tiers, measured)
+    path = root / EQUIVALENTS
+    rewritten = path.read_text("utf8") if path.is_file() else ""
+    return Sources(definitions.read(package), registry, pages, tiers, measured, rewritten)
 
 
-def of_page(experiment: str, found: Sources) -> Origin | None:
+def of_page(experiment: str, found: Sources, *, rewritten: bool = False) -> Origin | None:
     """The origin of the experiment's records; None if no page of that name saves one.
 
-    Raises ValueError or SyntaxError for sources that do not fit together.
+    rewritten: with what is reached only by definitions that stand for former ones. Raises
+    ValueError or SyntaxError for sources that do not fit together.
     """
     path = page_of(experiment, found)
     if path is None or not page_code.saves(found.pages[path]):
         return None
     library = library_of(found)
     statements = page_code.made_by(found.pages[path], library)
-    keys = library.reached(key for _, form in statements for key in library.mentioned(form))
+    roots = [key for _, form in statements for key in library.mentioned(form)]
+    keys = library.reached(roots, rewritten=rewritten)
     page = [(name, library.digest_of(form)) for name, form in statements]
     return Origin(_named(library, keys), page)
 
 
-def of_code(texts: Iterable[str], found: Sources) -> Origin:
+def of_code(texts: Iterable[str], found: Sources, *, rewritten: bool = False) -> Origin:
     """The origin of numbers that such modules measure: what they reach, not what they do.
 
-    Raises as `of_page`.
+    Settings and errors as of `of_page`.
     """
     library = library_of(found)
-    return Origin(_named(library, reached(map(ast.parse, texts), library)), [])
+    keys = reached(map(ast.parse, texts), library, rewritten=rewritten)
+    return Origin(_named(library, keys), [])
 
 
-def reached(modules: Iterable[ast.Module], library: Library) -> set[Key]:
-    """The definitions that pieces of code reach, each with its own imports. Raises as `of_page`."""
+def reached(
+    modules: Iterable[ast.Module], library: Library, *, rewritten: bool = False
+) -> set[Key]:
+    """The definitions that pieces of code reach, each with its own imports. Settings and errors as
+    of `of_page`."""
     mentioned = []
     for tree in modules:
         writer = Writer(library, None, "", imports=imports_of(tree.body))
         writer.write(tree)
         mentioned += library.mentioned(writer.parts)
-    return library.reached(mentioned)
+    return library.reached(mentioned, rewritten=rewritten)
 
 
 def _named(library: Library, keys: Iterable[Key]) -> list[tuple[str, str]]:
@@ -123,11 +135,36 @@ def _named(library: Library, keys: Iterable[Key]) -> list[tuple[str, str]]:
 
 
 def library_of(found: Sources) -> Library:
-    return _library(tuple(sorted(found.library.items())), found.registry)
+    """The library that the texts are of. Raises ValueError for rows of `equivalents` that are none,
+    SyntaxError for text that is no Python."""
+    rows = tuple((row["is"], row["was"]) for row in equivalents(found.equivalents))
+    return _library(tuple(sorted(found.library.items())), found.registry, rows)
+
+
+def equivalents(text: str) -> list[dict[str, str]]:
+    """The rows of `EQUIVALENTS`: each names a definition, its digest as it ``is`` and as it
+    ``was``, ``because`` of what the two give the same, and the test by which that is ``shown``.
+
+    Raises ValueError for what is no list of such rows.
+    """
+    try:
+        rows = plain_yaml.load(text) or []
+    except ValueError as error:
+        raise ValueError(f"{EQUIVALENTS}: {error}") from None
+    if not isinstance(rows, list):
+        raise ValueError(f"{EQUIVALENTS}: expected a list of rows, got {rows!r}")
+    for row in rows:
+        if not isinstance(row, dict) or row.keys() != ROW:
+            raise ValueError(f"{EQUIVALENTS}: a row has {', '.join(sorted(ROW))}, got {row!r}")
+        if not all(isinstance(value, str) and value for value in row.values()):
+            raise ValueError(f"{EQUIVALENTS}: all of a row is text, got {row!r} (quote digests)")
+    return rows
 
 
 @lru_cache(maxsize=4)
-def _library(texts: tuple[tuple[str, str], ...], registry: str) -> Library:
+def _library(
+    texts: tuple[tuple[str, str], ...], registry: str, rewritten: tuple[tuple[str, str], ...]
+) -> Library:
     # Of the files of data sets and of where things are kept only the outcome counts: files are
     # accepted by their hashes alone, and a folder's place is in no number.
     entries = yaml.safe_load(registry) or {}
@@ -137,7 +174,8 @@ def _library(texts: tuple[tuple[str, str], ...], registry: str) -> Library:
     }
     held_to = {"downloads": json.dumps(hashes, sort_keys=True), "provenance": ""}
     # Whose turn a run is, and whether a record has it already, does not change what it gives.
-    return Library(dict(texts), held_to, silent={"shares", "extension"})
+    silent = {"shares", "extension"}
+    return Library(dict(texts), held_to, silent=silent, equivalents=dict(rewritten))
 
 
 def parameters(experiment: str, tier: str, found: Sources) -> dict | None:
@@ -187,23 +225,36 @@ def changes(attributes: Mapping, found: Sources) -> list[str]:
     `measured` if modules of that folder made it instead of a page.
     """
     experiment, before = attributes["experiment"], json.loads(attributes["definitions"])
+    then = Origin(*([tuple(pair) for pair in before[part]] for part in Origin._fields))
+    folder = attributes.get("measured")
+
+    def origin(rewritten):
+        if folder:
+            return of_code(found.measured[folder], found, rewritten=rewritten)
+        return of_page(experiment, found, rewritten=rewritten)
+
     try:
-        if folder := attributes.get("measured"):
-            now, values = of_code(found.measured[folder], found), None
-        else:
-            now = of_page(experiment, found)
-            values = parameters(experiment, attributes["tier"], found)
+        now = origin(False)
+        values = None if folder else parameters(experiment, attributes["tier"], found)
+        if found.equivalents and now is not None:
+            then = _without(then, now, origin(True))
     except (ValueError, SyntaxError) as error:
         return [f"the page or the library cannot be read: {error}"]
     if now is None:
         return [f"no page saves a record of {experiment}"] if before["page"] else []
-    then = Origin(*([tuple(pair) for pair in before[part]] for part in Origin._fields))
     lines = []
     lines += _changed_definitions(then, now, library_of(found))
     lines += _changed_statements(then, now, bool(lines))
     if values is not None:
         lines += _changed_parameters(json.loads(attributes["parameters"]), values)
     return lines
+
+
+def _without(then: Origin, now: Origin, rewritten: Origin) -> Origin:
+    """An origin without what is reached now only by definitions that stand for former ones: of
+    these it is a part."""
+    beyond = {digest for _, digest in rewritten.library} - {digest for _, digest in now.library}
+    return then._replace(library=[pair for pair in then.library if pair[1] not in beyond])
 
 
 def _changed_definitions(then: Origin, now: Origin, library: Library) -> list[str]:

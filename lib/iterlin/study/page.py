@@ -48,11 +48,11 @@ class Page:
         self.parameters = {name: namespace[name] for name in names}
         self.tier = self.parameters["tier"]
         self.rules = claims.rules(experiment)
-        self.held, self.seeds = self._held()
+        self.held, self.seeds = self._held(found)
         extension.leave(self.seeds)
         plotting.use_style()
 
-    def _held(self) -> tuple[xr.Dataset | None, list[int]]:
+    def _held(self, found: origins.Sources) -> tuple[xr.Dataset | None, list[int]]:
         """The record that this run gives more seeds, and those that it has; none for a quick run,
         which every build makes anew."""
         if self.tier == "quick" or not page_code.completes(self.text):
@@ -62,7 +62,7 @@ class Page:
         except (FileNotFoundError, ValueError):  # one that is damaged is made anew
             return None, []
         asked = origins.plain(self.parameters)
-        seeds = extension.whole_seeds(record, asked, self.origin.attributes())
+        seeds = extension.whole_seeds(record, asked, origins.changes(record.attrs, found))
         if not seeds:
             return None, []
         runs.say(f"{self.experiment}: seeds {seeds} are taken from the record")
