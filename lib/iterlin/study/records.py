@@ -87,9 +87,9 @@ def save(
     if earlier:
         before = {seed for part in earlier for seed in part["seeds"]}
         new = [seed for seed in stamped.seed.values.tolist() if seed not in before]
-        parts = [*earlier, extension.part_of(stamped, new)]
-        stamped.attrs["parts"] = json.dumps(parts, sort_keys=True)
-        stamped.attrs["wall_time"] = sum(part["wall_time"] for part in parts)
+        made = [*earlier, extension.part_of(stamped, new)]
+        stamped.attrs["parts"] = json.dumps(made, sort_keys=True)
+        stamped.attrs["wall_time"] = sum(part["wall_time"] for part in made)
     record_format.check_content(stamped)
     write(stamped, path_of(experiment, tier) if path is None else Path(path))
     return stamped
@@ -185,17 +185,22 @@ def caption(dataset: xr.Dataset) -> str:
     cost = f"{minutes:.0f} min" if minutes >= 1.5 else f"{a['wall_time']:.0f} s"
     partial = f"; {note}" if (note := partial_note(dataset)) else ""
     stale = "; STALE: what it came from has changed since" if is_stale(dataset) else ""
-    made = f"{_devices(a)}, {_dates(a)}"
+    made = f"{_devices(a)}, {dates(a)}"
     return f"{a['tier']} tier: {seeds}{cost} on {made}{partial}{stale}"
 
 
 def _devices(attributes: Mapping) -> str:
-    parts = json.loads(attributes.get("parts", "[]")) or [attributes]
-    return " and ".join(escaped(device) for device in dict.fromkeys(p["device"] for p in parts))
+    found = dict.fromkeys(part["device"] for part in parts(attributes))
+    return " and ".join(escaped(device) for device in found)
 
 
-def _dates(attributes: Mapping) -> str:
-    """The date, or the first and the last of a record that was made in parts."""
-    parts = json.loads(attributes.get("parts", "[]")) or [attributes]
-    dates = sorted({part["date"] for part in parts})
-    return dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+def dates(attributes: Mapping) -> str:
+    """The date of a record, or the first and the last of one that was made in parts."""
+    days = sorted({part["date"] for part in parts(attributes)})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+
+
+def parts(attributes: Mapping) -> list[Mapping]:
+    """What a record says of each part that it was made in (`extension.parts`); of one that was made
+    in one go, itself."""
+    return json.loads(attributes.get("parts", "[]")) or [attributes]
