@@ -160,12 +160,13 @@ def recorded(diverged=((-1, 5), (0, -1)), other=(-1, -1), **attributes):
     found = xr.Dataset(
         {
             "diverged_at": (("period", "seed"), np.asarray(diverged)),
-            "lazy_diverged_at": ("seed", list(other)),
+            "diverged_at_lazy": ("seed", list(other)),
         },
         {"seed": [0, 1], "period": [1, 9]},
     )
     parameters = json.dumps({"num_seeds": 2, "rate": 0.5, "periods": [1, 9]})
-    return found.assign_attrs({"parameters": parameters} | attributes)
+    unknown = sum(int(variable.isnull().sum()) for variable in found.data_vars.values())
+    return found.assign_attrs({"parameters": parameters, "missing": unknown} | attributes)
 
 
 ASKED = {"num_seeds": 3, "rate": 0.5, "periods": [1, 9]}
@@ -180,6 +181,13 @@ def test_whole_seeds_of_the_same_origin_are_taken():
     assert extension.whole_seeds(partial, ASKED | {"num_seeds": 2}, []) == [0]
     for fewer in (1, 2):
         assert extension.whole_seeds(recorded(), ASKED | {"num_seeds": fewer}, []) == []
+
+
+def test_nothing_is_taken_where_a_run_that_is_missing_cannot_be_told():
+    """As of a grid of which the record keeps no `diverged_at`."""
+    assert extension.whole_seeds(recorded(missing=1), ASKED, []) == []
+    partial = recorded(((-1, np.nan), (0, -1)), missing=2)
+    assert extension.whole_seeds(partial, ASKED, []) == []
 
 
 def test_nothing_is_taken_of_another_origin():

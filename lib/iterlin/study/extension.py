@@ -31,7 +31,8 @@ def leave(seeds: Iterable[int]) -> None:
 def whole_seeds(record: xr.Dataset, parameters: Mapping, changes: Iterable[str]) -> list[int]:
     """The seeds of a record that a run of these parameters need not train.
 
-    They are those of which no run is missing. None if more than parameters has changed since it was
+    They are those of which no run is missing, as far as the record shows each run that it lacks; if
+    it does not, there are none. None, too, if more than parameters has changed since it was
     made (`origins.changes`), if one but the number of seeds differs from those, or if the record
     has all that is asked for: then the run is to repeat it.
     """
@@ -42,11 +43,14 @@ def whole_seeds(record: xr.Dataset, parameters: Mapping, changes: Iterable[str])
         return []
     if not all(line.startswith("parameter ") for line in changes):
         return []
-    whole = xr.ones_like(record.seed, dtype=bool)
+    whole, unfinished = xr.ones_like(record.seed, dtype=bool), 0
     for name, variable in record.data_vars.items():
-        if name.endswith("diverged_at") and "seed" in variable.dims:
+        if "diverged_at" in name and "seed" in variable.dims:
             rest = [dim for dim in variable.dims if dim != "seed"]
             whole = whole & variable.notnull().all(rest)
+            unfinished += int(variable.isnull().sum())
+    if unfinished != record.attrs["missing"]:
+        return []
     asked = range(parameters[SEEDS])
     found = [int(seed) for seed in record.seed[whole.values].values if int(seed) in asked]
     return [] if len(found) == len(asked) else found
