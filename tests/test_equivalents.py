@@ -85,7 +85,32 @@ def test_a_chain_of_rows_leads_to_the_first():
     again = edited(("steps.py", "_less(x, square(x))", "_less(x, y=square(x))"), found=before)
     rows, more = rows_of(again, before)
     assert rows[0][2] == rows_of(REWRITTEN)[0][0][2]
-    assert changes(again._replace(equivalents=text + more)) == []
+    assert changes(again._replace(equivalents=more)) == []
+
+
+def test_what_was_made_by_rewritten_code_is_of_it_and_not_of_the_former():
+    """A row that proves wrong goes, with what it was for: what was made meanwhile is stale."""
+    _, text = rows_of(REWRITTEN)
+    equal = REWRITTEN._replace(equivalents=text)
+    assert changes(equal, then=equal) == []
+    line = "no longer stands for the former one: step"
+    assert changes(SOURCES, then=equal) == [line]
+    assert line in changes(REWRITTEN, then=equal)
+    assert "rewritten" not in json.loads(origin(SOURCES).attributes()["definitions"])
+
+
+def test_what_acts_on_a_definition_below_still_counts():
+    _, text = rows_of(REWRITTEN)
+    equal = REWRITTEN._replace(equivalents=text)
+    acting = "effect on square"
+    assert acting in dict(origin(equal).library)
+    for then in (SOURCES, equal):
+        changed = edited(("steps.py", "return 2 *", "return 3 *"), found=equal)
+        assert changes(changed, then=then) == [f"changed: {acting} (steps)"]
+        more = edited(
+            ("steps.py", "def _less(", "square.defjvps(None, None)\n\n\ndef _less("), found=equal
+        )
+        assert changes(more, then=then) == [f"changed: {acting} (steps)"]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +121,7 @@ def test_a_chain_of_rows_leads_to_the_first():
         ("- definition: step", "a row has because, definition, is, shown by, was"),
         ("- {definition: a, is: 123, was: b, because: c, shown by: d}", "all of a row is text"),
         ("- {definition: a, is: b, was: c, because: '', shown by: d}", "all of a row is text"),
+        (2 * "- {definition: a, is: b, was: c, because: e, shown by: d}\n", "two rows for is b"),
     ],
 )
 def test_what_is_no_list_of_rows_is_refused(text, problem):

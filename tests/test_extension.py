@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import toy_sources
 import xarray as xr
-from iterlin.study import exact_runs, extension, intervals, origins, records, runs
+from iterlin.study import claims, exact_runs, extension, intervals, origins, records, runs
 from iterlin.study import page as page_module
 from iterlin.study.page import Page
 from test_exact_runs import AXES, FULL_BATCH
@@ -183,11 +183,13 @@ def test_whole_seeds_of_the_same_origin_are_taken():
         assert extension.whole_seeds(recorded(), ASKED | {"num_seeds": fewer}, []) == []
 
 
-def test_nothing_is_taken_where_a_run_that_is_missing_cannot_be_told():
+def test_where_a_run_that_is_missing_cannot_be_told_the_last_part_is_made_anew():
     """As of a grid of which the record keeps no `diverged_at`."""
     assert extension.whole_seeds(recorded(missing=1), ASKED, []) == []
     partial = recorded(((-1, np.nan), (0, -1)), missing=2)
     assert extension.whole_seeds(partial, ASKED, []) == []
+    parts = json.dumps([{"seeds": [0]}, {"seeds": [1]}])
+    assert extension.whole_seeds(recorded(missing=1, parts=parts), ASKED, []) == [0]
 
 
 def test_nothing_is_taken_of_another_origin():
@@ -256,6 +258,28 @@ def test_a_record_that_gets_more_seeds_is_the_record_of_all(root):
     assert "5 seeds, 3 min on" in records.caption(again)
 
 
+def test_of_a_part_that_is_taken_in_part_so_is_its_time(root):
+    whole_run(4)
+    [first] = extension.parts(records.load("trial", "laptop"), [0, 2, 3])
+    assert (first["seeds"], first["wall_time"]) == ([0, 2, 3], 45.0)
+
+
+def test_the_rules_and_their_commit_are_those_of_the_first_part(root, monkeypatch):
+    ledger = {"C1": "first", "C2": "first"}
+    monkeypatch.setattr(claims, "rules", lambda experiment: ledger)
+    whole_run(2)
+    ledger = {"C1": "changed", "C2": "first", "C3": "new"}
+    more = whole_run(3, known=[0, 1])
+    assert json.loads(more.attrs["rules"]) == {"C1": "first", "C2": "first", "C3": "new"}
+    assert records.parts(more.attrs)[0]["seeds"] == [0, 1]
+
+
+def test_products_of_another_precision_are_not_mixed(root, monkeypatch):
+    whole_run(2)
+    monkeypatch.setattr(page_module, "product_precision", lambda: "tensorfloat32")
+    assert Page("trial", {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}).seeds == []
+
+
 def test_the_same_seeds_again_are_trained_again(root):
     whole_run(2)
     assert "parts" not in whole_run(2).attrs
@@ -295,6 +319,7 @@ def test_a_caption_says_when_and_on_what_its_parts_were_made(root):
         {"device": 3},
         {"wall_time": -1.0},
         {"wall_time": "long"},
+        {"versions": "1.0"},
         None,
     ],
 )
@@ -306,4 +331,16 @@ def test_parts_that_are_none_are_refused(root, change):
     forged = more.assign_attrs(parts=json.dumps(parts))
     records.write(forged, records.path_of("trial", "laptop"))
     with pytest.raises(ValueError, match="'parts' does not say of each part its seeds"):
+        records.load("trial", "laptop")
+
+
+@pytest.mark.parametrize("seeds", [[0], [0, 2], [0, 1, 2]])
+def test_parts_that_are_not_of_the_seeds_are_refused(root, seeds):
+    whole_run(2)
+    more = whole_run(3, known=[0, 1])
+    parts = json.loads(more.attrs["parts"])
+    parts[0]["seeds"] = seeds
+    forged = more.assign_attrs(parts=json.dumps(parts))
+    records.write(forged, records.path_of("trial", "laptop"))
+    with pytest.raises(ValueError, match="its parts are not of its seeds, each once"):
         records.load("trial", "laptop")

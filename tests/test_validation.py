@@ -40,7 +40,7 @@ def test_infinity_passes_only_where_it_has_a_meaning():
 
 @pytest.mark.parametrize(
     "value",
-    [0.5, 1, np.float32(2), jnp.asarray([0.1, 3.0]), [1.0, 2.0], 10**30, Fraction(1, 3)],
+    [0.5, 1, np.float32(2), jnp.asarray([0.1, 3.0]), [1.0, 2.0]],
 )
 def test_positive_numbers_pass(value):
     validation.positive("step_size", value)
@@ -148,13 +148,13 @@ def test_infinity_of_any_type_passes(value):
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        (-(10**30), "must be finite and positive, got -1"),
-        (Fraction(-1, 3), "must be finite and positive, got Fraction"),
-        (10**400, "must be of a size that a float holds"),
+        (10**30, "must be a number that a float holds"),
+        (Fraction(1, 3), "must be a number that a float holds"),
+        (10**400, "must be a number that a float holds"),
         (object(), "must be a positive real number"),
     ],
 )
-def test_numbers_that_numpy_has_no_type_for_are_judged_as_others(value, problem):
+def test_numbers_that_numpy_has_no_type_for_are_refused_by_name(value, problem):
     with pytest.raises(ValueError, match=f"step_size {problem}"):
         validation.positive("step_size", value)
 

@@ -75,10 +75,8 @@ def _real(name, value, infinity, sign, holds) -> None:
         return
     array = None if isinstance(value, bool) else np.asarray(value)
     if isinstance(value, Real) and array is not None and array.dtype == object:
-        try:  # a whole number or a fraction that NumPy has no type for
-            array = np.asarray(float(value))
-        except OverflowError:
-            raise ValueError(f"{name} must be of a size that a float holds") from None
+        # A large whole number, or a fraction: JAX has no type for it either.
+        raise ValueError(f"{name} must be a number that a float holds, as float(...) gives it")
     kinds = jnp.floating, jnp.integer  # of JAX, whose bfloat16 is none of NumPy's numbers
     if array is None or not (
         isinstance(value, Real) or any(jnp.issubdtype(array.dtype, kind) for kind in kinds)

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import yaml
 from iterlin.study import origins, records
 
 from iterlin_book import freshness
@@ -22,7 +23,8 @@ from iterlin_book.restamp import NotProven, Trees
 def rows(now, then, wanted):
     """(definition, digest as it is, as it was) of `Sources`, what others rest on first.
 
-    wanted: digests that count. Definitions that refer to each other are left out.
+    wanted: digests that count. Rows that there are of these definitions are replaced; definitions
+    that refer to each other are left out.
     """
     new, old = origins.library_of(now), origins.library_of(then)
     both = set(new.everything()) & set(old.everything())
@@ -33,17 +35,21 @@ def rows(now, then, wanted):
         and new.form(key) != old.form(key)
         and old.digest(key) in wanted
     }
+    names = {f"{key.module}.{key.name}" for key in changed}
+    others = [row for row in origins.equivalents(now.equivalents) if row["definition"] not in names]
+    others = yaml.safe_dump(others) if others else ""
     below = {key: (new.reached([key], rewritten=True) & changed) - {key} for key in changed}
     found, done = [], set()
     while ready := sorted(key for key in changed - done if below[key] <= done):
         # With those found so far standing for what they were.
-        text = now.equivalents + printed(found, because="-", shown="-")
+        text = others + printed(found, because="-", shown="-")
         library = origins.library_of(now._replace(equivalents=text))
         found += [
             (f"{key.module}.{key.name}", library.written(key), old.digest(key)) for key in ready
         ]
         done |= set(ready)
-    return found
+    # One that mentions another module's definition by a new name is what it was.
+    return [row for row in found if row[1] != row[2]]
 
 
 def printed(found, because="", shown=""):
@@ -61,11 +67,11 @@ def main(arguments=None):
     parser.add_argument("--root", default=".", type=Path, help="the project's folder")
     options = parser.parse_args(arguments)
     wanted = set()
-    for path in freshness.recorded(options.root):
-        record = records.load(path.parent.name, path.stem, path)
-        named = json.loads(record.attrs["definitions"])["library"]
-        wanted |= {digest for _, digest in named}
     try:
+        for path in freshness.recorded(options.root):
+            record = records.load(path.parent.name, path.stem, path)
+            named = json.loads(record.attrs["definitions"])["library"]
+            wanted |= {digest for _, digest in named}
         with tempfile.TemporaryDirectory() as folder:
             then = origins.sources(Trees(options.root, folder).at(options.commit))
         print(printed(rows(origins.sources(options.root), then, wanted)), end="")

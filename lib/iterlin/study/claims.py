@@ -192,7 +192,7 @@ def judge(row: dict, record=None) -> Verdict:
         stale,
         records.partial_note(record),
         required,
-        record.attrs.get("commit", ""),
+        records.parts(record.attrs)[0].get("commit", ""),
         json.loads(record.attrs["rules"]) if "rules" in record.attrs else None,
     )
 

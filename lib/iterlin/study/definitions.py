@@ -13,7 +13,7 @@ then the former's (`origins.equivalents`), until it, or anything that it reaches
 
 import ast
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -130,17 +130,26 @@ class Library:
     def reached(self, roots: Iterable[Key], *, rewritten: bool = False) -> set[Key]:
         """The roots, all that they reach, and what acts on any of these.
 
-        What a definition reaches that stands for a former one is part of its own digest, and here
-        only if `rewritten`.
+        Where a definition stands for a former one, its own digest holds what it reaches: that is
+        left out, but for what acts on it, unless `rewritten`.
         """
-        found, waiting = set(), list(roots)
+        roots = list(roots)
+        everything = self._reached(roots, lambda key: True)
+        if rewritten or not self.equivalents:
+            return everything
+        effects = [key for key in everything if key.name.startswith("#")]
+        return self._reached(roots + effects, lambda key: self.digest(key) == self.written(key))
+
+    def _reached(self, roots: list[Key], follows: Callable[[Key], bool]) -> set[Key]:
+        """The same, through those definitions alone."""
+        found, waiting = set(), roots
         while waiting:
+            waiting = list(waiting)
             while waiting:
                 key = waiting.pop()
                 if key not in found:
                     found.add(key)
-                    if rewritten or self.digest(key) == self.written(key):
-                        waiting += self.references(key)
+                    waiting += self.references(key) if follows(key) else ()
             waiting = [key for key, acted in self._effects.items() if acted & found]
             waiting = [key for key in waiting if key not in found]
         return found

@@ -3,7 +3,8 @@
 A page asks for it by one statement, ``live = page.completed(live)``, before its statistics over
 seeds. Where a record of the same origin and parameters, but for the number of seeds, is there,
 its whole seeds are left out of the page's grids, which know nothing of them (NaN), and that
-statement fills them in. What a seed gives is the same either way: neither the statement nor the
+statement fills them in. What a seed gives is the same either way, up to the rounding of a program
+that takes another number of runs at once: neither the statement nor the
 decorator `unless_recorded` is part of what a record comes from (`origins`).
 """
 
@@ -31,10 +32,11 @@ def leave(seeds: Iterable[int]) -> None:
 def whole_seeds(record: xr.Dataset, parameters: Mapping, changes: Iterable[str]) -> list[int]:
     """The seeds of a record that a run of these parameters need not train.
 
-    They are those of which no run is missing, as far as the record shows each run that it lacks; if
-    it does not, there are none. None, too, if more than parameters has changed since it was
-    made (`origins.changes`), if one but the number of seeds differs from those, or if the record
-    has all that is asked for: then the run is to repeat it.
+    They are those of which no run is missing. Where the record does not tell which runs it lacks,
+    as it keeps no `diverged_at` of them, they are those of all its parts but the last. There are
+    none if more than parameters has changed since it was made (`origins.changes`), if a parameter
+    other than the number of seeds has, or if the record has all that is asked for: then the run is
+    to repeat it.
     """
     before = json.loads(record.attrs["parameters"])
     if SEEDS not in parameters or "seed" not in record.coords:
@@ -50,7 +52,8 @@ def whole_seeds(record: xr.Dataset, parameters: Mapping, changes: Iterable[str])
             whole = whole & variable.notnull().all(rest)
             unfinished += int(variable.isnull().sum())
     if unfinished != record.attrs["missing"]:
-        return []
+        before_last = json.loads(record.attrs.get("parts", "[]"))[:-1]
+        whole = record.seed.isin([seed for part in before_last for seed in part["seeds"]])
     asked = range(parameters[SEEDS])
     found = [int(seed) for seed in record.seed[whole.values].values if int(seed) in asked]
     return [] if len(found) == len(asked) else found
@@ -82,8 +85,10 @@ def unless_recorded(grid: Callable[..., xr.Dataset]) -> Callable[..., xr.Dataset
 
 
 def completed(live: xr.Dataset, record: xr.Dataset, seeds: Collection[int]) -> xr.Dataset:
-    """The data set with what the record says of these seeds, and of all that is NaN for want of
-    them in variables without the axis.
+    """The data set with what the record says of these seeds.
+
+    In variables without the axis "seed", where this run knows nothing (NaN), the record's values
+    are taken too: they are of a seed that was not trained.
 
     Raises ValueError naming a variable that the record lacks, or has in another form.
     """
@@ -112,12 +117,19 @@ def completed(live: xr.Dataset, record: xr.Dataset, seeds: Collection[int]) -> x
 
 
 def parts(record: xr.Dataset, seeds: Iterable[int]) -> list[dict]:
-    """The parts that these seeds of a record were made in, each with its seeds and `PART`."""
+    """The parts that these seeds of a record were made in, each with its seeds and `PART`.
+
+    Of a part of which only some seeds are taken, the wall time is taken in proportion.
+    """
     seeds = set(seeds)
     a = record.attrs
     found = json.loads(a.get("parts", "[]")) or [part_of(record, record.seed.values.tolist())]
-    kept = [part | {"seeds": sorted(seeds.intersection(part["seeds"]))} for part in found]
-    return [part for part in kept if part["seeds"]]
+    kept = []
+    for part in found:
+        if taken := sorted(seeds.intersection(part["seeds"])):
+            share = len(taken) / len(part["seeds"])
+            kept.append(part | {"seeds": taken, "wall_time": part["wall_time"] * share})
+    return kept
 
 
 def part_of(dataset: xr.Dataset, seeds: Iterable[int]) -> dict:

@@ -41,10 +41,11 @@ class Sources(NamedTuple):
 
 class Origin(NamedTuple):
     """What made a record: (name, digest) of each definition reached, sorted, and of each statement
-    of its page, in order."""
+    of its page, in order; and of definitions that stood for former ones the digest of their own."""
 
     library: list[tuple[str, str]]
     page: list[tuple[str, str]]
+    rewritten: tuple[tuple[str, str], ...] = ()
 
     @property
     def numerics(self) -> str:
@@ -56,10 +57,13 @@ class Origin(NamedTuple):
 
     def attributes(self) -> dict[str, str]:
         """As a record keeps it."""
+        held = {
+            name: value for name, value in self._asdict().items() if value or name != "rewritten"
+        }
         return {
             "numerics": self.numerics,
             "page_code": self.page_code,
-            "definitions": json.dumps(self._asdict(), separators=(",", ":")),
+            "definitions": json.dumps(held, separators=(",", ":")),
         }
 
 
@@ -104,7 +108,7 @@ def of_page(experiment: str, found: Sources, *, rewritten: bool = False) -> Orig
     roots = [key for _, form in statements for key in library.mentioned(form)]
     keys = library.reached(roots, rewritten=rewritten)
     page = [(name, library.digest_of(form)) for name, form in statements]
-    return Origin(_named(library, keys), page)
+    return Origin(_named(library, keys), page, _rewritten(library, keys))
 
 
 def of_code(texts: Iterable[str], found: Sources, *, rewritten: bool = False) -> Origin:
@@ -114,7 +118,7 @@ def of_code(texts: Iterable[str], found: Sources, *, rewritten: bool = False) ->
     """
     library = library_of(found)
     keys = reached(map(ast.parse, texts), library, rewritten=rewritten)
-    return Origin(_named(library, keys), [])
+    return Origin(_named(library, keys), [], _rewritten(library, keys))
 
 
 def reached(
@@ -132,6 +136,11 @@ def reached(
 
 def _named(library: Library, keys: Iterable[Key]) -> list[tuple[str, str]]:
     return sorted({(library.label(key), library.digest(key)) for key in keys})
+
+
+def _rewritten(library: Library, keys: Iterable[Key]) -> tuple[tuple[str, str], ...]:
+    found = {(library.label(key), library.written(key), library.digest(key)) for key in keys}
+    return tuple(sorted((name, is_) for name, is_, stands_for in found if is_ != stands_for))
 
 
 def library_of(found: Sources) -> Library:
@@ -158,6 +167,10 @@ def equivalents(text: str) -> list[dict[str, str]]:
             raise ValueError(f"{EQUIVALENTS}: a row has {', '.join(sorted(ROW))}, got {row!r}")
         if not all(isinstance(value, str) and value for value in row.values()):
             raise ValueError(f"{EQUIVALENTS}: all of a row is text, got {row!r} (quote digests)")
+    for field in ("is", "definition"):
+        twice = [value for value, count in Counter(row[field] for row in rows).items() if count > 1]
+        if twice:
+            raise ValueError(f"{EQUIVALENTS}: two rows for {field} {twice[0]}")
     return rows
 
 
@@ -225,7 +238,7 @@ def changes(attributes: Mapping, found: Sources) -> list[str]:
     `measured` if modules of that folder made it instead of a page.
     """
     experiment, before = attributes["experiment"], json.loads(attributes["definitions"])
-    then = Origin(*([tuple(pair) for pair in before[part]] for part in Origin._fields))
+    then = Origin(*([tuple(pair) for pair in before[part]] for part in ("library", "page")))
     folder = attributes.get("measured")
 
     def origin(rewritten):
@@ -242,7 +255,13 @@ def changes(attributes: Mapping, found: Sources) -> list[str]:
         return [f"the page or the library cannot be read: {error}"]
     if now is None:
         return [f"no page saves a record of {experiment}"] if before["page"] else []
-    lines = []
+    # What stood for a former definition when the record was made must do so still.
+    standing = {row["is"] for row in equivalents(found.equivalents)}
+    lines = [
+        f"no longer stands for the former one: {name}"
+        for name, is_ in before.get("rewritten", ())
+        if is_ not in standing
+    ]
     lines += _changed_definitions(then, now, library_of(found))
     lines += _changed_statements(then, now, bool(lines))
     if values is not None:
@@ -251,8 +270,8 @@ def changes(attributes: Mapping, found: Sources) -> list[str]:
 
 
 def _without(then: Origin, now: Origin, rewritten: Origin) -> Origin:
-    """An origin without what is reached now only by definitions that stand for former ones: of
-    these it is a part."""
+    """An origin without what now only definitions that stand for former ones reach: their own
+    digests hold it."""
     beyond = {digest for _, digest in rewritten.library} - {digest for _, digest in now.library}
     return then._replace(library=[pair for pair in then.library if pair[1] not in beyond])
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import xarray as xr
 from IPython.display import Markdown, display
 
+from iterlin.runtime.precision import product_precision
 from iterlin.study import (
     claims,
     claims_table,
@@ -63,7 +64,7 @@ class Page:
             return None, []
         asked = origins.plain(self.parameters)
         seeds = extension.whole_seeds(record, asked, origins.changes(record.attrs, found))
-        if not seeds:
+        if not seeds or record.attrs.get("products") != product_precision():
             return None, []
         runs.say(f"{self.experiment}: seeds {seeds} are taken from the record")
         return record, seeds
@@ -94,9 +95,13 @@ class Page:
         """
         if seconds is None:
             seconds = live.attrs.get("seconds", time.perf_counter() - self.started)
-        earlier = [] if self.held is None else extension.parts(self.held, self.seeds)
+        earlier, rules = [], self.rules
+        if self.held is not None:
+            earlier = extension.parts(self.held, self.seeds)
+            # What judges is to be the rule of the first part: one changed since then shows.
+            rules = rules | json.loads(self.held.attrs.get("rules", "{}"))
         return records.save(
-            live.assign_attrs(rules=json.dumps(self.rules, sort_keys=True)),
+            live.assign_attrs(rules=json.dumps(rules, sort_keys=True)),
             self.experiment,
             self.tier,
             parameters=self.parameters,

@@ -50,6 +50,10 @@ def check_content(dataset: xr.Dataset) -> None:
     for name, value in dataset.attrs.items():
         if problem := _problem(name, value):
             raise ValueError(f"its attribute {name!r} {problem}")
+    if "parts" in dataset.attrs:
+        made = sorted(s for part in json.loads(dataset.attrs["parts"]) for s in part["seeds"])
+        if "seed" not in dataset.coords or made != sorted(dataset.seed.values.tolist()):
+            raise ValueError("its parts are not of its seeds, each once")
     for name, variable in dataset.variables.items():
         texts = [name, *(variable.values.flat if variable.dtype.kind not in "biuf" else ())]
         if not all(isinstance(text, str) and is_plain(text) for text in texts):
@@ -83,7 +87,10 @@ def _json_problem(name: str, value: object) -> str:
         return f"is not the JSON of a {JSON[name].__name__}"
     if name != MESSAGES and not all(map(is_plain, _texts(found))):
         return "holds what is not plain text"
-    if name == "definitions" and not all(map(_are_pairs, map(found.get, ("library", "page")))):
+    if name == "definitions" and not all(
+        _are_pairs(found.get(part, other))
+        for part, other in (("library", None), ("page", None), ("rewritten", []))
+    ):
         return "does not list definitions of the library and the page with their digests"
     if name == "parts" and not (found and all(map(_is_part, found))):
         return "does not say of each part its seeds, what made it, when, and how long it took"
@@ -102,6 +109,8 @@ def _is_part(found: object) -> bool:
     if any(not form.fullmatch(found[name]) for name, (form, _) in FORMS.items()):
         return False
     time = found.get("wall_time")
+    if not isinstance(found.get("versions"), dict):
+        return False
     return isinstance(time, int | float) and _is_finite("wall_time", np.asarray(time))
 
 

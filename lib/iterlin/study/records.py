@@ -185,11 +185,12 @@ def caption(dataset: xr.Dataset) -> str:
     cost = f"{minutes:.0f} min" if minutes >= 1.5 else f"{a['wall_time']:.0f} s"
     partial = f"; {note}" if (note := partial_note(dataset)) else ""
     stale = "; STALE: what it came from has changed since" if is_stale(dataset) else ""
-    made = f"{_devices(a)}, {dates(a)}"
+    made = f"{devices(a)}, {dates(a)}"
     return f"{a['tier']} tier: {seeds}{cost} on {made}{partial}{stale}"
 
 
-def _devices(attributes: Mapping) -> str:
+def devices(attributes: Mapping) -> str:
+    """The devices that a record was made on, as Markdown that shows them as they are written."""
     found = dict.fromkeys(part["device"] for part in parts(attributes))
     return " and ".join(escaped(device) for device in found)
 
