@@ -94,7 +94,7 @@ def test_what_was_made_by_rewritten_code_is_of_it_and_not_of_the_former():
     equal = REWRITTEN._replace(equivalents=text)
     assert changes(equal, then=equal) == []
     line = "no longer stands for the former one: step"
-    assert changes(SOURCES, then=equal) == [line]
+    assert line in changes(SOURCES, then=equal)
     assert line in changes(REWRITTEN, then=equal)
     assert "rewritten" not in json.loads(origin(SOURCES).attributes()["definitions"])
 

@@ -35,7 +35,7 @@ def test_an_origin_names_what_the_page_reaches():
     assert origins.of_page("index", SOURCES) is None
     assert origins.of_page("nowhere", SOURCES) is None
     digests = json.loads(origin.attributes()["definitions"])
-    assert digests == json.loads(json.dumps(origin._asdict()))
+    assert digests == json.loads(json.dumps({"library": origin.library, "page": origin.page}))
 
 
 CHANGES = {

@@ -74,7 +74,8 @@ def _real(name, value, infinity, sign, holds) -> None:
     if is_traced(value):
         return
     array = None if isinstance(value, bool) else np.asarray(value)
-    if isinstance(value, Real) and array is not None and array.dtype == object:
+    untyped = isinstance(value, Real) and array is not None and array.dtype == object
+    if untyped and not infinity:
         # A large whole number, or a fraction: JAX has no type for it either.
         raise ValueError(f"{name} must be a number that a float holds, as float(...) gives it")
     kinds = jnp.floating, jnp.integer  # of JAX, whose bfloat16 is none of NumPy's numbers
