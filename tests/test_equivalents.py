@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import toy_sources
+from iterlin.study import equivalents as listed
 from iterlin.study import origins, provenance, records
 from iterlin_book import equivalents, freshness
 from test_origins import attributes
@@ -126,7 +127,7 @@ def test_what_acts_on_a_definition_below_still_counts():
 )
 def test_what_is_no_list_of_rows_is_refused(text, problem):
     with pytest.raises(ValueError, match=rf"data/results/equivalents\.yml: {problem}"):
-        origins.equivalents(text)
+        listed.rows(text)
     # It makes records stale, with the reason.
     [line] = changes(SOURCES._replace(equivalents=text))
     assert problem in line
@@ -149,7 +150,7 @@ def test_executed_pages_are_of_the_text_itself(tmp_path):
 
 # The project's own.
 ROOT = provenance.project_root()
-ROWS = origins.equivalents(origins.sources(ROOT).equivalents)
+ROWS = listed.rows(origins.sources(ROOT).equivalents)
 
 
 def test_each_row_is_of_a_definition_that_a_record_reached_and_of_a_test_that_there_is():
@@ -183,5 +184,5 @@ def test_the_command_prints_rows(tmp_path, capsys, monkeypatch):
     assert said == equivalents.printed(rows_of(REWRITTEN)[0])
     assert equivalents.main(["gone", "--root", str(tmp_path)]) == 2
     assert "no commit: gone" in capsys.readouterr().err
-    (tmp_path / Path(origins.EQUIVALENTS)).write_text(rows_of(REWRITTEN)[1], "utf8")
+    (tmp_path / Path(listed.PATH)).write_text(rows_of(REWRITTEN)[1], "utf8")
     assert not records.is_stale(records.load("trial", "laptop"))

@@ -2,7 +2,7 @@
 
 ``python -m iterlin_book.equivalents COMMIT`` prints, of each definition that some record reached
 and whose own text differs from that of the commit, the row that lets it stand for the former one
-(`iterlin.study.origins.EQUIVALENTS`). Why it may, and by which test that is shown, is for you to
+(`iterlin.study.equivalents`). Why it may, and by which test that is shown, is for you to
 say; what you leave out makes records stale.
 """
 
@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import yaml
-from iterlin.study import origins, records
+from iterlin.study import equivalents, origins, records
 
 from iterlin_book import freshness
 from iterlin_book.pages import one_line
@@ -36,7 +36,7 @@ def rows(now, then, wanted):
         and old.digest(key) in wanted
     }
     names = {f"{key.module}.{key.name}" for key in changed}
-    others = [row for row in origins.equivalents(now.equivalents) if row["definition"] not in names]
+    others = [row for row in equivalents.rows(now.equivalents) if row["definition"] not in names]
     others = yaml.safe_dump(others) if others else ""
     below = {key: (new.reached([key], rewritten=True) & changed) - {key} for key in changed}
     found, done = [], set()

@@ -13,7 +13,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from iterlin.study import origins, plain_yaml, provenance, syntax
+from iterlin.study import equivalents, origins, plain_yaml, provenance, syntax
 
 from iterlin_book import pages
 
@@ -138,7 +138,7 @@ def _is_stale(path):
     """What the page says of a record besides its content; None for what is no record."""
     book = provenance.project_root() / "book"
     files = [*provenance.PACKAGE.rglob("*.py"), *book.rglob("*.md"), *book.rglob("*.yml"), path]
-    files += book.parent.glob(origins.EQUIVALENTS)
+    files += book.parent.glob(equivalents.PATH)
     states = [(file, file.stat()) for file in sorted(files)]
     return _is_stale_at(path, tuple((file, s.st_mtime_ns, s.st_size) for file, s in states))
 

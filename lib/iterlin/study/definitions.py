@@ -8,7 +8,7 @@ reaches, makes another digest. A statement at the top of a module, or a decorato
 definition which is reached (``@f.defjvp``) is reached with it.
 
 A definition that was rewritten and gives what the former one gave may stand for it: its digest is
-then the former's (`origins.equivalents`), until it, or anything that it reaches, changes again.
+then the former's (`equivalents`), until it, or anything that it reaches, changes again.
 """
 
 import ast

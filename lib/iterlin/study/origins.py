@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import yaml
 
-from iterlin.study import definitions, page_code, plain_yaml
+from iterlin.study import definitions, equivalents, page_code, plain_yaml
 from iterlin.study.definitions import Library
 from iterlin.study.normal_form import Key, Writer
 from iterlin.study.provenance import PACKAGE, project_root
@@ -28,7 +28,7 @@ class Sources(NamedTuple):
 
     library: the package's modules (`definitions.read`). registry: the data sets' hashes. pages: the
     book's pages, tiers: their parameter files; by their paths in book/. measured: modules outside
-    of the book that measure the library, by folder. equivalents: `EQUIVALENTS`.
+    of the book that measure the library, by folder. equivalents: the text at `equivalents.PATH`.
     """
 
     library: dict[str, str]
@@ -69,9 +69,6 @@ class Origin(NamedTuple):
 
 # Folders whose modules a record can be of instead of a page.
 MEASURED = ("bench/peers/ours",)
-# Rewritten definitions that stand for former ones: what they are called, both digests, and why.
-EQUIVALENTS = "data/results/equivalents.yml"
-ROW = {"definition", "is", "was", "because", "shown by"}
 
 
 def sources(root: Path | None = None) -> Sources:
@@ -89,7 +86,7 @@ def sources(root: Path | None = None) -> Sources:
 
     measured = {folder: list(texts(root / folder, "*.py").values()) for folder in MEASURED}
     pages, tiers = texts(book, "*.md"), texts(book, "*.*.yml")
-    path = root / EQUIVALENTS
+    path = root / equivalents.PATH
     rewritten = path.read_text("utf8") if path.is_file() else ""
     return Sources(definitions.read(package), registry, pages, tiers, measured, rewritten)
 
@@ -146,32 +143,8 @@ def _rewritten(library: Library, keys: Iterable[Key]) -> tuple[tuple[str, str], 
 def library_of(found: Sources) -> Library:
     """The library that the texts are of. Raises ValueError for rows of `equivalents` that are none,
     SyntaxError for text that is no Python."""
-    rows = tuple((row["is"], row["was"]) for row in equivalents(found.equivalents))
+    rows = tuple((row["is"], row["was"]) for row in equivalents.rows(found.equivalents))
     return _library(tuple(sorted(found.library.items())), found.registry, rows)
-
-
-def equivalents(text: str) -> list[dict[str, str]]:
-    """The rows of `EQUIVALENTS`: each names a definition, its digest as it ``is`` and as it
-    ``was``, ``because`` of what the two give the same, and the test by which that is ``shown``.
-
-    Raises ValueError for what is no list of such rows.
-    """
-    try:
-        rows = plain_yaml.load(text) or []
-    except ValueError as error:
-        raise ValueError(f"{EQUIVALENTS}: {error}") from None
-    if not isinstance(rows, list):
-        raise ValueError(f"{EQUIVALENTS}: expected a list of rows, got {rows!r}")
-    for row in rows:
-        if not isinstance(row, dict) or row.keys() != ROW:
-            raise ValueError(f"{EQUIVALENTS}: a row has {', '.join(sorted(ROW))}, got {row!r}")
-        if not all(isinstance(value, str) and value for value in row.values()):
-            raise ValueError(f"{EQUIVALENTS}: all of a row is text, got {row!r} (quote digests)")
-    for field in ("is", "definition"):
-        twice = [value for value, count in Counter(row[field] for row in rows).items() if count > 1]
-        if twice:
-            raise ValueError(f"{EQUIVALENTS}: two rows for {field} {twice[0]}")
-    return rows
 
 
 @lru_cache(maxsize=4)
@@ -256,7 +229,7 @@ def changes(attributes: Mapping, found: Sources) -> list[str]:
     if now is None:
         return [f"no page saves a record of {experiment}"] if before["page"] else []
     # What stood for a former definition when the record was made must do so still.
-    standing = {row["is"] for row in equivalents(found.equivalents)}
+    standing = {row["is"] for row in equivalents.rows(found.equivalents)}
     lines = [
         f"no longer stands for the former one: {name}"
         for name, is_ in before.get("rewritten", ())
