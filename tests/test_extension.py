@@ -264,6 +264,24 @@ def test_of_a_part_that_is_taken_in_part_so_is_its_time(root):
     assert (first["seeds"], first["wall_time"]) == ([0, 2, 3], 45.0)
 
 
+def test_a_partial_record_keeps_its_whole_seeds_without_a_store(root):
+    """Of four seeds one lacks a run, one both: the other two are taken, and all come out whole."""
+    apart = whole_run(4)
+    values = {"tier": "laptop", "num_seeds": 4, "periods": (5, 20)}
+    live = toy_sources.results(num_seeds=4).assign(picture=("row", [1.5, 2.5]))
+    unknown = np.array([[-1, np.nan, -1, np.nan], [-1, -1, -1, np.nan]])
+    live["diverged_at"] = ("period", "seed"), unknown
+    live["loss"] = live.loss.where(np.isfinite(unknown))
+    Page("trial", values).save(live, seconds=40.0, missing=3)
+    more = whole_run(4, known=[0, 2])
+    xr.testing.assert_identical(more.drop_attrs(), apart.drop_attrs())
+    assert (more.attrs["missing"], more.attrs["wall_time"]) == (0, 80.0)
+    assert [part["seeds"] for part in records.parts(more.attrs)] == [[0, 2], [1, 3]]
+    # Where it does not say which runs it lacks, nothing is taken.
+    Page("trial", values).save(live, seconds=40.0, missing=4)
+    assert Page("trial", values).seeds == []
+
+
 def test_the_rules_and_their_commit_are_those_of_the_first_part(root, monkeypatch):
     ledger = {"C1": "first", "C2": "first"}
     monkeypatch.setattr(claims, "rules", lambda experiment: ledger)

@@ -42,8 +42,7 @@ class Page:
         self.origin = origins.of_page(experiment, found)
         if self.origin is None:
             raise ValueError(f"the page {experiment!r} saves no record")
-        self.text = found.pages[self.path]
-        names = page_code.defaults(self.text)
+        names = page_code.defaults(found.pages[self.path])
         if missing := names.keys() - namespace.keys():
             raise ValueError(f"parameters without a value: {', '.join(sorted(missing))}")
         self.parameters = {name: namespace[name] for name in names}
@@ -56,7 +55,7 @@ class Page:
     def _held(self, found: origins.Sources) -> tuple[xr.Dataset | None, list[int]]:
         """The record that this run gives more seeds, and those that it has; none for a quick run,
         which every build makes anew."""
-        if self.tier == "quick" or not page_code.completes(self.text):
+        if self.tier == "quick" or not page_code.completes(found.pages[self.path]):
             return None, []
         try:
             record = records.load(self.experiment, self.tier)
