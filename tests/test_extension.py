@@ -289,7 +289,13 @@ def test_the_rules_and_their_commit_are_those_of_the_first_part(root, monkeypatc
     ledger = {"C1": "changed", "C2": "first", "C3": "new"}
     more = whole_run(3, known=[0, 1])
     assert json.loads(more.attrs["rules"]) == {"C1": "first", "C2": "first", "C3": "new"}
-    assert records.parts(more.attrs)[0]["seeds"] == [0, 1]
+    parts = json.loads(more.attrs["parts"])
+    parts[0]["commit"] = "0" * 40
+    row = {"id": "C1", "version": "v3", "place": "here", "page": "experiments/trial"}
+    row |= {"experiment": "trial", "claim": "It falls.", "paper": "0", "expected": "reproduced"}
+    row["statements"] = [{"says": "loss", "statistic": "mean", "above": -100.0}]
+    verdict = claims.judge(row, more.assign_attrs(parts=json.dumps(parts)))
+    assert (verdict.commit, verdict.unchanged) == ("0" * 40, False)
 
 
 def test_products_of_another_precision_are_not_mixed(root, monkeypatch):
