@@ -60,38 +60,65 @@ def stepping() -> Case:
 
 
 def small_steps() -> list[Case]:
-    """Steps of LeNets as the laptop tier trains them, by one thread and by two, float32."""
+    """Steps of LeNets as the laptop tier trains them, by one thread and by two, float32. Two are
+    two devices of the host to us, which share a batch; or one device with both."""
+    ways = {
+        "one thread": {**_threads(1)},
+        "one device of two threads": {**_threads(2)},
+        "two threads": {**_threads(2), "JAX_NUM_CPU_DEVICES": "2"},
+    }
+    first = "linearised step, one thread"
     found = []
     for channels, examples in ((8, 16), (8, 32), (16, 256), (50, 256)):
         contestants, goals = [], []
-        for number, threads in ((1, "one thread"), (2, "two threads")):
-            variables = dict.fromkeys(THREADS, str(number))
-            ours, theirs = "linearised step, one thread", f"torch.func, linearised, {threads}"
+        for way, variables in ways.items():
+            linearised = f"linearised step, {way}"
             contestants += [
-                Contestant(f"plain step, {threads}", options=PLAIN, variables=variables),
-                Contestant(f"torch, plain, {threads}", "torch", PLAIN | LAST, variables),
+                Contestant(f"plain step, {way}", options=PLAIN, variables=variables),
                 Contestant(
-                    f"linearised step, {threads}",
+                    linearised,
                     options=LINEARISED,
                     variables=variables,
-                    like=ours if number > 1 else None,
+                    like=None if linearised == first else first,
                 ),
+            ]
+        for number, threads in ((1, "one thread"), (2, "two threads")):
+            torch, theirs = f"torch, plain, {threads}", f"torch.func, linearised, {threads}"
+            contestants += [
+                Contestant(torch, "torch", PLAIN | LAST, _threads(number)),
                 Contestant(
-                    theirs, "torch", LINEARISED | LAST | {"pull": "backward"}, variables, like=ours
+                    theirs,
+                    "torch",
+                    LINEARISED | LAST | {"pull": "backward"},
+                    _threads(number),
+                    like=first,
                 ),
             ]
-            pairs = {
-                "plain step, against torch": (f"torch, plain, {threads}", "plain step", 1.0),
-                "linearised step, against torch.func": (theirs, "linearised step", 1.4),
-            }
             goals += [
-                Goal(f"{text}, {threads}", of, f"{to}, {threads}", limit)
-                for text, (of, to, limit) in pairs.items()
+                Goal(f"plain step, against torch, {threads}", torch, f"plain step, {threads}", 1.0),
+                Goal(
+                    f"linearised step, against torch.func, {threads}",
+                    theirs,
+                    f"linearised step, {threads}",
+                    1.4,
+                ),
             ]
+        goals += [
+            Goal(
+                f"{step} step, one device of two threads, in steps of two devices",
+                f"{step} step, one device of two threads",
+                f"{step} step, two threads",
+            )
+            for step in ("plain", "linearised")
+        ]
         name = f"{channels} channels, batch {examples}"
         settings = LENET | {"channels": channels, "examples": examples}
         found.append(Case(name, "step", contestants, settings, goals=goals))
     return found
+
+
+def _threads(number: int) -> dict[str, str]:
+    return dict.fromkeys(THREADS, str(number))
 
 
 def sweeps() -> Case:

@@ -2,13 +2,8 @@
 networks that draw, data that comes in batches or lies on several devices."""
 
 import itertools
-import os
-import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import iterlin as il
@@ -552,30 +547,6 @@ def test_batches_cannot_be_gone_on_with_from_a_checkpoint(tmp_path):
     settings = {"schedule": 2, "num_steps": 1, "checkpoint": tmp_path / "run"}
     with pytest.raises(ValueError, match="iterable cannot go on from a checkpoint: resume its"):
         il.train(il.Algorithm(classifier, ENTROPY, 0.1), PARAMS, iter([(X, LABELS)]), **settings)
-
-
-@pytest.mark.optimized
-def test_training_is_spread_over_devices(tmp_path):
-    """Each device has its examples, and the sums are exchanged; as on one device to rounding."""
-    flags = "--xla_force_host_platform_device_count=4 --xla_dump_hlo_as_text "
-    flags += f"--xla_dump_to={tmp_path} --xla_dump_hlo_module_re=jit_advance "
-    flags += "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_COMPILATION")}
-    script = Path(__file__).with_name("sharded.py")
-    ended = subprocess.run(
-        [sys.executable, script],
-        env=environment | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    differences = dict(line.split() for line in ended.stdout.splitlines())
-    assert differences.keys() == {"auto/None", "auto/16", "explicit/None", "explicit/16"}
-    assert max(map(float, differences.values())) < 1e-6
-    programs = [path.read_text() for path in tmp_path.glob("*after_optimizations.txt")]
-    spread = [text for text in programs if "num_partitions=4" in text]
-    assert len(spread) >= len(differences)
-    assert all(re.search(r"= .* all-reduce(-start)?\(", text) for text in spread)
 
 
 # Schedules ----------------------------------------------------------------------------------

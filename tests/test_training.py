@@ -673,6 +673,7 @@ def test_a_watched_set_may_be_a_list():
         ({"penalty": -1.0}, "penalty must be finite and non-negative"),
         ({"solved": 3}, "solved must be a rule"),
         ({"normalization": 3}, "normalization must be a"),
+        ({"mesh": 3}, "mesh must be a jax.sharding.Mesh"),
     ],
 )
 def test_an_algorithm_is_checked_when_it_is_made(settings, message):

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, PyTree
 
 from iterlin import draws
@@ -49,9 +50,12 @@ class Algorithm:
     normalization: `networks.normalization.Normalization` of a network with running statistics; f is
     then its training mode.
 
+    mesh: devices that each step's batch is dealt out to, if f treats its examples independently;
+    `train` takes the one that its data lie on.
+
     Raises ValueError when it is made: for an f, loss, augment or regularizer that cannot be called,
     an f that takes other arguments, an optimizer that is neither, a batch_size that is not a
-    positive integer, a target_loss that is not positive, a negative penalty.
+    positive integer, a target_loss that is not positive, a negative penalty, a mesh that is none.
 
     >>> import optax
     >>> net, loss = il.mlp((2, 16, 3)), il.losses.mean(il.losses.cross_entropy)
@@ -73,6 +77,7 @@ class Algorithm:
     trainable: Trainable = None
     regularizer: Callable[[PyTree], Array] | None = None
     keyed: bool = False
+    mesh: Mesh | None = None
 
     def __post_init__(self):
         for name in ("f", "loss", "augment", "regularizer"):
@@ -96,6 +101,8 @@ class Algorithm:
                 "normalization must be a `networks.normalization.Normalization`, "
                 f"got {self.normalization!r}"
             )
+        if not isinstance(self.mesh, Mesh | None):
+            raise ValueError(f"mesh must be a jax.sharding.Mesh, got {self.mesh!r}")
 
     @property
     def transformation(self) -> optax.GradientTransformation:
@@ -233,7 +240,8 @@ class Algorithm:
         """The proxy's loss, its gradient J^T u, and the batch's statistics.
 
         A sliced network with a loss known to be a sum goes slice by slice from the inputs to the
-        gradient, so that no activation outlives its slice; any other sees the whole batch at once.
+        gradient, so that no activation outlives its slice, and each device of a mesh goes through
+        its own examples; any other sees the whole batch at once.
         """
 
         def of_part(loss, x, y):
@@ -244,8 +252,9 @@ class Algorithm:
             return value, vjp(cotangent), statistics
 
         # A network that draws takes a key for each slice from the one of the batch.
-        sliced = isinstance(self.f, Sliced) and self.normalization is None and not self.keyed
-        return loss_over_slices(of_part, self.loss, self.f.size if sliced else None, x, y)
+        whole = self.normalization is not None or self.keyed
+        size = self.f.size if isinstance(self.f, Sliced) and not whole else None
+        return loss_over_slices(of_part, self.loss, size, x, y, None if whole else self.mesh)
 
     def trained(self, params, x, drawn):
         """Outputs of the network in training, and the batch's statistics."""

@@ -6,13 +6,16 @@ the theory of Gauss-Newton and of the closed forms uses the sums.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from iterlin import examples
+from iterlin.runtime.devices import sum_over_devices
 from iterlin.runtime.slices import sum_over_slices
 from iterlin.validation import labels, same_shape
 
@@ -94,17 +97,26 @@ def smoothness(loss: Loss, count: int) -> float:
 
 
 def loss_over_slices(
-    term: Callable[[Loss, Array, Array], PyTree], loss: Loss, size: int | None, x: PyTree, y: PyTree
+    term: Callable[[Loss, Array, Array], PyTree],
+    loss: Loss,
+    size: int | None,
+    x: PyTree,
+    y: PyTree,
+    mesh: Mesh | None = None,
 ) -> PyTree:
-    """term(loss, x, y), a pytree linear in the loss such as its gradient, slice by slice.
+    """term(loss, x, y), a pytree linear in the loss such as its gradient, slice by slice; on the
+    devices of a mesh, each of which has its part of the examples.
 
     That needs a loss known to be a sum over examples or the mean of one (`as_sum`); with any
-    other, or with size None, it is term(loss, x, y) itself.
+    other, or with neither size nor mesh, it is term(loss, x, y) itself.
     """
     total = as_sum(loss)
-    if total is None or size is None:
+    if total is None or (size is None and mesh is None):
         return term(loss, x, y)
-    summed = sum_over_slices(lambda *part: term(total, *part), size, x, y)
+    of_part = partial(term, total)
+    if size is not None:
+        of_part = partial(sum_over_slices, of_part, size)
+    summed = of_part(x, y) if mesh is None else sum_over_devices(of_part, mesh, x, y)
     if isinstance(loss, Mean):
         summed = jax.tree.map(lambda leaf: leaf / examples.count(y), summed)
     return summed

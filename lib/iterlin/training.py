@@ -6,6 +6,7 @@ vmapped program. The step itself is `algorithm`'s.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ from jaxtyping import Array, PyTree
 
 from iterlin import examples
 from iterlin.algorithm import Algorithm
-from iterlin.linearization import output_shape
+from iterlin.linearization import output_shape, require_independent
 from iterlin.losses import check_labels
 from iterlin.parameters import split, warn_of_statistics
 from iterlin.runtime import checkpoints
 from iterlin.runtime.chunks import History, run_in_chunks
-from iterlin.runtime.devices import on_device
+from iterlin.runtime.devices import mesh_of, on_device
 from iterlin.runtime.precision import full_precision
 from iterlin.schedules import Schedule, as_schedule, every, of_whole, periods_array
 from iterlin.state import RUN_AXES, TrainState, parted, whole
@@ -57,6 +58,10 @@ def train(
     are computed in full precision (`runtime.precision`). After training, the network predicts by
     ``f(state.params, x)``, its proxy by ``linearize(f, state.anchor)(state.params, x)``.
 
+    Of data that lie on the devices of a mesh, each takes its part of a batch to the gradient and
+    the gradients are summed; where f couples or draws, or the loss is not known to be a sum, the
+    batch is left to the compiler.
+
     With a checkpoint, a file, a run that is killed goes on from there when it is called again, to
     the same bits; the file is refused with CheckpointError if it is of another run. `progress`
     shows a bar (default: on a terminal).
@@ -90,6 +95,7 @@ def train(
     check_watch(watch)
     looks = check_run(algorithm, data, num_steps, key, watch.at, first)
     check_sets(watch)
+    data = on_device(tuple(data))
     if begun:
         check_resumed(begun, algorithm, examples.count(data[1]))
         state, fixed = parted(begun, algorithm.trainable)
@@ -99,6 +105,7 @@ def train(
         state = algorithm.start(moving, data, jax.random.key(0) if key is None else key)
     outputs = output_shape(algorithm.network(state), whole(state, fixed).params, data[0])
     check_labels(algorithm.loss, outputs, data[1])
+    algorithm = dealt_out(algorithm, whole(state, fixed).params, data)
 
     @partial(jax.jit, donate_argnums=0)
     def advance(state, fixed, data, count):
@@ -131,7 +138,7 @@ def _each_with_its_batch(advance, first, batches):
             batch = waiting.pop() if waiting else next(batches, None)
             if batch is None:
                 raise ValueError(f"data ended at step {int(state.step)}: give more batches")
-            state = advance(state, fixed, tuple(batch), jnp.asarray(1, jnp.int32))
+            state = advance(state, fixed, on_device(tuple(batch)), jnp.asarray(1, jnp.int32))
         return state
 
     return steps
@@ -173,7 +180,9 @@ def train_sweep(
     fixed = jax.vmap(lambda key: split(init(key), algorithm.trainable)[1])(keys)
     looks = check_run(algorithm, example, num_steps, keys, watch.at)
     check_sets(watch)
+    datasets, example = on_device((tuple(datasets), tuple(example)))
     check_drawn_labels(algorithm, init, keys[0], (example[0], datasets[1]))
+    algorithm = dealt_out(algorithm, init(keys[0]), example)
     periods = periods_array(periods)
 
     def over_both(function, *axes, out=RUN_AXES):
@@ -239,6 +248,19 @@ def batches_of(data, algorithm: Algorithm, checkpoint) -> Iterator:
     if checkpoint is not None:
         raise ValueError("a run on an iterable cannot go on from a checkpoint: resume its state")
     return iter(data)
+
+
+def dealt_out(algorithm: Algorithm, params: PyTree, data) -> Algorithm:
+    """The algorithm on the devices that its data lie on, where there are several and its network
+    treats its examples independently; any other is left to the compiler."""
+    mesh = mesh_of(data)
+    if mesh is None or algorithm.mesh is not None or algorithm.keyed or algorithm.normalization:
+        return algorithm
+    try:
+        require_independent(algorithm.f, *on_device((params, data[0])))
+    except ValueError:
+        return algorithm
+    return replace(algorithm, mesh=mesh)
 
 
 def check_drawn_labels(algorithm: Algorithm, init, key: Array, data) -> None:

@@ -25,6 +25,14 @@ def batch(settings, key):
     return x, y
 
 
+def spread(arrays):
+    """Arrays that lead with the examples, spread over all devices where there are several."""
+    if jax.device_count() == 1:
+        return arrays
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    return jax.device_put(arrays, jax.NamedSharding(mesh, jax.P("data")))
+
+
 def flat(tree) -> np.ndarray:
     """All numbers of a pytree, in the order of `ravel_pytree`."""
     return np.asarray(ravel_pytree(tree)[0])

@@ -9,8 +9,9 @@ from iterlin.exact.engines import Steps
 from iterlin.exact.task import Task
 from iterlin.networks.mlp import parameter_count
 from iterlin.runtime import costs
+from iterlin.runtime.devices import mesh_of
 
-from bench.peers.ours.common import batch, flat, from_named, named, network, precision
+from bench.peers.ours.common import batch, flat, from_named, named, network, precision, spread
 from bench.worker import Prepared
 
 ENTROPY = losses.mean(losses.cross_entropy)
@@ -36,8 +37,8 @@ def inputs(settings):
 def step(settings, arrays):
     """A step of plain gradient descent at the anchor, or one of the linearised network.
 
-    The batch is all the examples there are, drawn and shuffled as in a run. The result is the
-    displacement.
+    The batch is all the examples there are, drawn and shuffled as in a run, and dealt out to all
+    devices. The result is the displacement.
     """
     precision(settings)
     arrays = arrays or inputs(settings)
@@ -46,13 +47,14 @@ def step(settings, arrays):
     model = network(settings)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     anchor = from_named(arrays, "anchor", shapes)
-    data = jnp.asarray(arrays["x"]), jnp.asarray(arrays["y"])
+    data = spread((jnp.asarray(arrays["x"]), jnp.asarray(arrays["y"])))
     plain = settings["step"] == "plain"
     algorithm = Algorithm(
         f=model.apply,
         loss=ENTROPY,
         optimizer=settings["step_size"],
         batch_size=len(data[1]),
+        mesh=mesh_of(data),
     )
     schedule = schedules.every(1) if plain else schedules.never()
     state = algorithm.start(anchor, data, jax.random.key(0))

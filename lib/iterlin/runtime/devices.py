@@ -1,9 +1,13 @@
-"""Arrays that are spread over several devices."""
+"""Arrays that lie on several devices, and sums over examples that are dealt out to these."""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
+
+from iterlin import examples
 
 
 def on_device(tree: PyTree) -> PyTree:
@@ -20,9 +24,43 @@ def _automatic(leaf):
     sharding = getattr(leaf, "sharding", None)
     if not isinstance(sharding, NamedSharding) or AxisType.Explicit not in sharding.mesh.axis_types:
         return leaf
-    mesh = jax.sharding.Mesh(
-        sharding.mesh.devices,
-        sharding.mesh.axis_names,
-        axis_types=(AxisType.Auto,) * len(sharding.mesh.axis_names),
-    )
-    return jax.device_put(leaf, NamedSharding(mesh, sharding.spec))
+    return jax.device_put(leaf, NamedSharding(_automatic_mesh(sharding.mesh), sharding.spec))
+
+
+def _automatic_mesh(mesh: Mesh) -> Mesh:
+    names = mesh.axis_names
+    return Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def mesh_of(tree: PyTree) -> Mesh | None:
+    """The devices of a mesh that a leaf lies on, spread over them or copied to each; None where
+    there are not several."""
+    for leaf in jax.tree.leaves(tree):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
+            return sharding.mesh
+    return None
+
+
+def sum_over_devices(term: Callable[..., PyTree], mesh: Mesh, *trees: PyTree) -> PyTree:
+    """``term(*trees)``, a pytree that sums over examples, as the sum of the terms of all devices.
+
+    The leaves of the trees lead with N. Left to itself the compiler has every device go through
+    all slices of a sliced network. The N mod D examples that D devices cannot share are treated by
+    each of them.
+    """
+    count = examples.count(trees, "arrays")
+    whole = count - count % mesh.size
+    if whole == 0:
+        return term(*trees)
+    axes = mesh.axis_names
+    summed = jax.shard_map(
+        lambda *part: jax.lax.psum(term(*part), axes),
+        mesh=_automatic_mesh(mesh),
+        in_specs=PartitionSpec(axes),
+        out_specs=PartitionSpec(),
+        check_vma=False,  # a part's program is one device's, and not written for many
+    )(*examples.part(trees, 0, whole))
+    if whole == count:
+        return summed
+    return jax.tree.map(jnp.add, summed, term(*examples.part(trees, whole)))

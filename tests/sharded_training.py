@@ -1,0 +1,96 @@
+"""Trains on data that lie on four devices: run by `test_sharded_training`.
+
+Prints for each case how far the parameters are from those of one device, and the numbers of
+examples that the network was traced with.
+"""
+
+import iterlin as il
+import jax
+import jax.numpy as jnp
+import numpy as np
+from iterlin import losses
+from iterlin.runtime.slices import in_slices
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+assert jax.device_count() == 4
+model = il.mlp((5, 16, 3))
+params = model.init(jax.random.key(0))
+x, y = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32), np.arange(64) % 3
+ENTROPY = losses.mean(losses.cross_entropy)
+traced = set()
+
+
+def network(params, x):
+    traced.add(len(x))
+    return model.apply(params, x)
+
+
+def coupled(params, x):
+    return network(params, x - x.mean(0))
+
+
+def keyed(params, x, key):
+    outputs = network(params, x)
+    return outputs if key is None else outputs * (1 + jax.random.normal(key, outputs.shape))
+
+
+def total(outputs, targets):
+    """A loss that is not known to be a sum."""
+    return losses.cross_entropy(outputs, targets)
+
+
+def flat(params):
+    return np.concatenate([a.ravel() for a in jax.tree.leaves(params)])
+
+
+def run(data, f=network, loss=ENTROPY, watched=(), **settings):
+    algorithm = il.Algorithm(f, loss, 0.1 if loss is ENTROPY else 1e-3, **settings)
+    state, _ = il.train(
+        algorithm,
+        params,
+        data,
+        schedule=3,
+        num_steps=7,
+        key=jax.random.key(1),
+        watch=il.Watch({"train": data} if watched else {}),
+    )
+    return flat(state.params)
+
+
+def sweep(data, **settings):
+    states, _ = il.train_sweep(
+        il.Algorithm(network, ENTROPY, 0.1, **settings),
+        model.init,
+        data,
+        periods=[1, 3, jnp.inf],
+        keys=jax.random.split(jax.random.key(2), 2),
+        num_steps=7,
+    )
+    return flat(states.params)
+
+
+CASES = {
+    "full": (run, {"watched": True}),
+    "batches": (run, {"batch_size": 16}),
+    "remainder": (run, {"batch_size": 18}),
+    "fewer": (run, {"batch_size": 3}),
+    "slices": (run, {"f": in_slices(network, 3), "batch_size": 32}),
+    "coupled": (run, {"f": coupled, "batch_size": 16}),
+    "keyed": (run, {"f": keyed, "keyed": True, "batch_size": 16}),
+    "loss": (run, {"loss": total, "batch_size": 16}),
+    "sweep": (sweep, {"batch_size": 16}),
+}
+AXES = ("rows", "columns")
+MESHES = [
+    jax.make_mesh((2, 2), AXES, axis_types=(kind,) * 2)
+    for kind in (AxisType.Auto, AxisType.Explicit)
+]
+SPREAD = [NamedSharding(mesh, PartitionSpec(AXES)) for mesh in MESHES]
+OTHERWISE = [NamedSharding(MESHES[0], spec) for spec in (PartitionSpec("rows"), PartitionSpec())]
+here = jnp.asarray(x), jnp.asarray(y)
+for name, (train, settings) in CASES.items():
+    expected = train(here, **settings)
+    for place in SPREAD + OTHERWISE if name in ("batches", "slices") else SPREAD[:1]:
+        traced.clear()
+        found = train(jax.device_put((x, y), place), **settings)
+        print(name, np.abs(found - expected).max(), *sorted(traced))
