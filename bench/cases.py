@@ -14,7 +14,7 @@ DOUBLE = {"JAX_ENABLE_X64": "1"}
 PREALLOCATED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
 HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 LAST = {"layout": "channels_last"}
-LENET = {"network": "lenet", "examples": 256, "step_size": 0.1}
+LENET = {"network": "lenet", "examples": 256, "step_size": 0.1, "steps": 10}
 PLAIN, LINEARISED = {"step": "plain"}, {"step": "linearised"}
 
 
@@ -60,8 +60,8 @@ def stepping() -> Case:
 
 
 def small_steps() -> list[Case]:
-    """Steps of LeNets as the laptop tier trains them, by one thread and by two, float32. Two are
-    two devices of the host to us, which share a batch; or one device with both."""
+    """Steps of LeNets as the laptop tier trains them, ten of them a run, by one thread and by two,
+    float32. Two are two devices of the host to us, which share a batch; or one device with both."""
     ways = {
         "one thread": {**_threads(1)},
         "one device of two threads": {**_threads(2)},

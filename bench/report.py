@@ -22,9 +22,9 @@ MEANING = {
     "growth with LeNets, linearised": "the same, linearised every 50 steps",
     "sweeps": "16 runs, against the hidden width",
 }
-SLICES = (
-    "one slice of a batch goes after another, and the products of eight small images are too short "
-    "to be shared out between threads, where torch gives each a part of the batch."
+SHARED = (
+    "two devices wait for each other at each step, and copy each other's part of the batch, which "
+    "a short step feels."
 )
 # Why a goal is not reached, by what is compared.
 REASONS = {
@@ -33,10 +33,10 @@ REASONS = {
     "slices are written out before the backward pass.",
     "linearised step, against torch.func": "as for the plain step: the transposed product, and "
     "activations that leave the cache.",
-    "plain step, against torch, one thread": "blocks have 1.4 times the operations and still copy "
-    "patches; torch's convolution does neither.",
-    "plain step, against torch, two threads": SLICES,
-    "linearised step, against torch.func, two threads": SLICES,
+    "plain step, against torch, one thread": "the first layer has three channels, too few for "
+    "Winograd's products, and copies patches; torch's convolution does not.",
+    "plain step, against torch, two threads": SHARED,
+    "linearised step, against torch.func, two threads": SHARED,
     "linearised step, in plain steps": "it has {extra} times the operations, so that 1.4 needs a "
     "linearised step nearer to its floor than the plain one; what makes both faster takes the "
     "ratio to that number.",

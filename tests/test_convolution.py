@@ -186,18 +186,24 @@ def test_derivatives_of_a_pooled_convolution_are_those_of_its_parts(case):
                 np.testing.assert_allclose(ours, theirs, atol=1e-11)
 
 
-def test_blocks_are_for_narrow_layers_and_several_images_on_a_cpu():
-    """Where they are taken, no number of an unpooled convolution is made."""
+def test_a_pooled_convolution_goes_the_fastest_way_on_a_cpu():
+    """Where no number of an unpooled convolution is made, it goes by blocks or by Winograd."""
 
-    def is_whole(images, channels):
-        x, kernel = jnp.ones((images, 6, 6, 2)), jnp.ones((3, 3, 2, channels))
+    def way(images, inputs, outputs, size=3):
+        x, kernel = jnp.ones((images, 7, 7, inputs)), jnp.ones((size, size, inputs, outputs))
         program = str(jax.make_jaxpr(convolution.conv2d_max_pool2)(x, kernel))
-        return f"[{images},4,4,{channels}]" in program
+        if f"[{images},{8 - size},{8 - size},{outputs}]" in program:
+            return "whole"
+        return "winograd" if f"[{(size + 1) ** 2},{inputs},{outputs}]" in program else "blocks"
 
-    on_cpu = jax.default_backend() == "cpu"
-    assert is_whole(2, convolution.NARROW) == (not on_cpu)
-    assert is_whole(1, convolution.NARROW)
-    assert is_whole(2, convolution.NARROW + 1)
+    narrow, wide = convolution.NARROW, convolution.WIDE
+    if jax.default_backend() != "cpu":
+        assert way(2, wide, wide) == way(2, wide, narrow) == "whole"
+        return
+    assert way(2, 3, narrow) == way(2, wide, narrow) == "blocks"
+    assert way(2, wide, wide) == way(2, wide, wide, 5) == "winograd"
+    assert {way(2, wide - 1, wide), way(2, 3, narrow + 1), way(2, wide, wide, 6)} == {"whole"}
+    assert {way(2, wide, wide, 1), way(1, wide, wide), way(1, 3, narrow)} == {"whole"}
 
 
 @pytest.mark.parametrize(

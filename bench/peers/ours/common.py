@@ -9,10 +9,11 @@ from jax.flatten_util import ravel_pytree
 LENET_IMAGE = (32, 32, 3)
 
 
-def network(settings):
+def network(settings, method="auto"):
     """The model that settings["network"] names: "lenet", or the widths of an MLP."""
     if settings["network"] == "lenet":
-        return convnets.lenet(LENET_IMAGE, channels=settings.get("channels", 50))
+        channels = settings.get("channels", 50)
+        return convnets.lenet(LENET_IMAGE, channels=channels, method=method)
     return mlp(settings["network"])
 
 

@@ -1,5 +1,7 @@
 """One step of training as runs take it: `algorithm.Algorithm` in a compiled loop."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,7 +40,8 @@ def step(settings, arrays):
     """A step of plain gradient descent at the anchor, or one of the linearised network.
 
     The batch is all the examples there are, drawn and shuffled as in a run, and dealt out to all
-    devices. The result is the displacement.
+    devices; settings["steps"] of them a run, as a compiled loop. The result is the first one's
+    displacement.
     """
     precision(settings)
     arrays = arrays or inputs(settings)
@@ -62,13 +65,24 @@ def step(settings, arrays):
         params = from_named(arrays, "params", shapes)
         state = state._replace(params=params, step=jnp.asarray(1, jnp.int32))
     advance = jax.jit(lambda state, data, count: algorithm.advance(state, data, count, schedule))
-    one = jnp.asarray(1, jnp.int32)
+
+    in_a_run = settings.get("steps", 1)
+
+    def run(steps=in_a_run):
+        return jax.block_until_ready(advance(state, data, jnp.asarray(steps, jnp.int32)))
+
     return Prepared(
-        run=lambda: jax.block_until_ready(advance(state, data, one)),
-        results=lambda after: {"displacement": flat(after.params) - flat(state.params)},
+        run=run,
+        results=lambda _: {"displacement": flat(run(1).params) - flat(state.params)},
+        units=in_a_run,
         facts={
+            # Of the convolutions as they are defined, however few there are in ours.
             "operations": costs.operations(
-                lambda state, data: algorithm.step(state, data, schedule), state, data
+                lambda state, data: replace(
+                    algorithm, f=network(settings, "patches").apply, mesh=None
+                ).step(state, data, schedule),
+                state,
+                data,
             ),
             "parameters": parameter_count(anchor),
         },
