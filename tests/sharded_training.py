@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from iterlin import losses
 from iterlin.runtime.slices import in_slices
+from iterlin.training import dealt_out
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 assert jax.device_count() == 4
@@ -43,23 +44,26 @@ def flat(params):
     return np.concatenate([a.ravel() for a in jax.tree.leaves(params)])
 
 
-def run(data, f=network, loss=ENTROPY, watched=(), **settings):
-    algorithm = il.Algorithm(f, loss, 0.1 if loss is ENTROPY else 1e-3, **settings)
+def algorithm(f=network, loss=ENTROPY, **settings):
+    return il.Algorithm(f, loss, 0.1, **settings)
+
+
+def run(data, **settings):
     state, _ = il.train(
-        algorithm,
+        algorithm(**settings),
         params,
         data,
         schedule=3,
         num_steps=7,
         key=jax.random.key(1),
-        watch=il.Watch({"train": data} if watched else {}),
+        watch=il.Watch({"train": data} if "f" in settings else {}),
     )
     return flat(state.params)
 
 
 def sweep(data, **settings):
     states, _ = il.train_sweep(
-        il.Algorithm(network, ENTROPY, 0.1, **settings),
+        algorithm(**settings),
         model.init,
         data,
         periods=[1, 3, jnp.inf],
@@ -69,28 +73,41 @@ def sweep(data, **settings):
     return flat(states.params)
 
 
-CASES = {
-    "full": (run, {"watched": True}),
+TRAINED = {
     "batches": (run, {"batch_size": 16}),
     "remainder": (run, {"batch_size": 18}),
-    "fewer": (run, {"batch_size": 3}),
     "slices": (run, {"f": in_slices(network, 3), "batch_size": 32}),
     "coupled": (run, {"f": coupled, "batch_size": 16}),
-    "keyed": (run, {"f": keyed, "keyed": True, "batch_size": 16}),
-    "loss": (run, {"loss": total, "batch_size": 16}),
     "sweep": (sweep, {"batch_size": 16}),
 }
+# What a step is made of; compiling it takes a second, and says no more.
+TRACED = {
+    "full": {},
+    "fewer": {"batch_size": 3},
+    "keyed": {"f": keyed, "keyed": True, "batch_size": 16},
+    "loss": {"loss": total, "batch_size": 16},
+}
 AXES = ("rows", "columns")
-MESHES = [
+AUTO, EXPLICIT = (
     jax.make_mesh((2, 2), AXES, axis_types=(kind,) * 2)
     for kind in (AxisType.Auto, AxisType.Explicit)
-]
-SPREAD = [NamedSharding(mesh, PartitionSpec(AXES)) for mesh in MESHES]
-OTHERWISE = [NamedSharding(MESHES[0], spec) for spec in (PartitionSpec("rows"), PartitionSpec())]
+)
+SPREAD = NamedSharding(AUTO, PartitionSpec(AXES))
+OTHERWISE = {
+    "batches": [NamedSharding(AUTO, PartitionSpec("rows")), NamedSharding(AUTO, PartitionSpec())],
+    "slices": [NamedSharding(EXPLICIT, PartitionSpec(AXES))],
+}
 here = jnp.asarray(x), jnp.asarray(y)
-for name, (train, settings) in CASES.items():
+for name, (train, settings) in TRAINED.items():
     expected = train(here, **settings)
-    for place in SPREAD + OTHERWISE if name in ("batches", "slices") else SPREAD[:1]:
+    for place in (SPREAD, *OTHERWISE.get(name, ())):
         traced.clear()
         found = train(jax.device_put((x, y), place), **settings)
         print(name, np.abs(found - expected).max(), *sorted(traced))
+spread = jax.device_put((x, y), SPREAD)
+for name, settings in TRACED.items():
+    dealt = dealt_out(algorithm(**settings), params, spread)
+    state = dealt.start(params, spread, jax.random.key(1))
+    traced.clear()
+    jax.eval_shape(lambda state, data, d=dealt: d.step(state, data, il.every(3)), state, spread)
+    print(name, 0.0, *sorted(traced))
