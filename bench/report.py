@@ -33,8 +33,8 @@ REASONS = {
     "slices are written out before the backward pass.",
     "linearised step, against torch.func": "as for the plain step: the transposed product, and "
     "activations that leave the cache.",
-    "plain step, against torch, one thread": "the first layer has three channels, too few for "
-    "Winograd's products, and copies patches; torch's convolution does not.",
+    "plain step, against torch, one thread": "layers of fewer than 16 channels, the first one "
+    "always, copy patches or blocks of them; torch's convolution does not.",
     "plain step, against torch, two threads": SHARED,
     "linearised step, against torch.func, two threads": SHARED,
     "linearised step, in plain steps": "it has {extra} times the operations, so that 1.4 needs a "

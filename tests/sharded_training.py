@@ -44,11 +44,11 @@ def flat(params):
     return np.concatenate([a.ravel() for a in jax.tree.leaves(params)])
 
 
-def algorithm(f=network, loss=ENTROPY, **settings):
-    return il.Algorithm(f, loss, 0.1, **settings)
+def algorithm(f=network, loss=ENTROPY, mesh=None, **settings):
+    return il.Algorithm(f, loss, 0.1, mesh=mesh, **settings)
 
 
-def run(data, **settings):
+def run(data, *, params=params, **settings):
     state, _ = il.train(
         algorithm(**settings),
         params,
@@ -58,6 +58,19 @@ def run(data, **settings):
         key=jax.random.key(1),
         watch=il.Watch({"train": data} if "f" in settings else {}),
     )
+    return flat(state.params)
+
+
+def iterated(data, *, params=params, **settings):
+    """Three batches of the data, however they lie, and parameters with them."""
+    place = data[1].sharding
+    batches = [jax.device_put((x[i : i + 16], y[i : i + 16]), place) for i in (0, 16, 32)]
+    params = (
+        jax.device_put(params, NamedSharding(place.mesh, PartitionSpec()))
+        if (isinstance(place, NamedSharding))
+        else params
+    )
+    state, _ = il.train(algorithm(**settings), params, iter(batches), schedule=3, num_steps=3)
     return flat(state.params)
 
 
@@ -73,41 +86,46 @@ def sweep(data, **settings):
     return flat(states.params)
 
 
-TRAINED = {
-    "batches": (run, {"batch_size": 16}),
-    "remainder": (run, {"batch_size": 18}),
-    "slices": (run, {"f": in_slices(network, 3), "batch_size": 32}),
-    "coupled": (run, {"f": coupled, "batch_size": 16}),
-    "sweep": (sweep, {"batch_size": 16}),
-}
-# What a step is made of; compiling it takes a second, and says no more.
-TRACED = {
-    "full": {},
-    "fewer": {"batch_size": 3},
-    "keyed": {"f": keyed, "keyed": True, "batch_size": 16},
-    "loss": {"loss": total, "batch_size": 16},
-}
 AXES = ("rows", "columns")
 AUTO, EXPLICIT = (
     jax.make_mesh((2, 2), AXES, axis_types=(kind,) * 2)
     for kind in (AxisType.Auto, AxisType.Explicit)
 )
-SPREAD = NamedSharding(AUTO, PartitionSpec(AXES))
+SPREAD, SPREAD_EXPLICIT = (NamedSharding(mesh, PartitionSpec(AXES)) for mesh in (AUTO, EXPLICIT))
+TRAINED = {
+    "batches": (run, {"mesh": AUTO, "batch_size": 16}),
+    "remainder": (run, {"mesh": EXPLICIT, "batch_size": 18}),
+    "slices": (run, {"f": in_slices(network, 7), "batch_size": 32}),
+    "iterable": (iterated, {"f": in_slices(network, 7)}),
+    "coupled": (run, {"f": coupled, "batch_size": 16}),
+    "fixed": (run, {"mesh": AUTO, "batch_size": 16, "trainable": lambda path: path[0] == "1"}),
+    "sweep": (sweep, {"mesh": AUTO, "batch_size": 16}),
+}
+# What a step is made of; compiling it takes a second, and says no more.
+TRACED = {
+    "full": {"mesh": AUTO},
+    "fewer": {"mesh": AUTO, "batch_size": 3},
+    "keyed": {"mesh": AUTO, "f": keyed, "keyed": True, "batch_size": 16},
+    "loss": {"mesh": AUTO, "loss": total, "batch_size": 16},
+    "unsaid": {"batch_size": 16},
+}
 OTHERWISE = {
     "batches": [NamedSharding(AUTO, PartitionSpec("rows")), NamedSharding(AUTO, PartitionSpec())],
-    "slices": [NamedSharding(EXPLICIT, PartitionSpec(AXES))],
+    "slices": [SPREAD_EXPLICIT],
+    "iterable": [SPREAD_EXPLICIT],
+    "coupled": [SPREAD_EXPLICIT],
 }
 here = jnp.asarray(x), jnp.asarray(y)
 for name, (train, settings) in TRAINED.items():
-    expected = train(here, **settings)
+    expected = train(here, **settings | {"mesh": None})
     for place in (SPREAD, *OTHERWISE.get(name, ())):
         traced.clear()
         found = train(jax.device_put((x, y), place), **settings)
         print(name, np.abs(found - expected).max(), *sorted(traced))
 spread = jax.device_put((x, y), SPREAD)
 for name, settings in TRACED.items():
-    dealt = dealt_out(algorithm(**settings), params, spread)
+    dealt = dealt_out(algorithm(**settings), spread)
     state = dealt.start(params, spread, jax.random.key(1))
     traced.clear()
     jax.eval_shape(lambda state, data, d=dealt: d.step(state, data, il.every(3)), state, spread)
-    print(name, 0.0, *sorted(traced))
+    print(name, "-", *sorted(traced))

@@ -81,10 +81,17 @@ def test_single_precision_loses_a_digit_at_most():
             assert np.abs(found - wanted).max() < most * np.abs(wanted).max()
 
 
-def test_runs_and_slices_go_through():
-    """As a sweep maps over parameters, and a linearisation is transposed."""
+def test_a_linearisation_of_several_runs_is_transposed():
+    """As a step of a sweep does."""
     rng = np.random.default_rng(1)
     x, kernels = jnp.asarray(rng.normal(size=(3, 8, 8, 2))), rng.normal(size=(4, 3, 3, 2, 5))
-    found = jax.vmap(pooled("winograd"), (None, 0))(x, jnp.asarray(kernels))
-    for outputs, kernel in zip(found, kernels, strict=True):
-        np.testing.assert_allclose(outputs, pooled("direct")(x, jnp.asarray(kernel)), atol=1e-12)
+
+    def step(method):
+        def of_run(kernel):
+            outputs, push = jax.linearize(lambda k: pooled(method)(x, k), kernel)
+            return outputs, push(kernel), jax.linear_transpose(push, kernel)(outputs)[0]
+
+        return jax.vmap(of_run)(jnp.asarray(kernels))
+
+    for ours, theirs in zip(step("winograd"), step("direct"), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-11)

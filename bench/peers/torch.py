@@ -117,7 +117,7 @@ def step(settings, arrays):
     """Plain, or linearised in one of two ways: `pull` says how J^T u is had.
 
     backward: forward mode for J v, then backward through the same primal pass. grad: torch.func's
-    grad over its jvp.
+    grad over its jvp. settings["steps"] of them a run, the same one again.
     """
     model, x, load = build(settings, arrays, "anchor")
     y = torch.from_numpy(arrays["y"]).long().to(PLACE)
@@ -164,9 +164,17 @@ def step(settings, arrays):
 
         run = {"backward": backward, "grad": grad}[settings["pull"]]
 
-    before = flat(model, start)
+    before, count = flat(model, start), settings.get("steps", 1)
+
+    def steps():
+        for _ in range(count):
+            outcome = run()
+        return outcome
+
     return Prepared(
-        run=finished(run), results=lambda after: {"displacement": flat(model, after) - before}
+        run=finished(steps),
+        results=lambda after: {"displacement": flat(model, after) - before},
+        units=count,
     )
 
 

@@ -50,8 +50,10 @@ class Algorithm:
     normalization: `networks.normalization.Normalization` of a network with running statistics; f is
     then its training mode.
 
-    mesh: devices that each step's batch is dealt out to, if f treats its examples independently;
-    `train` takes the one that its data lie on.
+    mesh: devices that each step's batch is dealt out to, over all axes, for an f that treats its
+    examples independently, which is not checked; for one in slices `train` takes the devices that
+    its data lie on. Where f draws or has running statistics, or the loss is not known to be a sum
+    (`losses.as_sum`), it has no effect. A checkpoint is of one mesh.
 
     Raises ValueError when it is made: for an f, loss, augment or regularizer that cannot be called,
     an f that takes other arguments, an optimizer that is neither, a batch_size that is not a

@@ -1,6 +1,6 @@
 """The kernel of many examples, its rows dealt out to several devices.
 
-Training needs nothing of the kind: given data that lies on several devices, `train` works there.
+Training needs no other call: given data that lie on several devices, `train` works there.
 """
 
 from collections.abc import Sequence

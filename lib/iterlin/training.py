@@ -18,13 +18,14 @@ from jaxtyping import Array, PyTree
 
 from iterlin import examples
 from iterlin.algorithm import Algorithm
-from iterlin.linearization import output_shape, require_independent
+from iterlin.linearization import output_shape
 from iterlin.losses import check_labels
 from iterlin.parameters import split, warn_of_statistics
 from iterlin.runtime import checkpoints
 from iterlin.runtime.chunks import History, run_in_chunks
 from iterlin.runtime.devices import mesh_of, on_device
 from iterlin.runtime.precision import full_precision
+from iterlin.runtime.slices import Sliced
 from iterlin.schedules import Schedule, as_schedule, every, of_whole, periods_array
 from iterlin.state import RUN_AXES, TrainState, parted, whole
 from iterlin.validation import positive_integer
@@ -58,9 +59,9 @@ def train(
     are computed in full precision (`runtime.precision`). After training, the network predicts by
     ``f(state.params, x)``, its proxy by ``linearize(f, state.anchor)(state.params, x)``.
 
-    Of data that lie on the devices of a mesh, each takes its part of a batch to the gradient and
-    the gradients are summed; where f couples or draws, or the loss is not known to be a sum, the
-    batch is left to the compiler.
+    Of data that lie on the devices of a mesh, each device takes its part of a batch to the gradient
+    and the gradients are summed, if f is in slices (`slices.in_slices`) or the algorithm has a
+    `mesh`; any other f is left to the compiler.
 
     With a checkpoint, a file, a run that is killed goes on from there when it is called again, to
     the same bits; the file is refused with CheckpointError if it is of another run. `progress`
@@ -95,7 +96,6 @@ def train(
     check_watch(watch)
     looks = check_run(algorithm, data, num_steps, key, watch.at, first)
     check_sets(watch)
-    data = on_device(tuple(data))
     if begun:
         check_resumed(begun, algorithm, examples.count(data[1]))
         state, fixed = parted(begun, algorithm.trainable)
@@ -103,9 +103,10 @@ def train(
         moving, fixed = split(params, algorithm.trainable)
         warn_of_statistics(moving)
         state = algorithm.start(moving, data, jax.random.key(0) if key is None else key)
+    data, state, fixed = on_device((tuple(data), state, fixed))
     outputs = output_shape(algorithm.network(state), whole(state, fixed).params, data[0])
     check_labels(algorithm.loss, outputs, data[1])
-    algorithm = dealt_out(algorithm, whole(state, fixed).params, data)
+    algorithm = dealt_out(algorithm, data)
 
     @partial(jax.jit, donate_argnums=0)
     def advance(state, fixed, data, count):
@@ -180,9 +181,11 @@ def train_sweep(
     fixed = jax.vmap(lambda key: split(init(key), algorithm.trainable)[1])(keys)
     looks = check_run(algorithm, example, num_steps, keys, watch.at)
     check_sets(watch)
-    datasets, example = on_device((tuple(datasets), tuple(example)))
-    check_drawn_labels(algorithm, init, keys[0], (example[0], datasets[1]))
-    algorithm = dealt_out(algorithm, init(keys[0]), example)
+    datasets = on_device(tuple(datasets))
+    inputs = datasets[0] if data_axis is None else jax.tree.map(lambda a: a[0], datasets[0])
+    check_drawn_labels(algorithm, init, keys[0], (inputs, datasets[1]))
+    if data_axis is None:
+        algorithm = dealt_out(algorithm, datasets)
     periods = periods_array(periods)
 
     def over_both(function, *axes, out=RUN_AXES):
@@ -250,17 +253,12 @@ def batches_of(data, algorithm: Algorithm, checkpoint) -> Iterator:
     return iter(data)
 
 
-def dealt_out(algorithm: Algorithm, params: PyTree, data) -> Algorithm:
-    """The algorithm on the devices that its data lie on, where there are several and its network
-    treats its examples independently; any other is left to the compiler."""
-    mesh = mesh_of(data)
-    if mesh is None or algorithm.mesh is not None or algorithm.keyed or algorithm.normalization:
-        return algorithm
-    try:
-        require_independent(algorithm.f, *on_device((params, data[0])))
-    except ValueError:
-        return algorithm
-    return replace(algorithm, mesh=mesh)
+def dealt_out(algorithm: Algorithm, data) -> Algorithm:
+    """The algorithm on the devices that its data lie on, where its network is in slices, so that it
+    is said to treat its examples independently; of any other, `mesh` says so."""
+    if algorithm.mesh is None and isinstance(algorithm.f, Sliced):
+        return replace(algorithm, mesh=mesh_of(data))
+    return algorithm
 
 
 def check_drawn_labels(algorithm: Algorithm, init, key: Array, data) -> None:

@@ -119,11 +119,11 @@ def conv2d_max_pool2(
     blocks makes the four outputs that are pooled in one row of a matrix product: of a patch of
     k + 1 by l + 1, with the kernel shifted to each of its corners. With 5 x 5 these are 1.4 times
     the multiplications and a third of the copies, of products that are four times as wide. winograd
-    has them from short products (`winograd.corner_outputs`), 0.36 times the multiplications, for
-    kernels of at most 5 x 5; in float32 it rounds two to three times as coarsely as the others, and
-    may part what ties exactly. On a CPU and for more than one image (in the program of a single one
-    `kernels` look for layers) auto takes winograd between at least 16 channels C and O, blocks for
-    at most 12 channels O; otherwise it takes what conv2d takes.
+    has them from short products (`winograd.corner_outputs`), with 5 x 5 0.36 times as many, for
+    kernels of at most that size; in float32 it rounds two to three times as coarsely as the others,
+    and may part what ties exactly. On a CPU and for more than one image (in the program of a single
+    one `kernels` look for layers) auto takes winograd between at least 16 channels C and O, blocks
+    for at most 12 channels O; otherwise it takes what conv2d takes.
 
     Raises ValueError as these two do, and for a larger kernel with winograd.
     """
