@@ -23,8 +23,8 @@ MEANING = {
     "sweeps": "16 runs, against the hidden width",
 }
 SHARED = (
-    "two devices wait for each other at each step, and copy each other's part of the batch, which "
-    "a short step feels."
+    "layers of fewer than 16 channels copy patches, as with one thread; and two devices wait for "
+    "each other at each step, and copy each other's part of the batch, which a short step feels."
 )
 # Why a goal is not reached, by what is compared.
 REASONS = {

@@ -716,3 +716,16 @@ def test_a_resumed_run_has_its_own_key_and_data():
         train(f, state, (x, y), num_steps=6, batch_size=4, key=key, **settings)
     with pytest.raises(ValueError, match="a run on 10 examples, not 6"):
         train(f, state, (x[:6], y[:6]), num_steps=6, batch_size=4, **settings)
+
+
+def test_parameters_that_stay_are_given_back_as_they_came():
+    """To the object: an index in 64 bits that JAX has no type for is still one."""
+    params = {"w": jnp.zeros(2), "index": np.array([1, 2], np.int64)}
+    state, _ = iterlin.train(
+        Algorithm(lambda p, x: x @ p["w"], losses.squared_error, 0.1),
+        params,
+        (jnp.eye(2), jnp.ones(2)),
+        schedule=2,
+        num_steps=3,
+    )
+    assert state.params["index"] is params["index"]

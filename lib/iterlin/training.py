@@ -103,8 +103,9 @@ def train(
         moving, fixed = split(params, algorithm.trainable)
         warn_of_statistics(moving)
         state = algorithm.start(moving, data, jax.random.key(0) if key is None else key)
-    data, state, fixed = on_device((tuple(data), state, fixed))
-    outputs = output_shape(algorithm.network(state), whole(state, fixed).params, data[0])
+    data, state = on_device((tuple(data), state))
+    params = whole(state, on_device(fixed)).params
+    outputs = output_shape(algorithm.network(state), params, data[0])
     check_labels(algorithm.loss, outputs, data[1])
     algorithm = dealt_out(algorithm, data)
 
