@@ -3,7 +3,7 @@
 import nbformat
 import pytest
 import toy_book
-from iterlin.study import records
+from iterlin.study import origins, record_format
 from iterlin_book import freshness, pages
 
 
@@ -85,8 +85,8 @@ def test_staleness_is_looked_up_once_for_a_state(tmp_path, monkeypatch):
     record, looked = tmp_path / "xor" / "laptop.nc", []
     record.parent.mkdir()
     record.write_bytes(b"content")
-    monkeypatch.setattr(records, "load", lambda *arguments: None)
-    monkeypatch.setattr(records, "is_stale", lambda found: looked.append(found) or True)
+    monkeypatch.setattr(record_format, "texts", lambda path: {})
+    monkeypatch.setattr(origins, "changes", lambda *found: looked.append(found) or ["changed"])
     assert [freshness._is_stale(record) for _ in range(3)] == [True] * 3
     assert len(looked) == 1
     record.write_bytes(b"other content")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import toy_sources
 from iterlin.study import equivalents as listed
-from iterlin.study import origins, provenance, records
+from iterlin.study import origins, provenance, record_format, records
 from iterlin_book import equivalents, freshness
 from test_origins import attributes
 from toy_sources import SOURCES, edited
@@ -53,6 +53,17 @@ def test_with_its_row_nothing_has_changed(found):
     # What rests on it does not see the difference, and what it reaches alone is its own affair.
     assert origin(equal).page == origin(SOURCES).page
     assert "_less" not in dict(origin(equal).library)
+
+
+def test_a_library_shares_its_forms_with_the_same_one_where_rows_stand():
+    _, text = rows_of(REWRITTEN)
+    plain = origins.library_of(REWRITTEN)
+    standing = origins.library_of(REWRITTEN._replace(equivalents=text))
+    for key in plain.everything():
+        assert plain.form(key) is standing.form(key)
+        assert plain.digest(key) == plain.written(key)
+    changed = {key.name for key in plain.everything() if plain.digest(key) != standing.digest(key)}
+    assert changed == {"step"}
 
 
 def test_a_row_ends_where_the_definition_or_what_it_reaches_changes_again():
@@ -159,8 +170,8 @@ def test_each_row_is_of_a_definition_that_a_record_reached_and_of_a_test_that_th
     written = {f"{key.module}.{key.name}": library.written(key) for key in library.everything()}
     held = set()
     for path in freshness.recorded(ROOT):
-        record = records.load(path.parent.name, path.stem, path)
-        held |= {digest for _, digest in json.loads(record.attrs["definitions"])["library"]}
+        definitions = json.loads(record_format.texts(path)["definitions"])
+        held |= {digest for _, digest in definitions["library"]}
     for row in ROWS:
         assert written[row["definition"]] == row["is"], row
         assert row["was"] in held, row

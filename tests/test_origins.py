@@ -6,9 +6,8 @@ import json
 import re
 
 import pytest
-import xarray as xr
 import yaml
-from iterlin.study import origins, provenance
+from iterlin.study import origins, provenance, record_format
 from toy_sources import LIBRARY, SOURCES, edited
 
 
@@ -297,6 +296,5 @@ def test_the_record_of_every_page_holds_all_of_its_parameters():
     waiting = yaml.safe_load((ROOT / "data" / "results" / "renewal.yml").read_text("utf8")) or {}
     for experiment in set(pages) - set(waiting):
         path = ROOT / "data" / "results" / experiment / "laptop.nc"
-        with xr.open_dataset(path, engine="h5netcdf") as record:
-            held = json.loads(record.attrs["parameters"])
+        held = json.loads(record_format.texts(path)["parameters"])
         assert held.keys() == origins.parameters(experiment, "laptop", real()).keys()

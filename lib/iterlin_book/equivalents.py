@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import yaml
-from iterlin.study import equivalents, origins, records
+from iterlin.study import equivalents, origins, record_format
 
 from iterlin_book import freshness
 from iterlin_book.pages import one_line
@@ -36,7 +36,11 @@ def rows(now, then, wanted):
         and old.digest(key) in wanted
     }
     names = {f"{key.module}.{key.name}" for key in changed}
-    others = [row for row in equivalents.rows(now.equivalents) if row["definition"] not in names]
+    others = [
+        dict(row)
+        for row in equivalents.rows(now.equivalents)
+        if row["definition"] not in names
+    ]
     others = yaml.safe_dump(others) if others else ""
     below = {key: (new.reached([key], rewritten=True) & changed) - {key} for key in changed}
     found, done = [], set()
@@ -69,8 +73,7 @@ def main(arguments=None):
     wanted = set()
     try:
         for path in freshness.recorded(options.root):
-            record = records.load(path.parent.name, path.stem, path)
-            named = json.loads(record.attrs["definitions"])["library"]
+            named = json.loads(record_format.texts(path)["definitions"])["library"]
             wanted |= {digest for _, digest in named}
         with tempfile.TemporaryDirectory() as folder:
             then = origins.sources(Trees(options.root, folder).at(options.commit))

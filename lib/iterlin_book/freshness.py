@@ -13,7 +13,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from iterlin.study import equivalents, origins, plain_yaml, provenance, syntax
+from iterlin.study import equivalents, origins, plain_yaml, provenance, record_format, syntax
 
 from iterlin_book import pages
 
@@ -146,11 +146,9 @@ def _is_stale(path):
 @cache
 def _is_stale_at(path, state):
     """Once for a state of the record, the library and the pages, which it reads."""
-    from iterlin.study import records
-
     try:
-        return records.is_stale(records.load(path.parent.name, path.stem, path))
-    except ValueError:
+        return bool(origins.changes(record_format.texts(path), origins.sources()))
+    except (OSError, LookupError, TypeError, ValueError):
         return None
 
 

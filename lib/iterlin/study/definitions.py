@@ -12,9 +12,10 @@ then the former's (`equivalents`), until it, or anything that it reaches, change
 """
 
 import ast
+import copy
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from iterlin.study.module_statements import Module
@@ -58,10 +59,19 @@ class Library:
         for path, text in texts.items():
             parts = path.removesuffix(".py").split("/")
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            self.modules[name] = Module(name, ast.parse(text), silent)
+            self.modules[name] = _module(name, text, frozenset(silent))
         self._forms: dict[Key, list] = {}
+        self._references: dict[Key, tuple[Key, ...]] = {}
         self._digests: dict[Key, str] = {}
         self._written: dict[Key, str] = {}
+
+    def where(self, equivalents: Mapping[str, str]) -> "Library":
+        """The same library with other definitions standing for former ones: what is known of its
+        modules and forms is shared."""
+        _ = self._effects  # once for all
+        other = copy.copy(self)
+        other.equivalents, other._digests, other._written = equivalents, {}, {}
+        return other
 
     def meaning(self, module: str, name: str) -> Meaning:
         """What a name means at the top of a module; None for a builtin."""
@@ -107,9 +117,11 @@ class Library:
             self._forms[key] = writer.parts
         return self._forms[key]
 
-    def references(self, key: Key) -> Iterator[Key]:
+    def references(self, key: Key) -> tuple[Key, ...]:
         """Definitions that a definition mentions itself."""
-        return self.mentioned(self.form(key))
+        if key not in self._references:
+            self._references[key] = tuple(dict.fromkeys(self.mentioned(self.form(key))))
+        return self._references[key]
 
     def mentioned(self, parts: Iterable) -> Iterator[Key]:
         for part in parts:
@@ -183,7 +195,7 @@ class Library:
     def digest(self, key: Key) -> str:
         """The digest of a definition and, through its references, of all that it reaches."""
         if key not in self._digests:
-            for component in _components(key, lambda k: list(self.references(k)), self._digests):
+            for component in _components(key, self.references, self._digests):
                 self._add(component)
         return self._digests[key]
 
@@ -219,6 +231,11 @@ class Library:
             else:
                 words.append(part)
         return "\n".join(words)
+
+
+@lru_cache(maxsize=1024)  # of two versions of the package most modules are the same
+def _module(name: str, text: str, silent: frozenset[str]) -> Module:
+    return Module(name, ast.parse(text), silent)
 
 
 def _components(start, successors, done) -> Iterator[list]:

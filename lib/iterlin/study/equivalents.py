@@ -5,6 +5,9 @@ record is stale for it, until it, or anything that it reaches, changes again.
 """
 
 from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
 
 from iterlin.study import plain_yaml
 
@@ -12,7 +15,8 @@ PATH = "data/results/equivalents.yml"
 ROW = {"definition", "is", "was", "because", "shown by"}
 
 
-def rows(text: str) -> list[dict[str, str]]:
+@lru_cache(maxsize=4)  # the same list is asked for with every record
+def rows(text: str) -> tuple[Mapping[str, str], ...]:
     """The rows of such a list: each names a definition, its digest as it ``is`` and as it
     ``was``, ``because`` of what the two give the same, and the test by which that is ``shown``.
 
@@ -35,4 +39,4 @@ def rows(text: str) -> list[dict[str, str]]:
         ]
         if twice:
             raise ValueError(f"{PATH}: two rows for {field} {twice[0]}")
-    return found
+    return tuple(map(MappingProxyType, found))

@@ -144,13 +144,18 @@ def library_of(found: Sources) -> Library:
     """The library that the texts are of. Raises ValueError for rows of `equivalents` that are none,
     SyntaxError for text that is no Python."""
     rows = tuple((row["is"], row["was"]) for row in equivalents.rows(found.equivalents))
-    return _library(tuple(sorted(found.library.items())), found.registry, rows)
+    return _standing(tuple(sorted(found.library.items())), found.registry, rows)
 
 
 @lru_cache(maxsize=4)
-def _library(
+def _standing(
     texts: tuple[tuple[str, str], ...], registry: str, rewritten: tuple[tuple[str, str], ...]
 ) -> Library:
+    return _library(texts, registry).where(dict(rewritten))
+
+
+@lru_cache(maxsize=2)
+def _library(texts: tuple[tuple[str, str], ...], registry: str) -> Library:
     # Of the files of data sets and of where things are kept only the outcome counts: files are
     # accepted by their hashes alone, and a folder's place is in no number.
     entries = yaml.safe_load(registry) or {}
@@ -161,7 +166,7 @@ def _library(
     held_to = {"downloads": json.dumps(hashes, sort_keys=True), "provenance": ""}
     # Whose turn a run is, and whether a record has it already, does not change what it gives.
     silent = {"shares", "extension"}
-    return Library(dict(texts), held_to, silent=silent, equivalents=dict(rewritten))
+    return Library(dict(texts), held_to, silent=silent)
 
 
 def parameters(experiment: str, tier: str, found: Sources) -> dict | None:
@@ -253,6 +258,8 @@ def _changed_definitions(then: Origin, now: Origin, library: Library) -> list[st
     """Where changes begin: what reaches a changed definition has another digest, too. Names alone
     do not count."""
     old, new = ({digest for _, digest in origin.library} for origin in (then, now))
+    if old == new:
+        return []
     names = {name for name, _ in then.library}, {name for name, _ in now.library}
     lines = []
     for key in library.everything():

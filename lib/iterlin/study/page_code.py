@@ -8,6 +8,7 @@ tagged ``parameters`` the record holds the values.
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import takewhile
 
 import yaml
@@ -27,15 +28,24 @@ SHOWN_BY = {"display", "print"}
 DRAWING = "matplotlib."
 
 
-def cells(text: str) -> Iterator[tuple[list[str], ast.Module]]:
-    """Tags and syntax tree of each code cell.
+@lru_cache(maxsize=64)
+def cells(text: str) -> tuple[tuple[list[str], ast.Module], ...]:
+    """Tags and syntax tree of each code cell, both only to be read.
 
     Raises SyntaxError for a cell that is no Python.
     """
+    return tuple(_cells(text))
+
+
+def _cells(text: str) -> Iterator[tuple[list[str], ast.Module]]:
     for cell in CELL.finditer(text):
-        lines = (line.removeprefix(":") for line in cell["options"].splitlines() if line != "---")
-        options = yaml.safe_load("\n".join(lines)) or {}
-        yield options.get("tags", []), parse(cell["code"])
+        yield _tags(cell["options"]), parse(cell["code"])
+
+
+@lru_cache(maxsize=64)  # most cells have one of a few
+def _tags(options: str) -> list[str]:
+    lines = (line.removeprefix(":") for line in options.splitlines() if line != "---")
+    return (yaml.safe_load("\n".join(lines)) or {}).get("tags", [])
 
 
 def defaults(text: str) -> dict:
@@ -67,7 +77,8 @@ def completes(text: str) -> bool:
     return any(map(_completes, before))
 
 
-def made_by(text: str, library: Library) -> list[tuple[str, list]]:
+@lru_cache(maxsize=64)  # for a record, and with what stands for former definitions
+def made_by(text: str, library: Library) -> tuple[tuple[str, list], ...]:
     """The statements that make the page's record: a name for a reader, and the normal form.
 
     The last is what is saved. Raises ValueError for a page that saves nothing, or gives a name that
@@ -105,7 +116,7 @@ def made_by(text: str, library: Library) -> list[tuple[str, list]]:
         return _is_idle(statement) or _shows(statement, form, bound)
 
     kept = _mentioned(_without_idle(statements, idle))
-    return [(_label(statement), form(statement)) for statement in kept]
+    return tuple((_label(statement), form(statement)) for statement in kept)
 
 
 def _saved(statement: ast.stmt) -> ast.expr | None:

@@ -1,6 +1,7 @@
 """Syntax trees of Python: what statements bind and import, and which of them are mere text."""
 
 import ast
+from collections import deque
 from collections.abc import Iterable, Iterator
 
 PACKAGE = "iterlin"
@@ -70,15 +71,15 @@ def bound_by(statements: Iterable[ast.AST]) -> set[str]:
 
 def outer(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """All nodes but those inside functions, classes and comprehensions, which have their scopes."""
-    waiting = list(nodes)
+    waiting = deque(nodes)
     while waiting:
-        node = waiting.pop(0)
+        node = waiting.popleft()
         yield node
         if isinstance(node, DEFINITIONS):
             continue
         if isinstance(node, ast.Lambda | _COMPREHENSIONS):
             # Of these, only what `:=` binds belongs to the scope around them.
             inside = (n.target for n in ast.walk(node) if isinstance(n, ast.NamedExpr))
-            waiting += inside if not isinstance(node, ast.Lambda) else []
+            waiting += inside if not isinstance(node, ast.Lambda) else ()
             continue
         waiting += ast.iter_child_nodes(node)
