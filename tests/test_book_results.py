@@ -3,7 +3,9 @@
 import os
 import re
 import signal
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 import toy_book
@@ -277,3 +279,28 @@ def test_a_kernel_that_dies_fails_its_page_in_one_line(book):
     assert done.returncode == page_states.FAILED
     assert "dies: its process ended: interrupted, killed (out of memory?) or crashed" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("length", [3, 90])
+def test_a_notebook_is_reached_through_a_folder_that_goes_with_it(book, monkeypatch, length):
+    """No ports, which another process may take first; wherever temporary files are kept."""
+    add(book, "tells", TELLS)
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        folder = Path(short) / (length * "x")
+        folder.mkdir()
+        monkeypatch.setenv("TMPDIR", str(folder))
+        done = run(book, "execute", "tells", "--tier", "gpu")
+        assert done.returncode == page_states.DONE, done.stderr
+        assert list(folder.iterdir()) == []
+    transport, address = (book / "told").read_text().split()
+    assert transport == "ipc"
+    assert address.startswith(str(folder)) == (length < 10)
+    assert not Path(address).parent.exists()
+
+
+TELLS = """\
+from pathlib import Path
+from ipykernel.kernelapp import IPKernelApp
+
+kernel = IPKernelApp.instance()
+Path("told").write_text(f"{kernel.transport} {kernel.ip}")"""

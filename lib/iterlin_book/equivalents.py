@@ -37,9 +37,7 @@ def rows(now, then, wanted):
     }
     names = {f"{key.module}.{key.name}" for key in changed}
     others = [
-        dict(row)
-        for row in equivalents.rows(now.equivalents)
-        if row["definition"] not in names
+        dict(row) for row in equivalents.rows(now.equivalents) if row["definition"] not in names
     ]
     others = yaml.safe_dump(others) if others else ""
     below = {key: (new.reached([key], rewritten=True) & changed) - {key} for key in changed}

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -25,6 +26,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _TRACEBACK_LINES = 16
 # What iterlin.runtime.chunks raises at the deadline, where the page does not go on without the run.
 _OUT_OF_TIME = "OutOfTime"
+_LONG = 80  # characters: a socket's whole path may have a hundred
 # With this scheduler jaxlib 0.10.2 can wait for ever on two cores, when a vmapped program has
 # several decompositions that do not depend on each other.
 _SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
@@ -128,6 +130,7 @@ def run(root, page, notebook, values, partial, echo):
     """The notebook, executed. Raises CellFailed, Unfinished, or ShareDone where it stops for it."""
     import papermill  # slow to import: after the checks of what was asked
     from nbclient.exceptions import DeadKernelError
+    from traitlets.config import Config
 
     # Figures must land in the notebook whatever backend the caller's shell prefers.
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
@@ -136,6 +139,7 @@ def run(root, page, notebook, values, partial, echo):
         os.environ.setdefault("ITERLIN_PROGRESS", "1")  # lines now and then
     compiled.keep(root)
     compiled.add_flags(_SCHEDULER)
+    folder, places = _sockets()
     try:
         return papermill.execute_notebook(
             notebook,
@@ -145,7 +149,8 @@ def run(root, page, notebook, values, partial, echo):
             progress_bar=False,
             stderr_file=echo,
             cwd=str(root),
-            extra_arguments=["--log-level=50"],  # nothing of plain TCP on the loopback
+            extra_arguments=["--log-level=50"],
+            config=Config(KernelManager=places),
         )
     except papermill.exceptions.PapermillExecutionError as error:
         if error.ename == ShareDone.__name__:
@@ -161,8 +166,22 @@ def run(root, page, notebook, values, partial, echo):
             f"{page}: its process ended: interrupted, killed (out of memory?) or crashed"
         ) from None
     finally:
+        folder.cleanup()
         if echo:
             echo.end()
+
+
+def _sockets():
+    """A folder by which the notebook's process is talked to, and what the manager is told of it.
+
+    Ports are free when they are chosen and may be another's when they are taken: among hundreds of
+    notebooks, several at a time, that happens to one. A folder is nobody else's.
+    """
+    above = tempfile.gettempdir()
+    above = above if len(above) < _LONG else "/tmp"
+    folder = tempfile.TemporaryDirectory(prefix="iterlin-", dir=above)
+    places = {"ip": f"{folder.name}/socket", "connection_file": f"{folder.name}/kernel.json"}
+    return folder, {"transport": "ipc", **places}
 
 
 def _failure(root, page, error, partial):
