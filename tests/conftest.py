@@ -6,6 +6,7 @@ with an oracle (`UNOPTIMIZED`).
 """
 
 import signal
+from pathlib import Path
 
 import jax
 import matplotlib
@@ -19,8 +20,12 @@ matplotlib.use("agg")
 jax.config.update("jax_enable_x64", True)
 # Arrays of different ranks must be aligned by hand: (N, 1) with (N,) would hide an error.
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Before the library is imported: its shape annotations are checked at every call, in tests only.
-install_import_hook("iterlin", "type_checks.check")
+# Before the library is imported: its shape annotations are checked at every call, in tests only;
+# but for the modules that read code, whose small functions are called millions of times.
+LIBRARY = Path(__file__).resolve().parents[1] / "lib" / "iterlin"
+READERS = {"definitions", "module_statements", "normal_form", "syntax"}
+names = (p.relative_to(LIBRARY.parent) for p in LIBRARY.rglob("*.py") if p.stem not in READERS)
+install_import_hook([".".join(p.with_suffix("").parts) for p in names], "type_checks.check")
 
 # A shell's background job ignores Ctrl-C, and so would the commands under test, which inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -38,17 +43,25 @@ settings.load_profile(FEW)
 # time, and what they compare with is an oracle, within a tolerance. A test among them that is about
 # bits, memory, buffers or what is compiled is marked `optimized`.
 UNOPTIMIZED = {
+    "test_algorithm.py",
     "test_bench.py",
     "test_convnets.py",
     "test_curvature.py",
     "test_diagnostics.py",
+    "test_flow.py",
+    "test_gauss_newton.py",
+    "test_integrate.py",
+    "test_kept.py",
     "test_laplace.py",
     "test_neural_tangents.py",
     "test_ntk.py",
     "test_ntk_transformer.py",
     "test_own_networks.py",
+    "test_probes.py",
     "test_runs.py",
     "test_slices.py",
+    "test_staleness.py",
+    "test_training.py",
     "test_truncated_gauss_newton.py",
 }
 SWITCH = "jax_disable_most_optimizations"
