@@ -1,8 +1,8 @@
 """float64, checked array shapes and no silent broadcasting for every test; Hypothesis repeats.
 
 What `pytest --nightly` adds: the tests marked `nightly`, truly random examples, XLA's code
-generator of today (`compiled.quickly`), and its optimisations also where a test compares numbers
-with an oracle (`UNOPTIMIZED`).
+generator of today (not `compiled.EARLIER`), and its optimisations also where a test compares
+numbers with an oracle (`UNOPTIMIZED`).
 """
 
 import signal
@@ -107,7 +107,7 @@ def pytest_configure(config):
     if config.option.nightly:
         settings.load_profile(MANY)
     else:
-        compiled.quickly()
+        compiled.quickly(compiled.EARLIER)
 
 
 def pytest_collection_modifyitems(config, items):
