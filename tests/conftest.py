@@ -1,8 +1,8 @@
 """float64, checked array shapes and no silent broadcasting for every test; Hypothesis repeats.
 
 What `pytest --nightly` adds: the tests marked `nightly`, truly random examples, XLA's code
-generator of today (not `compiled.EARLIER`), and its optimisations also where a test compares
-numbers with an oracle (`UNOPTIMIZED`).
+generator of today (`compiled.quickly`), and its optimisations also where a test compares numbers
+with an oracle (`UNOPTIMIZED`).
 """
 
 import signal
@@ -43,25 +43,17 @@ settings.load_profile(FEW)
 # time, and what they compare with is an oracle, within a tolerance. A test among them that is about
 # bits, memory, buffers or what is compiled is marked `optimized`.
 UNOPTIMIZED = {
-    "test_algorithm.py",
     "test_bench.py",
     "test_convnets.py",
     "test_curvature.py",
     "test_diagnostics.py",
-    "test_flow.py",
-    "test_gauss_newton.py",
-    "test_integrate.py",
-    "test_kept.py",
     "test_laplace.py",
     "test_neural_tangents.py",
     "test_ntk.py",
     "test_ntk_transformer.py",
     "test_own_networks.py",
-    "test_probes.py",
     "test_runs.py",
     "test_slices.py",
-    "test_staleness.py",
-    "test_training.py",
     "test_truncated_gauss_newton.py",
 }
 SWITCH = "jax_disable_most_optimizations"
@@ -107,7 +99,7 @@ def pytest_configure(config):
     if config.option.nightly:
         settings.load_profile(MANY)
     else:
-        compiled.quickly(compiled.EARLIER)
+        compiled.quickly()
 
 
 def pytest_collection_modifyitems(config, items):

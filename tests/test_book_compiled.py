@@ -116,7 +116,7 @@ def test_pages_of_the_quick_tier_alone_compile_quickly_and_look_for_garbage_seld
 
     scheduler = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
     asked = "--xla_cpu_parallel_codegen_split_count=2"  # what is set stays as it is
-    assert shown() == ({scheduler, asked, "--xla_backend_optimization_level=1"}, True)
+    assert shown() == ({scheduler, asked, "--xla_cpu_use_fusion_emitters=false"}, True)
     assert shown("--tier", "gpu") == ({scheduler, asked}, False)
 
 
@@ -129,12 +129,3 @@ def test_a_version_that_may_not_know_the_flags_is_left_alone(monkeypatch):
     compiled.quickly()
     compiled.quickly()
     assert len(os.environ["XLA_FLAGS"].split()) == 2
-
-
-def test_the_earlier_generator_is_never_taken_with_less_optimisation(monkeypatch):
-    """With which it makes wrong programs."""
-    monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.setattr(compiled.metadata, "version", lambda name: "0.10.2")
-    compiled.quickly(compiled.EARLIER)
-    compiled.quickly()
-    assert os.environ["XLA_FLAGS"].split() == list(compiled.EARLIER)

@@ -117,7 +117,6 @@ def test_training_equals_a_plain_loop(problem, loss, optimizer, period, batch_si
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize("batch_size", [None, 4])
-@pytest.mark.optimized
 def test_period_one_is_plain_gradient_descent_bit_for_bit(dtype, batch_size):
     f, params, data = classification(dtype)
     key, num_steps = jax.random.key(3), 40

@@ -15,13 +15,11 @@ QUIET = ",".join(
     f"ignore:Error {doing} persistent compilation cache entry:UserWarning"
     for doing in ("reading", "writing")
 )
-# Half the time of a page at the quick tier, and of a test, goes into compiling. In one piece and at
-# LLVM's first level it takes two thirds; the programs are slower.
-QUICKER = ("--xla_cpu_parallel_codegen_split_count=1", "--xla_backend_optimization_level=1")
-# XLA's earlier code generator takes half of that for small programs. Some that jaxlib 0.10.2 makes
-# with it are wrong, the more the less LLVM optimises: NaN in gradients through pads and splits.
-# So it is for tests alone, which compare with an oracle.
-EARLIER = ("--xla_cpu_parallel_codegen_split_count=1", "--xla_cpu_use_fusion_emitters=false")
+# Half the time of a page at the quick tier, and of a test, goes into compiling. XLA's earlier code
+# generator, in one piece, takes two thirds of what today's takes; its programs are slower. Only at
+# LLVM's full optimisation: below it jaxlib 0.10.2 makes some wrong programs with this generator
+# (NaN in gradients through pads and splits); no oracle of the tests sees one at full optimisation.
+_QUICKER = ("--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1")
 _KNOWN_TO = "0.10."  # versions of jaxlib: another may end at a flag that it does not know
 _CHECKED = ".checked"
 _MARGIN = 2  # seconds: what file systems round times to
@@ -36,15 +34,11 @@ def keep(root):
         os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (filters, QUIET)))
 
 
-def quickly(flags=QUICKER):
+def quickly():
     """Let processes that are started from here on, and this one before it has compiled anything,
-    compile in less time, where the jaxlib that is installed is known to understand.
-
-    What is started by a process that takes the earlier generator keeps to its flags.
-    """
-    known = metadata.version("jaxlib").startswith(_KNOWN_TO)
-    if known and EARLIER[1] not in os.environ.get("XLA_FLAGS", ""):
-        add_flags(*flags)
+    compile in less time, where the jaxlib that is installed is known to understand."""
+    if metadata.version("jaxlib").startswith(_KNOWN_TO):
+        add_flags(*_QUICKER)
 
 
 def add_flags(*flags):
