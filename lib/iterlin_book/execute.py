@@ -17,7 +17,7 @@ from pathlib import Path
 import nbformat
 from iterlin.runtime.shares import ShareDone
 
-from iterlin_book import SELDOM, compiled, freshness, pages, parameters, processes
+from iterlin_book import compiled, freshness, pages, parameters, processes
 from iterlin_book.pages import BookError
 from iterlin_book.processes import CellFailed, Unfinished
 from iterlin_book.states import REFUSED
@@ -26,8 +26,6 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _TRACEBACK_LINES = 16
 # What iterlin.runtime.chunks raises at the deadline, where the page does not go on without the run.
 _OUT_OF_TIME = "OutOfTime"
-# What a quick page's process begins with; the others have large arrays to let go of.
-_SELDOM = [f"__import__('gc').set_threshold{SELDOM}"]
 _LONG = 80  # characters: a socket's whole path may have a hundred
 # With this scheduler jaxlib 0.10.2 can wait for ever on two cores, when a vmapped program has
 # several decompositions that do not depend on each other.
@@ -141,9 +139,6 @@ def run(root, page, notebook, values, partial, echo):
         os.environ.setdefault("ITERLIN_PROGRESS", "1")  # lines now and then
     compiled.keep(root)
     compiled.add_flags(_SCHEDULER)
-    told = ["--log-level=50"]
-    if echo is None:
-        told.append(f"--IPKernelApp.exec_lines={_SELDOM!r}")
     folder, places = _sockets()
     try:
         return papermill.execute_notebook(
@@ -154,7 +149,7 @@ def run(root, page, notebook, values, partial, echo):
             progress_bar=False,
             stderr_file=echo,
             cwd=str(root),
-            extra_arguments=told,
+            extra_arguments=["--log-level=50"],
             config=Config(KernelManager=places),
         )
     except papermill.exceptions.PapermillExecutionError as error:
