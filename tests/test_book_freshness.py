@@ -3,7 +3,7 @@
 import nbformat
 import pytest
 import toy_book
-from iterlin.study import origins, record_format
+from iterlin.study import origins, record_file
 from iterlin_book import freshness, pages
 
 
@@ -85,7 +85,7 @@ def test_staleness_is_looked_up_once_for_a_state(tmp_path, monkeypatch):
     record, looked = tmp_path / "xor" / "laptop.nc", []
     record.parent.mkdir()
     record.write_bytes(b"content")
-    monkeypatch.setattr(record_format, "texts", lambda path: {})
+    monkeypatch.setattr(record_file, "texts", lambda path: {})
     monkeypatch.setattr(origins, "changes", lambda *found: looked.append(found) or ["changed"])
     assert [freshness._is_stale(record) for _ in range(3)] == [True] * 3
     assert len(looked) == 1

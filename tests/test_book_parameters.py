@@ -1,6 +1,7 @@
 """Tier files are checked against the page's own parameters before anything runs."""
 
 import math
+import re
 import time
 
 import jupytext
@@ -106,6 +107,21 @@ def test_every_shipped_parameter_file_fits_its_page():
         assert values["tier"] == tier
         recorded = origins.parameters(page.rpartition("/")[2], tier, sources)
         assert recorded.items() >= origins.plain(values).items()
+
+
+def test_the_seeds_that_a_page_names_are_those_of_its_tiers():
+    named = []
+    for page in pages.toc(ROOT):
+        text = (ROOT / "book" / f"{page}.md").read_text("utf8")
+        for row in re.findall(r"^\| seeds \|.*$", text, re.MULTILINE):
+            named += [(page, tier, int(n)) for n, tier in re.findall(r"(\d+) at (\w+)", row)]
+    assert len(named) >= 6
+    for page, tier, number in named:
+        if page == "appendix/settings":  # of every page of images
+            page = "experiments/few_updates"
+        notebook = pages.read(ROOT, page)
+        values = parameters.defaults(notebook) | parameters.load(ROOT, page, tier, notebook)
+        assert values["num_seeds"] == number, (page, tier)
 
 
 def test_a_tier_that_cannot_be_recorded_is_refused(book):

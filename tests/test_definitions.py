@@ -538,7 +538,12 @@ def needed_by(path):
     return {name: real()[name] for name in toy_book.needed([path]) | packages}
 
 
-MUTATED = ("gauss_newton.py", "spectral_filters.py", "networks/convolution.py", "infinite_width.py")
+MUTATED = (
+    "curvature/gauss_newton.py",
+    "spectral_filters.py",
+    "networks/convolution.py",
+    "infinite_width.py",
+)
 
 
 @given(st.data())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import toy_sources
 from iterlin.study import equivalents as listed
-from iterlin.study import origins, provenance, record_format, records
+from iterlin.study import origins, provenance, record_file, records
 from iterlin_book import equivalents, freshness
 from test_origins import attributes
 from toy_sources import SOURCES, edited
@@ -170,7 +170,7 @@ def test_each_row_is_of_a_definition_that_a_record_reached_and_of_a_test_that_th
     written = {f"{key.module}.{key.name}": library.written(key) for key in library.everything()}
     held = set()
     for path in freshness.recorded(ROOT):
-        definitions = json.loads(record_format.texts(path)["definitions"])
+        definitions = json.loads(record_file.texts(path)["definitions"])
         held |= {digest for _, digest in definitions["library"]}
     for row in ROWS:
         assert written[row["definition"]] == row["is"], row

@@ -18,8 +18,8 @@ from iterlin import (
     losses,
     truncated_gauss_newton,
 )
+from iterlin.curvature.gauss_newton import Status
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
-from iterlin.gauss_newton import Status
 from problems import (
     affine,
     affine_problem,

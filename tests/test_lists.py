@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import iterlin
@@ -101,10 +102,37 @@ def test_a_public_name_has_a_docstring_and_a_place_in_the_reference(name):
     assert f"`~{value.__module__}.{name}`" in first_part
 
 
-def test_public_names_are_those_that_the_package_imports():
-    tree = ast.parse((PACKAGE / "__init__.py").read_text("utf8"))
-    imported = [alias.asname or alias.name for node in tree.body for alias in names_of(node)]
-    assert iterlin.__all__ == sorted(imported)
+def test_public_names_are_those_that_editors_are_told_of():
+    tree = ast.parse((PACKAGE / "__init__.pyi").read_text("utf8"))
+    told = {
+        alias.name: f"{node.module}.{alias.name}" for node in tree.body for alias in names_of(node)
+    }
+    exports = {name: f"iterlin.{module}.{name}" for name, module in iterlin._EXPORTS.items()}
+    assert exports == told
+    (names,) = (node.value for node in tree.body if isinstance(node, ast.Assign))
+    assert iterlin.__all__ == ast.literal_eval(names) == sorted(told)
+
+
+def test_no_public_name_is_that_of_a_module_which_importing_it_would_put_in_its_place():
+    assert not set(iterlin.__all__) & {path.stem for path in PACKAGE.iterdir()}
+
+
+def test_names_are_loaded_on_first_use_and_looking_for_them_loads_nothing():
+    code = """if True:
+        import sys, iterlin
+        assert set(iterlin.__all__) <= set(dir(iterlin)) and not hasattr(iterlin, "nothing")
+        assert "jax" not in sys.modules
+        from iterlin import train
+        assert train is iterlin.train and "jax" in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_runs_pages_and_judges_their_freshness_needs_no_jax_and_no_xarray():
+    names = ["build", "execute", "freshness", "merge", "pages", "render", "share", "states"]
+    code = f"import sys, {', '.join(f'iterlin_book.{name}' for name in names)}"
+    code += "\nassert not {'jax', 'xarray'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def names_of(node):

@@ -7,7 +7,7 @@ import re
 
 import pytest
 import yaml
-from iterlin.study import origins, provenance, record_format
+from iterlin.study import origins, provenance, record_file
 from toy_sources import LIBRARY, SOURCES, edited
 
 
@@ -296,5 +296,5 @@ def test_the_record_of_every_page_holds_all_of_its_parameters():
     waiting = yaml.safe_load((ROOT / "data" / "results" / "renewal.yml").read_text("utf8")) or {}
     for experiment in set(pages) - set(waiting):
         path = ROOT / "data" / "results" / experiment / "laptop.nc"
-        held = json.loads(record_format.texts(path)["parameters"])
+        held = json.loads(record_file.texts(path)["parameters"])
         assert held.keys() == origins.parameters(experiment, "laptop", real()).keys()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import toy_sources
 import xarray as xr
-from iterlin.study import intervals, origins, record_format, records
+from iterlin.study import intervals, origins, record_file, records
 from toy_sources import SOURCES
 
 EXPERIMENT = "trial"
@@ -58,7 +58,7 @@ def test_a_record_comes_back_as_it_was_written():
     assert attrs["date"][:2] == "20"
     assert attrs["device"]
     assert attrs["products"] == "highest"
-    texts = record_format.texts(records.path_of(EXPERIMENT, "laptop"))
+    texts = record_file.texts(records.path_of(EXPERIMENT, "laptop"))
     assert texts == {name: value for name, value in attrs.items() if isinstance(value, str)}
     assert attrs["commit"]
 

@@ -729,3 +729,36 @@ def test_parameters_that_stay_are_given_back_as_they_came():
         num_steps=3,
     )
     assert state.params["index"] is params["index"]
+
+
+def test_a_set_is_measured_as_it_is_alone():
+    """Also where others of its shape go through the same program, and by a network that couples the
+    examples of a set."""
+    f, params, (x, labels) = classification()
+    coupled = lambda p, x: f(p, x) - f(p, x).mean(0, keepdims=True)  # noqa: E731
+    anchor = jax.tree.map(lambda leaf: 0.9 * leaf, params)
+    sets = {
+        "first": (x[:4], labels[:4]),
+        "long": (x, labels),
+        "second": (x[4:8], labels[4:8]),
+        "other": (x[:4], jax.nn.one_hot(labels[:4], 3)),
+        "third": [x[6:], labels[6:]],
+    }
+
+    def entropy(outputs, y):
+        y = y if y.ndim > 1 else jax.nn.one_hot(y, 3)
+        return -(jax.nn.log_softmax(outputs) * y).mean()
+
+    algorithm = Algorithm(coupled, MEAN_ENTROPY, 0.1)
+    state = algorithm.start(params, (x, labels), jax.random.key(0))._replace(anchor=anchor)
+    metrics = {"entropy": entropy, "sum": lambda outputs, y: outputs.sum(0)}
+    seen = jax.jit(observer(algorithm, Watch(metrics=metrics)))(state, sets)
+    proxy = linearize(coupled, anchor)
+    expected = {"updates": 0}
+    for name, (inputs, y) in sets.items():
+        for metric, function in metrics.items():
+            expected[f"{name}_{metric}"] = function(coupled(params, inputs), y)
+            expected[f"{name}_{metric}_proxy"] = function(proxy(params, inputs), y)
+    assert set(seen) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(seen[name], value, rtol=1e-12, atol=1e-15, err_msg=name)

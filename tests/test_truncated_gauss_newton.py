@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin import gauss_newton, losses, truncated_gauss_newton
+from iterlin.curvature.gauss_newton import Status
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
-from iterlin.gauss_newton import Status
 from problems import affine, affine_problem, bare, flat, network
 from scipy.optimize import minimize
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {
     path.relative_to(ROOT / "lib").as_posix() for path in (ROOT / "lib" / "iterlin").rglob("*.py")
 }
-DATA = {"iterlin/py.typed", "iterlin/study/registry.yml"}
+DATA = {"iterlin/__init__.pyi", "iterlin/py.typed", "iterlin/study/registry.yml"}
 OF_STUDY = ("iterlin.study", "iterlin.networks.convnets", "iterlin.networks.modules")
 IS_BARE = """
 import importlib, sys

@@ -1,87 +1,71 @@
-"""Iterative linearisation: train a network's first-order expansion, renew it every K steps."""
+"""Iterative linearisation: train a network's first-order expansion, renew it every K steps.
 
-from iterlin.algorithm import Algorithm
-from iterlin.curvature.laplace import laplace
-from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
-from iterlin.curvature.products import ggn_product
-from iterlin.curvature.truncated_gauss_newton import truncated_gauss_newton
-from iterlin.exact.integrate import integrate
-from iterlin.features import alignment
-from iterlin.gauss_newton import gauss_newton, iterative_linearization
-from iterlin.gradient_flow import (
-    eigenmodes,
-    linearized_gradient_descent,
-    linearized_gradient_flow,
-    steps_for_tolerance,
-)
-from iterlin.infinite_width import relu_mlp_ntk
-from iterlin.linearization import jacobian, jacobian_products, linearize
-from iterlin.mismatch import linearization_error, loss_ratio
-from iterlin.networks.adapters import from_equinox, from_linen, from_nnx
-from iterlin.networks.mlp import mlp
-from iterlin.networks.scaled import centred
-from iterlin.ntk import (
-    empirical_ntk,
-    kept_ntk,
-    kernel_alignment,
-    kernel_drift,
-    ntk_matrix,
-    ntk_product,
-)
-from iterlin.prediction import predict
-from iterlin.runtime.slices import in_slices
-from iterlin.schedules import every, never, when, when_solved
-from iterlin.sharded import sharded_ntk
-from iterlin.spectral_filters import damping_filter, descent_filter, flow_filter
-from iterlin.timed import for_time
-from iterlin.training import train, train_sweep
-from iterlin.watching import Watch
+What is exported is loaded on first use: much of what comes with the library (the records, the
+ledger, the book's machinery) needs no JAX, whose import takes longer than it. `__init__.pyi` says
+the same to editors and type checkers.
+"""
+
+from importlib import import_module
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "Algorithm",
-    "LevenbergMarquardt",
-    "Watch",
-    "alignment",
-    "centred",
-    "damping_filter",
-    "descent_filter",
-    "eigenmodes",
-    "empirical_ntk",
-    "every",
-    "flow_filter",
-    "for_time",
-    "from_equinox",
-    "from_linen",
-    "from_nnx",
-    "gauss_newton",
-    "ggn_product",
-    "in_slices",
-    "integrate",
-    "iterative_linearization",
-    "jacobian",
-    "jacobian_products",
-    "kept_ntk",
-    "kernel_alignment",
-    "kernel_drift",
-    "laplace",
-    "linearization_error",
-    "linearize",
-    "linearized_gradient_descent",
-    "linearized_gradient_flow",
-    "loss_ratio",
-    "mlp",
-    "never",
-    "ntk_matrix",
-    "ntk_product",
-    "predict",
-    "relu_mlp_ntk",
-    "sharded_ntk",
-    "steps_for_tolerance",
-    "train",
-    "train_sweep",
-    "truncated_gauss_newton",
-    "when",
-    "when_solved",
-]
+_EXPORTS = {
+    "Algorithm": "algorithm",
+    "LevenbergMarquardt": "curvature.levenberg_marquardt",
+    "Watch": "watching",
+    "alignment": "features",
+    "centred": "networks.scaled",
+    "damping_filter": "spectral_filters",
+    "descent_filter": "spectral_filters",
+    "eigenmodes": "gradient_flow",
+    "empirical_ntk": "ntk",
+    "every": "schedules",
+    "flow_filter": "spectral_filters",
+    "for_time": "timed",
+    "from_equinox": "networks.adapters",
+    "from_linen": "networks.adapters",
+    "from_nnx": "networks.adapters",
+    "gauss_newton": "curvature.gauss_newton",
+    "ggn_product": "curvature.products",
+    "in_slices": "runtime.slices",
+    "integrate": "exact.integrate",
+    "iterative_linearization": "curvature.gauss_newton",
+    "jacobian": "linearization",
+    "jacobian_products": "linearization",
+    "kept_ntk": "ntk",
+    "kernel_alignment": "ntk",
+    "kernel_drift": "ntk",
+    "laplace": "curvature.laplace",
+    "linearization_error": "mismatch",
+    "linearize": "linearization",
+    "linearized_gradient_descent": "gradient_flow",
+    "linearized_gradient_flow": "gradient_flow",
+    "loss_ratio": "mismatch",
+    "mlp": "networks.mlp",
+    "never": "schedules",
+    "ntk_matrix": "ntk",
+    "ntk_product": "ntk",
+    "predict": "prediction",
+    "relu_mlp_ntk": "infinite_width",
+    "sharded_ntk": "sharded",
+    "steps_for_tolerance": "gradient_flow",
+    "train": "training",
+    "train_sweep": "training",
+    "truncated_gauss_newton": "curvature.truncated_gauss_newton",
+    "when": "schedules",
+    "when_solved": "schedules",
+}
+
+__all__ = sorted(_EXPORTS)
+
+
+def __getattr__(name: str):
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

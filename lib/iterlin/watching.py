@@ -1,9 +1,12 @@
 """What is recorded of a run on its way: metrics of network and proxy on chosen sets of examples."""
 
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
@@ -57,15 +60,43 @@ def observer(algorithm: Algorithm, watch: Watch):
         seen = {"updates": state.updates}
         network = algorithm.network(state)
         proxy = linearize(network, state.anchor, trainable=algorithm.trainable)
-        for name, (x, y) in sets.items():
+
+        def measured(chosen):
+            x, y = chosen
+            found = {}
             for suffix, model in {"": network, "_proxy": proxy}.items():
                 size = watch.batch_size or examples.count(x)
                 outputs = in_slices(model, size)(state.params, x)
                 for metric, function in metrics.items():
-                    seen[f"{name}_{metric}{suffix}"] = function(outputs, y)
+                    found[metric + suffix] = function(outputs, y)
+            return found
+
+        for name, values in _of_each(measured, sets).items():
+            seen |= {f"{name}_{metric}": value for metric, value in values.items()}
         return seen if watch.observe is None else seen | dict(watch.observe(state))
 
     return observe
+
+
+def _of_each(measured, sets: Sets) -> dict[str, dict[str, Array]]:
+    """{name: measured(set)}. Sets of the same shapes go through one program, one after the other:
+    compiling it takes longer than many a run."""
+    alike = {}
+    for name, chosen in sets.items():
+        leaves, structure = jax.tree.flatten(tuple(chosen))
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        alike.setdefault((structure, shapes), []).append(name)
+    found = {}
+    for names in alike.values():
+        chosen = [tuple(sets[name]) for name in names]
+        if len(names) == 1:
+            values = [measured(*chosen)]
+        else:
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *chosen)
+            of_all = jax.lax.map(measured, stacked)
+            values = [jax.tree.map(itemgetter(i), of_all) for i in range(len(names))]
+        found |= dict(zip(names, values, strict=True))
+    return {name: found[name] for name in sets}
 
 
 def check_watch(watch) -> None:

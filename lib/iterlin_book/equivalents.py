@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import yaml
-from iterlin.study import equivalents, origins, record_format
+from iterlin.study import equivalents, origins, record_file
 
 from iterlin_book import freshness
 from iterlin_book.pages import one_line
@@ -71,7 +71,7 @@ def main(arguments=None):
     wanted = set()
     try:
         for path in freshness.recorded(options.root):
-            named = json.loads(record_format.texts(path)["definitions"])["library"]
+            named = json.loads(record_file.texts(path)["definitions"])["library"]
             wanted |= {digest for _, digest in named}
         with tempfile.TemporaryDirectory() as folder:
             then = origins.sources(Trees(options.root, folder).at(options.commit))

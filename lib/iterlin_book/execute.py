@@ -26,6 +26,9 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _TRACEBACK_LINES = 16
 # What iterlin.runtime.chunks raises at the deadline, where the page does not go on without the run.
 _OUT_OF_TIME = "OutOfTime"
+# What a quick page's process begins with: it traces and compiles, and a tenth of that would be
+# looking for garbage. The others have large arrays to let go of.
+_SELDOM = ["__import__('gc').set_threshold(10_000, 10, 10)"]
 _LONG = 80  # characters: a socket's whole path may have a hundred
 # With this scheduler jaxlib 0.10.2 can wait for ever on two cores, when a vmapped program has
 # several decompositions that do not depend on each other.
@@ -68,9 +71,9 @@ def check_places(root, page, tier):
         pages.require_writable(root / "data" / "results" / page.rpartition("/")[2])
 
 
-def execute(root, page, tier, expected=None):
-    """Run a page and return the path of the executed notebook."""
-    notebook, values, digest = prepare(root, page, tier)
+def execute(root, page, tier, expected=None, prepared=None):
+    """Run a page, as `prepare` found it, and return the path of the executed notebook."""
+    notebook, values, digest = prepared or prepare(root, page, tier)
     require_same(page, digest, expected)
     partial = partial_path(root, page, tier)
     started = time.monotonic()
@@ -139,6 +142,9 @@ def run(root, page, notebook, values, partial, echo):
         os.environ.setdefault("ITERLIN_PROGRESS", "1")  # lines now and then
     compiled.keep(root)
     compiled.add_flags(_SCHEDULER)
+    told = ["--log-level=50"]
+    if echo is None:
+        told.append(f"--IPKernelApp.exec_lines={_SELDOM!r}")
     folder, places = _sockets()
     try:
         return papermill.execute_notebook(
@@ -149,7 +155,7 @@ def run(root, page, notebook, values, partial, echo):
             progress_bar=False,
             stderr_file=echo,
             cwd=str(root),
-            extra_arguments=["--log-level=50"],
+            extra_arguments=told,
             config=Config(KernelManager=places),
         )
     except papermill.exceptions.PapermillExecutionError as error:
@@ -217,11 +223,11 @@ def main(arguments=None):
         page = pages.find(options.root, options.page)
         asked = options.root, page, options.tier
         check_places(*asked)
-        prepare(*asked)  # nothing is announced that cannot start
+        prepared = prepare(*asked)  # nothing is announced that cannot start
     except BookError as error:
         pages.say(error, error=True)
         return REFUSED
-    return processes.noted(*asked, "", lambda: _finished(execute(*asked, options.digest)))
+    return processes.noted(*asked, "", lambda: _finished(execute(*asked, options.digest, prepared)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from iterlin.study import equivalents, origins, plain_yaml, provenance, record_format, syntax
+from iterlin.study import equivalents, origins, plain_yaml, provenance, record_file, syntax
 
 from iterlin_book import pages
 
@@ -147,7 +147,7 @@ def _is_stale(path):
 def _is_stale_at(path, state):
     """Once for a state of the record, the library and the pages, which it reads."""
     try:
-        return bool(origins.changes(record_format.texts(path), origins.sources()))
+        return bool(origins.changes(record_file.texts(path), origins.sources()))
     except (OSError, LookupError, TypeError, ValueError):
         return None
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import xarray as xr
-from iterlin.study import origins, provenance, record_format, records
+from iterlin.study import origins, provenance, record_file, records
 
 from iterlin_book import freshness
 from iterlin_book.pages import BookError, one_line
@@ -157,7 +157,7 @@ def completed(dataset, values):
 
 def _read(path):
     try:
-        record_format.check_file(path)
+        record_file.check_file(path)
         with xr.open_dataset(path, engine="h5netcdf") as opened:
             return opened.load().drop_encoding()
     except Exception as error:

@@ -34,9 +34,10 @@ def _part(share):
     return ".{}-of-{}".format(*share)
 
 
-def train(root, page, tier, share, expected=None):
-    """Train share (i, n) of a page's runs, set its stamp, and say so."""
-    notebook, values, digest = execute.prepare(root, page, tier)
+def train(root, page, tier, share, prepared, expected=None):
+    """Train share (i, n) of the runs of a page, as `execute.prepare` found it, set its stamp, and
+    say so."""
+    notebook, values, digest = prepared
     execute.require_same(page, digest, expected)
     partial = execute.partial_path(root, page, tier, _part(share))
     os.environ[shares.SHARE] = "{}/{}".format(*share)
@@ -60,14 +61,16 @@ def main(arguments=None):
         page = pages.find(options.root, options.page)
         asked = options.root, page, options.tier
         execute.check_places(*asked)
-        execute.prepare(*asked)  # nothing is announced that cannot start
+        prepared = execute.prepare(*asked)  # nothing is announced that cannot start
         if not keeps_runs(*asked):
             raise BookError(f"{page} ({options.tier}): keeps no runs that could be shared out")
         share = shares.parse(options.share)
     except (BookError, ValueError) as error:
         pages.say(error, error=True)
         return REFUSED
-    return processes.noted(*asked, _part(share), lambda: train(*asked, share, options.digest))
+    return processes.noted(
+        *asked, _part(share), lambda: train(*asked, share, prepared, options.digest)
+    )
 
 
 if __name__ == "__main__":

@@ -34,14 +34,24 @@ def kernel_diagnostics(
     def loss_hessian(u):
         return jax.jvp(lambda o: gradient(o, y), (proxy,), (u,))[1]
 
+    def largest(curved):
+        """The largest eigenvalue of J J^T, or of H J J^T, which has those of J^T H J but zero."""
+
+        def weighted(u):
+            return jnp.where(curved, loss_hessian(u), u)
+
+        return _largest(lambda u: weighted(jvp(vjp(u))), weighted(start))
+
     start = jax.random.normal(jax.random.key(0), outputs.shape, outputs.dtype)
     signs = jax.random.rademacher(jax.random.key(1), outputs.shape[1:], outputs.dtype)
-    here = _kernel(f, anchor, x, signs)
+    # Each pair goes through one program, one after the other: compiling takes longer than running.
+    eigenvalue, curvature = jax.lax.map(largest, jnp.array([False, True]))
+    both = jax.tree.map(lambda *leaves: jnp.stack(leaves), anchor, params)
+    here, there = jax.lax.map(lambda theta: _kernel(f, theta, x, signs), both)
     return {
-        "kernel_eigenvalue": _largest(lambda u: jvp(vjp(u)), start) / len(x),
-        # J^T H J and H J J^T have the same eigenvalues but zero.
-        "curvature": _largest(lambda u: loss_hessian(jvp(vjp(u))), loss_hessian(start)),
-        "kernel_drift": kernel_drift(here, _kernel(f, params, x, signs)),
+        "kernel_eigenvalue": eigenvalue / len(x),
+        "curvature": curvature,
+        "kernel_drift": kernel_drift(here, there),
         "parameter_distance": optax.tree.norm(displacement),
     }
 

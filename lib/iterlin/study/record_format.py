@@ -1,4 +1,4 @@
-"""What a file must be to hold a record: numbers and plain text, all of it in the file itself.
+"""What a record must hold: numbers and plain text, so that no page shows or does anything else.
 
 Records are binary and come from others, too: nobody sees by reading a change what is in one.
 """
@@ -6,9 +6,7 @@ Records are binary and come from others, too: nobody sees by reading a change wh
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-import h5py
 import numpy as np
 import xarray as xr
 
@@ -25,29 +23,6 @@ FORMS = {
     "commit": (re.compile(r"[0-9a-f]{40,64}(\+changes)?|unknown"), "a commit"),
 }
 NEEDED = ("experiment", "tier", "parameters", "definitions", "device", "data", *FORMS, *NUMBERS)
-
-
-def check_file(path: Path) -> None:
-    """Refuse a file that would read others: links and storage may lead anywhere on this machine.
-
-    Raises ValueError for such a file, OSError for what is no HDF5 file.
-    """
-    with h5py.File(path) as file:
-        for name in file:
-            if not isinstance(file.get(name, getlink=True), h5py.HardLink):
-                raise ValueError(f"{name!r} is a link to another place")
-            held = file[name]
-            if not isinstance(held, h5py.Dataset):
-                raise ValueError(f"{name!r} is no array")
-            if held.external or held.is_virtual:
-                raise ValueError(f"{name!r} lies in another file")
-
-
-def texts(path: Path) -> dict[str, str]:
-    """The attributes of a record that are text, as they are: in the hundredth of the time that its
-    arrays take. Raises OSError for what is no HDF5 file."""
-    with h5py.File(path) as file:
-        return {name: value for name, value in file.attrs.items() if isinstance(value, str)}
 
 
 def check_content(dataset: xr.Dataset) -> None:

@@ -18,7 +18,7 @@ from iterlin.runtime import shares
 from iterlin.runtime.chunks import OutOfTime, out_of_time
 from iterlin.runtime.files import replaced
 from iterlin.runtime.precision import product_precision
-from iterlin.study import extension, origins, provenance, record_format
+from iterlin.study import extension, origins, provenance, record_file, record_format
 from iterlin.study.origins import Origin
 from iterlin.study.plain_text import escaped
 from iterlin.validation import one_of, whole_number
@@ -137,7 +137,7 @@ def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
 # A page looks at a record many times, and its claims at all of them. `state` is the file's.
 @lru_cache(maxsize=64)
 def _read(source: Path, *state: int) -> xr.Dataset:
-    record_format.check_file(source)
+    record_file.check_file(source)
     with xr.open_dataset(source, engine="h5netcdf") as opened:
         return opened.load()
 
