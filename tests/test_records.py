@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -61,6 +62,37 @@ def test_a_record_comes_back_as_it_was_written():
     texts = record_file.texts(records.path_of(EXPERIMENT, "laptop"))
     assert texts == {name: value for name, value in attrs.items() if isinstance(value, str)}
     assert attrs["commit"]
+
+
+KINDS = xr.Dataset(
+    {
+        "flag": ("x", [True, False, True]),
+        "text": (("x", "y"), np.array([["a", "", "ü"], ["b", "cc", "-"], ["d", "e", "f"]])),
+        "alone": ((), np.float32(2.5)),
+        "word": ((), "one"),
+        "none": (("y", "z"), np.zeros((3, 0), np.int8)),
+        "described": ("y", [1, 2, 3], {"unit": "s", "limits": [0.0, 1.5], "one": [7]}),
+    },
+    coords={"x": [0.1, np.inf, 3.0], "name": ("x", ["u", "v", "w"])},
+    attrs={"number": 3, "text": "t", "several": [1, 2]},
+)
+SHIPPED = sorted((Path(__file__).parents[1] / "data" / "results").glob("*/*.nc"))
+
+
+@pytest.mark.parametrize("path", [None, *SHIPPED], ids=lambda path: path and path.parent.name)
+def test_a_file_is_read_as_xarray_reads_it(path, tmp_path):
+    if path is None:
+        path = tmp_path / "kinds.nc"
+        KINDS.to_netcdf(path, engine="h5netcdf")
+    with xr.open_dataset(path, engine="h5netcdf") as opened:
+        expected = opened.load()
+    found = records._read(path, 0)
+    xr.testing.assert_identical(found, expected)
+    assert {n: v.dtype for n, v in found.variables.items()} == {
+        n: v.dtype for n, v in expected.variables.items()
+    }
+    assert list(found) == list(expected)
+    assert list(found.coords) == list(expected.coords)
 
 
 def test_save_returns_what_load_will():

@@ -138,8 +138,9 @@ def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
 @lru_cache(maxsize=64)
 def _read(source: Path, *state: int) -> xr.Dataset:
     record_file.check_file(source)
-    with xr.open_dataset(source, engine="h5netcdf") as opened:
-        return opened.load()
+    variables, attributes = record_file.arrays(source)
+    variables = {name: xr.Variable(*stored) for name, stored in variables.items()}
+    return xr.decode_cf(xr.Dataset(variables, attrs=attributes)).load()
 
 
 def tiers(experiment: str) -> dict[str, xr.Dataset]:
