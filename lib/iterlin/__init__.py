@@ -1,11 +1,12 @@
 """Iterative linearisation: train a network's first-order expansion, renew it every K steps.
 
-What is exported is loaded on first use: much of what comes with the library (the records, the
-ledger, the book's machinery) needs no JAX, whose import takes longer than it. `__init__.pyi` says
-the same to editors and type checkers.
+What is exported is loaded on first use, and so are modules (`losses`): much of what comes with the
+library, such as the records, the ledger and the book's machinery, needs no JAX, whose import takes
+longer. `__init__.pyi` says the same to editors and type checkers.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 
 __version__ = "0.2.0"
 
@@ -60,9 +61,12 @@ __all__ = sorted(_EXPORTS)
 
 
 def __getattr__(name: str):
-    if name not in _EXPORTS:
+    if name in _EXPORTS:
+        value = getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    elif find_spec(f"{__name__}.{name}"):
+        value = import_module(f"{__name__}.{name}")
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
     globals()[name] = value
     return value
 

@@ -1,3 +1,4 @@
+from iterlin import losses as losses
 from iterlin.algorithm import Algorithm
 from iterlin.curvature.gauss_newton import gauss_newton, iterative_linearization
 from iterlin.curvature.laplace import laplace
