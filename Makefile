@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # After `make gpu`, what CUDA takes as well.
 LOCKS := requirements.lock $(if $(wildcard $(VENV)/.gpu),requirements-gpu.lock)
-# Modules are compiled when they are first imported: of what is installed, most never is.
+# pip would compile with one core; and some files are templates, which nobody imports.
 # Named after the locks and the project file, so that another version of one installs again.
 INSTALLED := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml | cksum | tr ' ' '-')
 # Two notebooks at a time share the cores (XLA sizes its thread pools by NPROC).
@@ -41,6 +41,7 @@ $(INSTALLED):
 	@echo "installing the pinned versions of $(strip $(LOCKS)) (minutes, once)"
 	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --no-compile \
 	  --require-hashes $(LOCKS:%=-r %)
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --no-build-isolation \
 	  --no-index -e .
 	@rm -f $(VENV)/.installed-* && touch $@
