@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import sys
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from iterlin.study import equivalents, origins, plain_yaml, provenance, record_file, syntax
@@ -109,12 +109,18 @@ def shown_claims(root, page, cells):
     them (`openings.show`), else all."""
     path = Path(root) / "book" / "claims.yml"
     try:
-        rows = plain_yaml.load(path.read_text("utf8"))
+        rows = _ledger(path.read_text("utf8"))
     except (OSError, ValueError) as error:
         raise pages.BookError(f"{path}: {pages.one_line(error)}") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise pages.BookError(f"{path} must be a list of claims")
-    return [row for row in rows if page not in _strings(cells) or row.get("page") == page]
+    own = page in _strings(cells)
+    return [row for row in rows if not own or row.get("page") == page]
+
+
+@lru_cache(maxsize=2)  # every page asks for it
+def _ledger(text):
+    return plain_yaml.load(text)
 
 
 def recorded(root):
