@@ -45,7 +45,9 @@ def render(root):
     # After a build that failed or was killed all pages are read again: kept state would hide the
     # warnings of those that have not changed since.
     frame_file.unlink(missing_ok=True)
-    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
+    # With the package's way of looking for garbage.
+    code = "import iterlin_book; from jupyter_book.cli.main import main; main()"
+    command = [sys.executable, "-c", code]
     command += ["build", str(build / "source")]
     command += ["--path-output", str(root), "--config", str(root / "_config.yml")]
     command += ["--toc", str(root / "_toc.yml"), "-W", "--keep-going", "--quiet"]
