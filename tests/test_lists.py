@@ -122,6 +122,7 @@ def test_names_are_loaded_on_first_use_and_looking_for_them_loads_nothing():
     code = """if True:
         import sys, iterlin
         assert set(iterlin.__all__) <= set(dir(iterlin)) and not hasattr(iterlin, "nothing")
+        assert not hasattr(iterlin, "losses.mean") and not hasattr(iterlin, "")
         assert "jax" not in sys.modules
         assert iterlin.study and "jax" not in sys.modules
         from iterlin import train

@@ -63,7 +63,7 @@ __all__ = sorted(_EXPORTS)
 def __getattr__(name: str):
     if name in _EXPORTS:
         value = getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
-    elif find_spec(f"{__name__}.{name}"):
+    elif name.isidentifier() and find_spec(f"{__name__}.{name}"):
         value = import_module(f"{__name__}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
