@@ -94,26 +94,30 @@ def test_filters_of_the_caller_are_kept(tmp_path):
     assert done.stdout.strip() == f"error,{compiled.QUIET}"
 
 
-SHOWS_FLAGS = """import os
-print(*sorted(os.environ["XLA_FLAGS"].split()), sep="\\n")"""
+SHOWS = """import gc, os
+print(*sorted(os.environ["XLA_FLAGS"].split()), gc.get_threshold()[0], sep="\\n")"""
 
 
-def test_pages_of_the_quick_tier_alone_compile_quickly(book, monkeypatch):
-    """Only they: the programs are slower, and records keep the bits that they have."""
+def test_pages_of_the_quick_tier_alone_compile_quickly_and_look_for_garbage_seldom(
+    book, monkeypatch
+):
+    """Only they: the programs are slower, records keep the bits that they have, and long runs have
+    large arrays to let go of."""
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_parallel_codegen_split_count=2")
     page = book / "book" / "other.md"
-    page.write_text(toy_book.HEADER + f"\n# Flags\n\n```{{code-cell}} python\n{SHOWS_FLAGS}\n```\n")
+    page.write_text(toy_book.HEADER + f"\n# Flags\n\n```{{code-cell}} python\n{SHOWS}\n```\n")
     (book / "book" / "other.gpu.yml").write_text("{}\n")
 
     def shown(*tier):
         assert toy_book.run(book, "execute", "other", *tier).returncode == 0
         (path,) = (book / "_build").glob("executed-gpu/other.*" if tier else "executed/other.*")
-        return set(re.findall(r"--xla[a-z_]*=\w+", path.read_text()))
+        text = path.read_text()
+        return set(re.findall(r"--xla[a-z_]*=\w+", text)), '"10000\\n"' in text
 
     scheduler = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
     asked = "--xla_cpu_parallel_codegen_split_count=2"  # what is set stays as it is
-    assert shown() == {scheduler, asked, "--xla_cpu_use_fusion_emitters=false"}
-    assert shown("--tier", "gpu") == {scheduler, asked}
+    assert shown() == ({scheduler, asked, "--xla_cpu_use_fusion_emitters=false"}, True)
+    assert shown("--tier", "gpu") == ({scheduler, asked}, False)
 
 
 def test_a_version_that_may_not_know_the_flags_is_left_alone(monkeypatch):

@@ -138,7 +138,11 @@ def test_the_wheel_holds_the_library_its_data_and_its_licence(built):
 def test_the_archive_holds_what_the_wheel_is_made_of(built):
     with tarfile.open(built[0]) as opened:
         names = {path.split("/", 1)[1] for path in opened.getnames() if "/" in path}
-    code = {name.removeprefix("lib/") for name in names if name.endswith((".py", ".typed", ".yml"))}
+    code = {
+        name.removeprefix("lib/")
+        for name in names
+        if name.endswith((".py", ".pyi", ".typed", ".yml"))
+    }
     assert code == SOURCES | DATA
     assert {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO"} <= names
 

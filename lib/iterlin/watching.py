@@ -79,8 +79,8 @@ def observer(algorithm: Algorithm, watch: Watch):
 
 
 def _of_each(measured, sets: Sets) -> dict[str, dict[str, Array]]:
-    """{name: measured(set)}. Sets of the same shapes go through one program, one after the other:
-    compiling it takes longer than many a run."""
+    """{name: measured(set)}. Sets of the same shapes, copied into one array, go one after the other
+    through one program: compiling it takes longer than many a run."""
     alike = {}
     for name, chosen in sets.items():
         leaves, structure = jax.tree.flatten(tuple(chosen))

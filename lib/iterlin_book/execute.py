@@ -26,8 +26,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _TRACEBACK_LINES = 16
 # What iterlin.runtime.chunks raises at the deadline, where the page does not go on without the run.
 _OUT_OF_TIME = "OutOfTime"
-# What a quick page's process begins with: it traces and compiles, and a tenth of that would be
-# looking for garbage. The others have large arrays to let go of.
+# What a quick page's process begins with: it traces and compiles, and would look for garbage for a
+# twelfth of its time. The others have large arrays to let go of.
 _SELDOM = ["__import__('gc').set_threshold(10_000, 10, 10)"]
 _LONG = 80  # characters: a socket's whole path may have a hundred
 # With this scheduler jaxlib 0.10.2 can wait for ever on two cores, when a vmapped program has
