@@ -12,7 +12,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 # After `make gpu`, what CUDA takes as well.
 LOCKS := requirements.lock $(if $(wildcard $(VENV)/.gpu),requirements-gpu.lock)
-# pip would compile with one core; and some files are templates, which nobody imports.
 # Named after the locks and the project file, so that another version of one installs again.
 INSTALLED := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml | cksum | tr ' ' '-')
 # Two notebooks at a time share the cores (XLA sizes its thread pools by NPROC).
@@ -33,6 +32,7 @@ help: ## what can be made
 	@echo "many minutes (again to go on); JOBS=$$JOBS notebooks at a time (results: 1); PORT=$$PORT;"
 	@echo "PROFILE=slurm for results on a cluster, SHARES=8 for so many jobs a page."
 
+# Modules are compiled on all cores, which pip does on one; some files are templates and fail.
 $(INSTALLED):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..." >&2; exit 1; }

@@ -71,9 +71,9 @@ def check_places(root, page, tier):
         pages.require_writable(root / "data" / "results" / page.rpartition("/")[2])
 
 
-def execute(root, page, tier, expected=None, prepared=None):
+def execute(root, page, tier, prepared, expected=None):
     """Run a page, as `prepare` found it, and return the path of the executed notebook."""
-    notebook, values, digest = prepared or prepare(root, page, tier)
+    notebook, values, digest = prepared
     require_same(page, digest, expected)
     partial = partial_path(root, page, tier)
     started = time.monotonic()
@@ -227,7 +227,7 @@ def main(arguments=None):
     except BookError as error:
         pages.say(error, error=True)
         return REFUSED
-    return processes.noted(*asked, "", lambda: _finished(execute(*asked, options.digest, prepared)))
+    return processes.noted(*asked, "", lambda: _finished(execute(*asked, prepared, options.digest)))
 
 
 if __name__ == "__main__":
