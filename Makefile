@@ -14,6 +14,8 @@ BIN := $(VENV)/bin
 LOCKS := requirements.lock $(if $(wildcard $(VENV)/.gpu),requirements-gpu.lock)
 # Named after the locks and the project file, so that another version of one installs again.
 INSTALLED := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml | cksum | tr ' ' '-')
+# What checks take beside it, and no reader: installed by the first target that asks for it.
+DEV := $(VENV)/.dev-$(shell cksum < requirements-dev.lock | tr ' ' '-')
 # Two notebooks at a time share the cores (XLA sizes its thread pools by NPROC).
 ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 \
   JAX_PLATFORMS=cpu XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false \
@@ -33,18 +35,26 @@ help: ## what can be made
 	@echo "PROFILE=slurm for results on a cluster, SHARES=8 for so many jobs a page."
 
 # Modules are compiled on all cores, which pip does on one; some files are templates and fail.
+define pip_install
+	@echo "installing the pinned versions of $(strip $(1)) (minutes, once)"
+	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --no-compile \
+	  --require-hashes $(1:%=-r %)
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+endef
+
 $(INSTALLED):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 \
 	  || { echo "making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
-	@echo "installing the pinned versions of $(strip $(LOCKS)) (minutes, once)"
-	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --no-compile \
-	  --require-hashes $(LOCKS:%=-r %)
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	$(call pip_install,$(LOCKS))
 	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --no-build-isolation \
 	  --no-index -e .
 	@rm -f $(VENV)/.installed-* && touch $@
+
+$(DEV): $(INSTALLED)
+	$(call pip_install,requirements-dev.lock)
+	@rm -f $(VENV)/.dev-* && touch $@
 
 book: $(INSTALLED) ## run every page at the quick tier and build _build/html
 	@$(BIN)/python -m iterlin_book.build book --parent --jobs "$$JOBS"
@@ -61,18 +71,18 @@ serve: book ## show the book on this machine
 	@echo "http://127.0.0.1:$$PORT/ (stop with Ctrl-C)"
 	@$(BIN)/python -m http.server "$$PORT" --bind 127.0.0.1 --directory _build/html
 
-browser: book ## open every page in Debian's chromium: requests, errors, widths, formulas, WCAG
+browser: book $(DEV) ## open every page in Debian's chromium: requests, errors, widths, formulas, WCAG
 	@$(BIN)/python -m iterlin_book.browser _build/html
 
-pdf: book ## print the book with chromium: _build/iterlin.pdf
+pdf: book $(DEV) ## print the book with chromium: _build/iterlin.pdf
 	@$(BIN)/python -m iterlin_book.pdf
 
-lint: $(INSTALLED) ## check the style of the code, that of the pages included
+lint: $(DEV) ## check the style of the code, that of the pages included
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python -m iterlin_book.lint
 
-format: $(INSTALLED) ## bring the code into that style
+format: $(DEV) ## bring the code into that style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m iterlin_book.lint --fix
@@ -99,7 +109,7 @@ versions: ## the library's tests on each Python of VERSIONS that is there, each 
 	    $(MAKE) --no-print-directory library PYTHON=$$python VENV=.venv-$$(basename $$python) || exit 1; \
 	  else echo "== $$python: not on this machine"; fi; done
 
-library: $(INSTALLED) ## the library's tests alone: no book, no notebooks
+library: $(DEV) ## the library's tests alone: no book, no notebooks
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(THREE_WORKERS) tests \
 	  --ignore-glob 'tests/test_book_*.py' --ignore tests/test_mutations.py --ignore tests/test_pages.py
 
@@ -109,10 +119,10 @@ references: $(INSTALLED) ## make tests/notebooks anew from the pages that run no
 restamp: $(INSTALLED) ## bring records to the present form, where it is proven that nothing changed
 	@$(BIN)/python -m iterlin_book.restamp
 
-picture: ## take the README's picture from the book's landing page
+picture: $(DEV) ## take the README's picture from the book's landing page
 	@$(BIN)/python -m iterlin_book.picture
 
-bench: $(INSTALLED) ## measure the library beside its peers [CASES=NTK] [ROUNDS=5] [WHOLE=1] [TIER=gpu]
+bench: $(DEV) ## measure the library beside its peers [CASES=NTK] [ROUNDS=5] [WHOLE=1] [TIER=gpu]
 	@set -f; $(BIN)/python -m bench --rounds "$$ROUNDS" $${TIER:+--tier "$$TIER"} \
 	  $${CASES:+--cases $$CASES} $(if $(WHOLE),--whole) $${PEERS:+--python "$$PEERS"}
 
@@ -133,10 +143,11 @@ define pin
 endef
 
 lock: ## pin what pyproject.toml asks for, the rest as it is (UPGRADE=1: the newest; needs uv)
-	$(call pin,requirements,--extra study --extra book --group dev)
+	$(call pin,requirements,--extra study --extra book)
+	$(call pin,requirements-dev,--group dev --constraints requirements.lock)
 	$(call pin,requirements-gpu,--extra gpu --constraints requirements.lock)
 
-dist: book ## make dist/: the library's wheel and source archive, tested, and the book for a deposit
+dist: book $(DEV) ## make dist/: the library's wheel and source archive, tested, and the book for a deposit
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q tests/test_wheel.py tests/test_environment.py
 	@rm -rf dist && $(BIN)/python -m iterlin_book.dist
 	@$(BIN)/python -m iterlin_book.pdf || [ $$? -eq 3 ]  # 3: no chromium, and so no PDF

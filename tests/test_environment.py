@@ -16,7 +16,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = {
-    name: (ROOT / name).read_text("utf8") for name in ("requirements.lock", "requirements-gpu.lock")
+    name: (ROOT / f"{name}.lock").read_text("utf8")
+    for name in ("requirements", "requirements-dev", "requirements-gpu")
 }
 
 
@@ -25,7 +26,7 @@ def pinned(lock):
     return [Requirement(line.strip()) for line in lines]
 
 
-PINS, GPU_PINS = map(pinned, LOCKS.values())
+PINS, DEV_PINS, GPU_PINS = map(pinned, LOCKS.values())
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))
 PROJECT = PYPROJECT["project"]
 EXTRAS, GROUPS = PROJECT["optional-dependencies"], PYPROJECT["dependency-groups"]
@@ -41,8 +42,9 @@ STUDY = [*CORE, *requirements(EXTRAS["study"])]
 BOOK = [*STUDY, *requirements(EXTRAS["book"])]
 BROWSER = requirements(GROUPS["browser"])
 DEV = [*BOOK, *BROWSER, *requirements([*GROUPS["test"], *GROUPS["dev"]])]
-WANTED = [need for need in DEV if need.name != PROJECT["name"]]
-WANTED += requirements(PYPROJECT["build-system"]["requires"])
+READERS = [need for need in BOOK if need.name != PROJECT["name"]]
+READERS += requirements(PYPROJECT["build-system"]["requires"])
+WANTED = [*((PINS, need) for need in READERS), *((DEV_PINS, need) for need in DEV[len(BOOK) :])]
 LIBRARY = ROOT / "lib" / "iterlin"
 # What needs an extra of its own: the adapters once a module of the framework comes.
 WITH_EXTRAS = {
@@ -121,15 +123,25 @@ def test_a_lock_has_hashes_and_no_addresses(lock):
         assert "--hash=sha256:" in block
 
 
-@pytest.mark.parametrize("wanted", WANTED, ids=lambda requirement: requirement.name)
-def test_what_the_project_asks_for_is_locked_and_installed(wanted):
+@pytest.mark.parametrize(("locked", "wanted"), WANTED, ids=[need.name for _, need in WANTED])
+def test_what_the_project_asks_for_is_locked_and_installed(locked, wanted):
     name = canonicalize_name(wanted.name)
-    pins = [pin for pin in PINS if canonicalize_name(pin.name) == name]
+    pins = [pin for pin in locked if canonicalize_name(pin.name) == name]
     assert pins
     for pin in pins:
         assert all(wanted.specifier.contains(spec.version) for spec in pin.specifier)
     (here,) = [pin for pin in pins if pin.marker is None or pin.marker.evaluate()]
     assert here.specifier.contains(version(wanted.name))
+
+
+def test_what_a_reader_installs_is_no_tool_of_the_tests():
+    """And what both locks name is of one version, on every platform that either means."""
+    readers, checks = (
+        {canonicalize_name(p.name): p.specifier for p in pins} for pins in (PINS, DEV_PINS)
+    )
+    assert not readers.keys() & (names(DEV) - names(READERS))
+    both = readers.keys() & checks.keys()
+    assert {name: readers[name] for name in both} == {name: checks[name] for name in both}
 
 
 LINUX = [{"python_full_version": f"3.{minor}.1", "sys_platform": "linux"} for minor in (11, 13)]

@@ -35,7 +35,7 @@ def front_door(tmp_path):
 
     def make(target, **variables):
         words = [f"{name}={value}" for name, value in variables.items()]
-        command = ["make", "-s", target, f"BIN={tmp_path}", "INSTALLED=", *words]
+        command = ["make", "-s", target, f"BIN={tmp_path}", "INSTALLED=", "DEV=", *words]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -58,25 +58,46 @@ def test_a_checkout_may_lie_anywhere(tmp_path):
     shutil.copy(ROOT / "Makefile", place)
     (place / "python").write_text('#!/bin/sh\necho "$JAX_COMPILATION_CACHE_DIR"\n')
     (place / "python").chmod(0o755)
-    command = ["make", "-s", "library", "BIN=.", "INSTALLED="]
+    command = ["make", "-s", "library", "BIN=.", "INSTALLED=", "DEV="]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
     assert done.stdout == f"{place}/_build/jax\n"
     assert not (place / "pwned").exists()
 
 
-def test_what_cuda_takes_is_installed_once_asked_for_and_from_then_on(tmp_path):
-    for name in ("Makefile", "pyproject.toml", "requirements.lock", "requirements-gpu.lock"):
-        shutil.copy(ROOT / name, tmp_path)
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\necho "$@"\n')
-    python.chmod(0o755)
+@pytest.fixture
+def installs(tmp_path):
+    """A function that makes a target and tells which locks it installed."""
+    for path in (ROOT / "Makefile", ROOT / "pyproject.toml", *ROOT.glob("*.lock")):
+        shutil.copy(path, tmp_path)
+    bin = tmp_path / ".venv" / "bin"
+    bin.mkdir(parents=True)
+    for name in ("python", "ruff"):
+        (bin / name).write_text('#!/bin/sh\necho "$@"\n')
+        (bin / name).chmod(0o755)
 
     def installs(target):
         command = ["make", "-s", target]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         return re.findall(r"-r (\S+)", done.stdout)
 
+    return installs
+
+
+def test_what_checks_take_is_installed_by_the_first_check(installs, tmp_path):
+    both = ["requirements.lock", "requirements-dev.lock"]
+    assert installs("book") == both[:1]
+    assert installs("lint") == both[1:]
+    assert installs("lint") == installs("book") == []
+    with (tmp_path / "requirements-dev.lock").open("a") as lock:
+        lock.write("# another\n")
+    assert installs("book") == []
+    assert installs("test") == both[1:]
+    with (tmp_path / "requirements.lock").open("a") as lock:
+        lock.write("# another\n")
+    assert installs("lint") == both
+
+
+def test_what_cuda_takes_is_installed_once_asked_for_and_from_then_on(installs, tmp_path):
     both = ["requirements.lock", "requirements-gpu.lock"]
     assert installs("installed") == both[:1]
     assert installs("installed") == []

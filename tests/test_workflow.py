@@ -76,12 +76,13 @@ def test_a_job_ends_and_its_actions_are_pinned(name):
             assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+(\.\d+)*|[0-9a-f]{40})", step["uses"])
 
 
-def test_what_is_installed_is_kept_by_the_lock():
+def test_what_is_installed_is_kept_by_the_locks():
     setups = [step for _, step in STEPS if step.get("uses", "").startswith("actions/setup-python")]
     assert len(setups) == len(JOBS) - 1
     for step in setups:
         assert step["with"]["cache"] == "pip"
-        assert (ROOT / step["with"]["cache-dependency-path"]).name == "requirements.lock"
+        kept = {path.name for path in ROOT.glob(step["with"]["cache-dependency-path"])}
+        assert {"requirements.lock", "requirements-dev.lock"} <= kept
 
 
 def test_each_schedule_has_its_job():
