@@ -5,8 +5,8 @@
 # meeting. Freshness is by content: every file or stamp made here has in its name the digest of all
 # that it depends on (iterlin_book.freshness), so an existing file is a fresh one.
 #
-# Configuration of results: tier, pages (those to run, in their order of priority) and shares, into
-# which the runs of a page are cut.
+# Configuration: tier, pages (those to run, in their order of priority), shares, into which the runs
+# of a page are cut, and the digests of pages, where they have been computed.
 
 import sys
 from hashlib import sha256
@@ -20,10 +20,9 @@ TIER = config.get("tier", pages.QUICK)
 NAMES = [name for name in pages.toc(ROOT) if pages.read(ROOT, name) is not None]
 NAMES = config.get("pages", NAMES)
 SHARES = int(config.get("shares", 1))
-DIGESTS = {page: run.prepare(ROOT, page, TIER)[2] for page in NAMES}
+DIGESTS = config.get("digests") or {page: run.prepare(ROOT, page, TIER)[2] for page in NAMES}
 OUTPUTS = {
-    page: pages.executed(ROOT, page, TIER, digest).relative_to(ROOT)
-    for page, digest in DIGESTS.items()
+    page: pages.executed(ROOT, page, TIER, DIGESTS[page]).relative_to(ROOT) for page in NAMES
 }
 
 

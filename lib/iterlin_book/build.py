@@ -21,12 +21,22 @@ from typing import NamedTuple
 
 import yaml
 
-from iterlin_book import compiled, execute, freshness, pages, processes, render, states
+from iterlin_book import (
+    compiled,
+    execute,
+    freshness,
+    pages,
+    processes,
+    render,
+    states,
+    warm_kernels,
+)
 from iterlin_book.pages import BookError
 
 SNAKEFILE = Path(__file__).resolve().parents[2] / "Snakefile"
 # NPROC sizes the thread pools of XLA on the CPU, the others those of numpy and scipy.
 _THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_WORTH_IT = 4  # pages: to load what kernels use takes as long as it saves on one
 _PATIENCE = 10  # seconds for notebooks to end by themselves after an interrupt
 
 
@@ -73,10 +83,11 @@ def run(root, request):
     check_places(root, request.chosen, request.tier)
     profile = check_profile(root, request.profile)
     freshness.check_records(root)
-    outputs = {}  # the executed notebooks of an earlier build, as far as they are there
-    for page in request.chosen:
-        digest = execute.prepare(root, page, request.tier)[2]
-        outputs[page] = pages.executed(root, page, request.tier, digest)
+    digests = {page: execute.prepare(root, page, request.tier)[2] for page in request.chosen}
+    # The executed notebooks of an earlier build, as far as they are there.
+    outputs = {
+        page: pages.executed(root, page, request.tier, digest) for page, digest in digests.items()
+    }
     default = 2 if request.target == "book" else 1
     if profile is None:
         jobs = max(1, default if request.jobs is None else request.jobs)
@@ -95,9 +106,22 @@ def run(root, request):
         pages.drop_damaged(root, list(outputs.values()))
         compiled.drop_damaged(root)
         if request.target == "results":
-            return _results(root, request, outputs, arguments)
+            return _results(root, request, outputs, digests, arguments)
         render.drop_damaged(root)
-        return _snakemake(root, ["book", *arguments])
+        waiting = [path for path in outputs.values() if not path.is_file()]
+        with _kernels(root, len(waiting)):
+            return _snakemake(root, ["book", *arguments, *_configured(digests=digests)])
+
+
+@contextmanager
+def _kernels(root, waiting):
+    """Kernels that need not load what they use, for so many pages at the quick tier."""
+    if waiting < _WORTH_IT:
+        yield
+        return
+    execute.settle(root, quick=True)
+    with warm_kernels.serving():
+        yield
 
 
 def check_places(root, chosen, tier):
@@ -127,7 +151,12 @@ def check_profile(root, name):
     return folder
 
 
-def _results(root, request, outputs, arguments):
+def _configured(**values):
+    """Arguments of Snakemake that tell the Snakefile so."""
+    return ["--config", *(f"{name}={json.dumps(value)}" for name, value in values.items())]
+
+
+def _results(root, request, outputs, digests, arguments):
     """Run the pages that are not done, print a summary and return the exit status."""
     tier, waiting = request.tier, [page for page, path in outputs.items() if not path.is_file()]
     for page in request.chosen:
@@ -136,9 +165,8 @@ def _results(root, request, outputs, arguments):
         told = time.time() + request.deadline - time.monotonic()
         os.environ[states.DEADLINE] = f"{told:.0f}"
     if waiting:
-        config = {"tier": tier, "pages": waiting, "shares": request.shares}
-        config = [f"{name}={json.dumps(value)}" for name, value in config.items()]
-        if _snakemake(root, ["results", *arguments, "--config", *config]) == states.INTERRUPTED:
+        told = _configured(tier=tier, pages=waiting, shares=request.shares, digests=digests)
+        if _snakemake(root, ["results", *arguments, *told]) == states.INTERRUPTED:
             print("interrupted: run the same command again to go on", file=sys.stderr)
             return states.INTERRUPTED
     outcomes = {

@@ -17,7 +17,7 @@ from pathlib import Path
 import nbformat
 from iterlin.runtime.shares import ShareDone
 
-from iterlin_book import compiled, freshness, pages, parameters, processes
+from iterlin_book import compiled, freshness, pages, parameters, processes, warm_kernels
 from iterlin_book.pages import BookError
 from iterlin_book.processes import CellFailed, Unfinished
 from iterlin_book.states import REFUSED
@@ -63,6 +63,17 @@ def prepare(root, page, tier):
     return notebook, values, freshness.digest(root, page, tier, notebook, values)
 
 
+def settle(root, quick):
+    """Set the environment for the pages' processes that this one starts."""
+    # Figures must land in the notebook whatever backend the caller's shell prefers.
+    os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    if quick:
+        compiled.quickly()
+    compiled.keep(root)
+    compiled.add_flags(_SCHEDULER)
+
+
 def check_places(root, page, tier):
     """Raises BookError for a folder that the run would fail to write to, maybe after hours."""
     root = Path(root).resolve()
@@ -81,7 +92,6 @@ def execute(root, page, tier, prepared, expected=None):
     if tier == pages.QUICK:
         # A build of the book runs pages that print nothing but warnings; those end up on the page.
         echo = None
-        compiled.quickly()
     executed = run(root, page, notebook, values, partial, echo)
     seconds = round(time.monotonic() - started, 1)
     require_same(page, prepare(root, page, tier)[2], digest)
@@ -132,16 +142,13 @@ def _missing(root, page, tier):
 def run(root, page, notebook, values, partial, echo):
     """The notebook, executed. Raises CellFailed, Unfinished, or ShareDone where it stops for it."""
     import papermill  # slow to import: after the checks of what was asked
+    from jupyter_client import AsyncKernelManager
     from nbclient.exceptions import DeadKernelError
     from traitlets.config import Config
 
-    # Figures must land in the notebook whatever backend the caller's shell prefers.
-    os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
-    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    settle(root, quick=echo is None)
     if echo:
         os.environ.setdefault("ITERLIN_PROGRESS", "1")  # lines now and then
-    compiled.keep(root)
-    compiled.add_flags(_SCHEDULER)
     told = ["--log-level=50"]
     if echo is None:
         told.append(f"--IPKernelApp.exec_lines={_SELDOM!r}")
@@ -157,6 +164,7 @@ def run(root, page, notebook, values, partial, echo):
             cwd=str(root),
             extra_arguments=told,
             config=Config(KernelManager=places),
+            kernel_manager_class=warm_kernels.manager() or AsyncKernelManager,
         )
     except papermill.exceptions.PapermillExecutionError as error:
         if error.ename == ShareDone.__name__:
