@@ -25,7 +25,8 @@ def main(place, *command):
             status += part
     status = int(status or 1)
     if status < 0:  # the signal that ended it
-        signal.signal(-status, signal.SIG_DFL)
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
 

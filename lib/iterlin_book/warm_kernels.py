@@ -7,7 +7,7 @@ Jupyter starts as the page's kernel is a small program that stands for the copy
 """
 
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import pkgutil
@@ -33,14 +33,14 @@ _LOOK = 0.5  # seconds between looks at whether the build is still there
 
 @contextmanager
 def serving():
-    """Have a process that gives out kernels while this lasts, where the system has what it takes:
-    told by the environment, which must be that of the pages."""
+    """Have a process that gives out kernels while this lasts, where the system has what it takes;
+    the environment, which is to be that of the pages, tells them where. Gives the process."""
     if not hasattr(os, "pidfd_open"):  # Linux
-        yield
+        yield None
         return
     with tempfile.TemporaryDirectory(prefix="iterlin-", dir="/tmp") as folder:
         place = f"{folder}/kernels"
-        command = [sys.executable, "-P", "-m", "iterlin_book.warm_kernels"]
+        command = [sys.executable, "-m", "iterlin_book.warm_kernels"]
         # Linear algebra in one thread; Snakemake tells its jobs the same.
         told = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         with socket.socket(socket.AF_UNIX) as listener:
@@ -52,7 +52,7 @@ def serving():
             )
         os.environ[PLACE] = place
         try:
-            yield
+            yield server
         finally:
             del os.environ[PLACE]
             server.terminate()
@@ -153,10 +153,10 @@ def load():
     """What pages use, and how; nothing of it may start a thread or look for a device."""
     import iterlin
 
-    for name in LOADED:
-        importlib.import_module(name)
-    for module in pkgutil.walk_packages(iterlin.__path__, "iterlin."):
-        importlib.import_module(module.name)
+    ours = pkgutil.walk_packages(iterlin.__path__, "iterlin.")
+    for name in (*LOADED, *(module.name for module in ours)):
+        with suppress(ImportError):  # it is for the page to say what it lacks
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # these objects stay: no copy looks through them
 
@@ -204,12 +204,16 @@ def _become(request, descriptors):
 
 
 def main(number):
+    # As an ordinary kernel: the folder is on the path of a page, but nothing of it is loaded here.
+    if Path(sys.path[0]) == Path.cwd():
+        del sys.path[0]
     arguments = serve(int(number))
-    # Here this is the kernel of one page.
+    # From here on this is the kernel of one page.
     import numpy as np
     from ipykernel.kernelapp import launch_new_instance
 
-    np.random.seed()  # noqa: NPY002 -- others begin with the same state
+    sys.argv = [importlib.util.find_spec("ipykernel_launcher").origin, *arguments]
+    np.random.seed()  # noqa: NPY002 -- else all pages would begin with the same state
     # What loading matplotlib in a kernel does.
     launch_new_instance(argv=[*arguments, "--matplotlib=inline"])
 
