@@ -366,9 +366,9 @@ class Report:
         body += [[f"`{name}`", "failed"] for name in whole.get("failed", [])]
         note(tables.markdown(["", "time"], body))
         note(
-            f"In a clone of commit {whole['commit'][:7]}, {whole['date']}, packages installed "
-            "before. `make test` builds the book first: with nothing built it takes as long as "
-            "that and the tests together."
+            f"In a clone of commit {whole['commit'][:7]}, {whole['date']}, one after the other; "
+            "the first and the last install packages, as fast as the network is. `make test` "
+            "builds the book first: with nothing built it takes as long as those two."
         )
 
     def show_conditions(self) -> None:

@@ -1,14 +1,12 @@
-"""Seconds that whole commands take: `make book` and `make test`, cold and warm.
+"""Seconds that the README's commands take: `make book` and `make test`, cold and warm.
 
-They are taken in a clone of the checkout's last commit, with the packages that are installed
-here, and kept in _build/bench/whole.yml until they are measured again: every record made
-afterwards repeats them, with their own commit and date.
+They are taken in a clone of the checkout's last commit, packages being installed there, and kept in
+_build/bench/whole.yml until they are measured again: every record made afterwards repeats them,
+with their own commit and date.
 """
 
 import os
-import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,13 +18,14 @@ import yaml
 from bench.environments import BUILT, ROOT
 
 STORED = BUILT / "whole.yml"
-# Name, command, whether everything built is removed before. `make test` builds the book first: with
-# nothing built it takes as long as the first and the last of these together.
+# Name and command, in this order.
 COMMANDS = (
-    ("make book, nothing built", ("make", "book"), True),
-    ("make book, nothing changed", ("make", "book"), False),
-    ("make test, the book built", ("make", "test"), False),
+    ("make book, in an empty clone", ("make", "book")),
+    ("make book, nothing changed", ("make", "book")),
+    ("make test, the book built", ("make", "test")),
 )
+# Of a shell that works in an installation or a checkout of its own.
+_NOT_A_READERS = ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "JOBS")
 
 
 def stored(path: Path = STORED) -> dict:
@@ -48,18 +47,12 @@ def measure(
         subprocess.run(["git", "clone", "-q", str(root), str(clone)], check=True)
         head = ["git", "-C", str(clone), "rev-parse", "HEAD"]
         commit = subprocess.run(head, check=True, capture_output=True, text=True).stdout.strip()
-        # The packages that are installed here (nothing is installed), but the clone's own library.
-        venv = [f"VENV={sys.prefix}", f"INSTALLED={sys.executable}"]
-        environment = os.environ | {"PYTHONPATH": str(clone / "lib")}
-        for name, command, fresh in commands:
-            if fresh:
-                shutil.rmtree(clone / "_build", ignore_errors=True)
-                shutil.rmtree(clone / ".snakemake", ignore_errors=True)
-            extra = venv if command[0] == "make" else []
+        environment = {k: v for k, v in os.environ.items() if k not in _NOT_A_READERS}
+        for name, command in commands:
             started = time.perf_counter()
             with open(path.with_suffix(".log"), "w" if name == commands[0][0] else "a") as log:
                 streams = {"stdout": log, "stderr": subprocess.STDOUT}
-                done = subprocess.run([*command, *extra], cwd=clone, env=environment, **streams)
+                done = subprocess.run(command, cwd=clone, env=environment, **streams)
             taken = time.perf_counter() - started
             if done.returncode:
                 failed.append(name)

@@ -452,8 +452,8 @@ def test_a_worker_speaks_the_protocol_whatever_is_printed(worker, tmp_path):
 def test_whole_commands_are_kept_with_their_commit(tmp_path):
     path, said = tmp_path / "whole.yml", []
     wanted = [
-        ("works", (sys.executable, "-c", "print('working')"), True),
-        ("fails", (sys.executable, "-c", "raise SystemExit(3)"), False),
+        ("works", (sys.executable, "-c", "print('working')")),
+        ("fails", (sys.executable, "-c", "raise SystemExit(3)")),
     ]
     assert whole.stored(path) == {}
     whole.measure(wanted, path, say=said.append)
