@@ -10,7 +10,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -29,7 +28,6 @@ _OUT_OF_TIME = "OutOfTime"
 # What a quick page's process begins with: it traces and compiles, and would look for garbage for a
 # twelfth of its time. The others have large arrays to let go of.
 _SELDOM = ["__import__('gc').set_threshold(10_000, 10, 10)"]
-_LONG = 80  # characters: a socket's whole path may have a hundred
 # With this scheduler jaxlib 0.10.2 can wait for ever on two cores, when a vmapped program has
 # several decompositions that do not depend on each other.
 _SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
@@ -186,14 +184,8 @@ def run(root, page, notebook, values, partial, echo):
 
 
 def _sockets():
-    """A folder by which the notebook's process is talked to, and what the manager is told of it.
-
-    Ports are free when they are chosen and may be another's when they are taken: among hundreds of
-    notebooks, several at a time, that happens to one. A folder is nobody else's.
-    """
-    above = tempfile.gettempdir()
-    above = above if len(above) < _LONG else "/tmp"
-    folder = tempfile.TemporaryDirectory(prefix="iterlin-", dir=above)
+    """A folder by which the notebook's process is talked to, and what the manager is told of it."""
+    folder = processes.socket_folder()
     places = {"ip": f"{folder.name}/socket", "connection_file": f"{folder.name}/kernel.json"}
     return folder, {"transport": "ipc", **places}
 

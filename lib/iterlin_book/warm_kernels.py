@@ -16,11 +16,11 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from iterlin_book import processes
 from iterlin_book.warm_kernel_client import TAKEN
 
 CLIENT = Path(__file__).with_name("warm_kernel_client.py")
@@ -38,7 +38,7 @@ def serving():
     if not hasattr(os, "pidfd_open"):  # Linux
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="iterlin-", dir="/tmp") as folder:
+    with processes.socket_folder() as folder:
         place = f"{folder}/kernels"
         command = [sys.executable, "-m", "iterlin_book.warm_kernels"]
         # Linear algebra in one thread; Snakemake tells its jobs the same.
@@ -155,7 +155,7 @@ def load():
 
     ours = pkgutil.walk_packages(iterlin.__path__, "iterlin.")
     for name in (*LOADED, *(module.name for module in ours)):
-        with suppress(ImportError):  # it is for the page to say what it lacks
+        with suppress(Exception):  # it is for the page that needs it to say what is wrong
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # these objects stay: no copy looks through them
