@@ -22,11 +22,14 @@ PAGE = (
 import os, sys
 print(os.getcwd(), sys.argv[0].endswith("ipykernel_launcher.py"), __name__, sys.path)
 import matplotlib.pyplot as plt
+import pandas, xarray
+sys.stdout.flush()
 import jax, jax.numpy as jnp
 jax.config.update("jax_enable_x64", True)
 plt.rcParams["svg.hashsalt"] = "x"
 from matplotlib_inline.backend_inline import set_matplotlib_formats
 set_matplotlib_formats("svg", metadata={"Date": None})
+print(dict(plt.rcParams), pandas.options.display.max_columns, xarray.get_options())
 plt.plot([1, 2])
 jnp.arange(3.0).sum()
 """,

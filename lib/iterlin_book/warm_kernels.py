@@ -6,6 +6,7 @@ Jupyter starts as the page's kernel is a small program that stands for the copy
 (`warm_kernel_client`): where it finds no such process it becomes an ordinary kernel.
 """
 
+import builtins
 import gc
 import importlib.util
 import json
@@ -18,6 +19,7 @@ import subprocess
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from iterlin_book import processes
@@ -26,6 +28,9 @@ from iterlin_book.warm_kernel_client import TAKEN
 CLIENT = Path(__file__).with_name("warm_kernel_client.py")
 PLACE = "ITERLIN_WARM_KERNELS"  # where the process listens
 LOADED = ("matplotlib.pyplot", "ipykernel.kernelapp", "sklearn.datasets")
+# It enters itself in the kernel that it is loaded in: each copy does that.
+BACKEND = "matplotlib_inline.backend_inline"
+_LOADS_BACKEND = f"__import__('importlib').import_module('{BACKEND}') and None"
 # Read when something is loaded: a page that is told otherwise needs a process of its own.
 _READ_ON_LOADING = ("JAX_", "XLA_", "PYTHON", "MPL", "PATH", "LD_", "TF_")
 _LOOK = 0.5  # seconds between looks at whether the build is still there
@@ -153,10 +158,14 @@ def load():
     """What pages use, and how; nothing of it may start a thread or look for a device."""
     import iterlin
 
+    # Where pandas looks, once, whether it is in a kernel, which shows more columns.
+    builtins.get_ipython = lambda: SimpleNamespace(kernel=None)
     ours = pkgutil.walk_packages(iterlin.__path__, "iterlin.")
     for name in (*LOADED, *(module.name for module in ours)):
         with suppress(Exception):  # it is for the page that needs it to say what is wrong
             importlib.import_module(name)
+    del builtins.get_ipython
+    sys.modules.pop(BACKEND, None)
     gc.collect()
     gc.freeze()  # these objects stay: no copy looks through them
 
@@ -214,8 +223,7 @@ def main(number):
 
     sys.argv = [importlib.util.find_spec("ipykernel_launcher").origin, *arguments]
     np.random.seed()  # noqa: NPY002 -- else all pages would begin with the same state
-    # What loading matplotlib in a kernel does.
-    launch_new_instance(argv=[*arguments, "--matplotlib=inline"])
+    launch_new_instance(argv=[*arguments, f"--IPKernelApp.code_to_run={_LOADS_BACKEND}"])
 
 
 if __name__ == "__main__":
