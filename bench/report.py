@@ -26,6 +26,10 @@ SHARED = (
     "layers of fewer than 16 channels copy patches, as with one thread; and two devices wait for "
     "each other at each step, and copy each other's part of the batch, which a short step feels."
 )
+COPIES = (
+    "layers of fewer than 16 channels, the first one always, copy patches or blocks of them; "
+    "torch's convolution does not."
+)
 # Why a goal is not reached, by what is compared.
 REASONS = {
     "plain step, against torch": "the derivative by a kernel multiplies by the transposed patches, "
@@ -33,8 +37,8 @@ REASONS = {
     "slices are written out before the backward pass.",
     "linearised step, against torch.func": "as for the plain step: the transposed product, and "
     "activations that leave the cache.",
-    "plain step, against torch, one thread": "layers of fewer than 16 channels, the first one "
-    "always, copy patches or blocks of them; torch's convolution does not.",
+    "plain step, against torch, one thread": COPIES,
+    "linearised step, against torch.func, one thread": COPIES,
     "plain step, against torch, two threads": SHARED,
     "linearised step, against torch.func, two threads": SHARED,
     "linearised step, in plain steps": "it has {extra} times the operations, so that 1.4 needs a "
