@@ -119,7 +119,7 @@ references: $(INSTALLED) ## make tests/notebooks anew from the pages that run no
 restamp: $(INSTALLED) ## bring records to the present form, where it is proven that nothing changed
 	@$(BIN)/python -m iterlin_book.restamp
 
-picture: $(DEV) ## take the README's picture from the book's landing page
+picture: $(INSTALLED) ## take the README's picture from the book's landing page
 	@$(BIN)/python -m iterlin_book.picture
 
 bench: $(DEV) ## measure the library beside its peers [CASES=NTK] [ROUNDS=5] [WHOLE=1] [TIER=gpu]

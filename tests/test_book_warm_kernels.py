@@ -111,7 +111,7 @@ def test_a_page_shows_what_it_shows_in_an_ordinary_kernel(root, server, monkeypa
     assert copies == [ordinary, ordinary]
 
 
-def test_what_is_loaded_starts_no_thread_and_looks_for_no_device(tmp_path):
+def test_what_is_loaded_starts_no_thread_and_looks_for_no_device():
     code = """
 import os
 from iterlin_book import warm_kernels
