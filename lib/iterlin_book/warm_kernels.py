@@ -28,6 +28,8 @@ from iterlin_book.warm_kernel_client import TAKEN
 CLIENT = Path(__file__).with_name("warm_kernel_client.py")
 PLACE = "ITERLIN_WARM_KERNELS"  # where the process listens
 LOADED = ("matplotlib.pyplot", "ipykernel.kernelapp", "sklearn.datasets")
+# For linear algebra, when it is loaded; Snakemake tells its jobs the same.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # It enters itself in the kernel that it is loaded in: each copy does that.
 BACKEND = "matplotlib_inline.backend_inline"
 _LOADS_BACKEND = f"__import__('importlib').import_module('{BACKEND}') and None"
@@ -46,14 +48,15 @@ def serving():
     with processes.socket_folder() as folder:
         place = f"{folder}/kernels"
         command = [sys.executable, "-m", "iterlin_book.warm_kernels"]
-        # Linear algebra in one thread; Snakemake tells its jobs the same.
-        told = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(place)
             listener.listen()  # whoever comes before all is loaded waits
             number = listener.fileno()
             server = subprocess.Popen(
-                [*command, str(number)], env=told, start_new_session=True, pass_fds=[number]
+                [*command, str(number)],
+                env=os.environ | ONE_THREAD,
+                start_new_session=True,
+                pass_fds=[number],
             )
         os.environ[PLACE] = place
         try:
