@@ -46,7 +46,7 @@ def test_grouping_calls_are_opened_and_others_stay_whole():
     def names(function):
         return {operation.name for operation in flatten(function, VECTOR).operations}
 
-    assert {"jit", "checkpoint"}.isdisjoint(names(nested))
+    assert {"jit", "checkpoint", "remat2"}.isdisjoint(names(nested))
     assert {"scan", "cond"} <= names(looped)
 
 

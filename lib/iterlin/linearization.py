@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from iterlin import examples
+from iterlin.independence import shown_independent
 from iterlin.parameters import Trainable, bound, split, trainable_mask
 from iterlin.runtime.precision import full_precision
 from iterlin.validation import is_traced
@@ -165,11 +166,14 @@ def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
 def require_independent(f: Network, params: PyTree, x: Any) -> None:
     """Refuses an f whose output for one example depends on the others; ValueError says so.
 
-    Shapes are always checked, values only where x, params and what f holds are concrete: not where
-    JAX traces these, but where it traces around them.
+    Shapes are always checked; then what f does (`independence`), and where that does not show it,
+    values, if x, params and what f holds are concrete: not where JAX traces these, but where it
+    traces around them.
     """
     batch, single = output_shape(f, params, x), jax.eval_shape(f, params, examples.part(x, 0, 1))
     coupled = single.shape != (1, *batch.shape[1:])
+    if not coupled and (examples.count(x) == 1 or shown_independent(f, params, x)):
+        return
     if not coupled and (found := _first_alone_and_together(f, params, x)):
         alone, together = found
         scale = np.max(np.abs(together)) + np.max(np.abs(alone))

@@ -11,7 +11,7 @@ import jax
 from jax.extend.core import JaxprEqn, Literal
 from jaxtyping import Array, PyTree
 
-OPENED = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint"})
+OPENED = frozenset({"jit", "call", "closed_call", "checkpoint", "remat2"})
 
 
 class Operation(NamedTuple):
