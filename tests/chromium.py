@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import time
 
-COMMAND = shutil.which("chromium") or shutil.which("chromium-browser")
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser")
+COMMAND = next(filter(None, map(shutil.which, NAMES)), None)
 OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
 OPTIONS += ["--disable-background-networking", "--allow-file-access-from-files"]
 SECONDS = 60

@@ -326,7 +326,7 @@ def _convolution(settings, operands, axis):
 def _gather(settings, operands, axis):
     """Of one table, by each example's indices, whose last axis counts those of one position."""
     (table, indices), dimensions = operands, settings["dimension_numbers"]
-    if axis in dimensions.offset_dims or dimensions.operand_batching_dims:
+    if axis in dimensions.offset_dims:
         return None
     position = sum(other not in dimensions.offset_dims for other in range(axis))
     return settings, [table.whole(), indices.half(position)]
