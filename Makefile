@@ -39,7 +39,7 @@ define pip_install
 	@echo "installing the pinned versions of $(strip $(1)) (minutes, once)"
 	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --no-compile \
 	  --require-hashes $(1:%=-r %)
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	@$(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
 endef
 
 $(INSTALLED):

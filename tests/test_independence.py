@@ -41,6 +41,13 @@ def causal(p, x):
     return jnp.einsum("nst,ntd->nsd", jax.nn.softmax(scores), x)
 
 
+@jax.custom_vjp
+def cubed(x):
+    return x**3
+
+
+cubed.defvjp(lambda x: (cubed(x), x), lambda x, g: (3 * x**2 * g,))
+
 SHOWN = {
     "elementwise": lambda p, x: jnp.where(x > 0, jnp.tanh(x), lax.clamp(-1.0, x, 1.0) ** 3),
     "a vector added": lambda p, x: x + p[0],
@@ -76,10 +83,20 @@ SHOWN = {
         jax.nn.relu(x) + jax.nn.gelu(x) + jax.nn.logsumexp(x, 1, keepdims=True)
     ),
     "programs": lambda p, x: jax.checkpoint(jax.jit(lambda x: jnp.sin(x) @ p))(x),
+    "a reverse rule": lambda p, x: cubed(x) @ p,
     "random numbers that are the same": lambda p, x: x * jax.random.normal(KEY, (4, 6)),
 }
 
-NOT_SHOWN = {
+NOT_ @ jax.custom_vjp
+
+
+def cubed(x):
+    return x**3
+
+
+cubed.defvjp(lambda x: (cubed(x), x), lambda x, g: (3 * x**2 * g,))
+
+SHOWN = {
     "the mean of the batch": lambda p, x: x - x.mean(0),
     "its sum, as a factor": lambda p, x: x * x.sum(),
     "the largest of the batch": lambda p, x: jnp.argmax(x, 0)[None] * x,
@@ -91,6 +108,7 @@ NOT_SHOWN = {
     "products of examples": lambda p, x: jnp.einsum("nsd,msd->nm", x, x).sum(1)[:, None] * x[:, 0],
     "transposed": lambda p, x: x.reshape(4, len(x), 6).swapaxes(0, 1),
     "positions before examples": lambda p, x: x.reshape(4, 6, -1).transpose(2, 0, 1),
+    "another order": lambda p, x: lax.reshape(x, (len(x), 24), (2, 1, 0)),
     "the first one": lambda p, x: jnp.broadcast_to(x[:1], x.shape),
     "the first one for a part": lambda p, x: jnp.concatenate([x[:, :1], x[:1] + 0 * x], 1),
     "padded": lambda p, x: jnp.pad(x, ((1, 0), (0, 0), (0, 0)))[:-1],

@@ -123,8 +123,7 @@ class _Reader:
 
     def _made(self, equation, operands: list[Value]) -> list[Value]:
         kind, settings = equation.primitive.name, equation.params
-        if kind in CALLS:
-            inner = settings[CALLS[kind]]
+        if (inner := settings.get(CALLS.get(kind))) is not None:
             consts = getattr(inner, "consts", ())
             return self._read(getattr(inner, "jaxpr", inner), consts, operands)
         if kind == "optimization_barrier":  # hands on what it is given
@@ -187,8 +186,8 @@ def _others(axes, count: int) -> list[int]:
     "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp "
     "convert_element_type copy cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt "
     "integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or pow "
-    "reduce_precision rem round rsqrt select_n sign sin sinh sqrt "
-    "square stop_gradient sub tan tanh xor"
+    "reduce_precision rem round rsqrt select_n sign sin sinh sqrt square stop_gradient sub tan "
+    "tanh xor"
 )
 def _elementwise(settings, operands, axis):
     return settings, [_stretched(value, axis) for value in operands]
@@ -213,9 +212,9 @@ def _broadcast(settings, operands, axis):
 @_rule("reshape")
 def _reshape(settings, operands, axis):
     """In order of memory: halves along the first axis longer than 1 after as many numbers."""
-    (value,), sizes = operands, settings["new_sizes"]
-    before = math.prod(sizes[:axis])
-    for old, size in enumerate(value.shape):
+    value = operands[0]
+    before = math.prod(settings["new_sizes"][:axis])
+    for old, size in enumerate(value.shape if settings["dimensions"] is None else ()):
         if size > 1 and math.prod(value.shape[:old]) == before:
             return _halved(settings, "new_sizes", axis), [value.half(old)]
     return None
