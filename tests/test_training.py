@@ -115,6 +115,7 @@ def test_training_equals_a_plain_loop(problem, loss, optimizer, period, batch_si
     assert history["all_loss_proxy"][-1] == pytest.approx(float(loss(proxy, data[1])), rel=1e-12)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_period_one_is_plain_gradient_descent_bit_for_bit(dtype, batch_size):
