@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import time
 
-NAMES = ("chromium-headless-shell", "chromium", "chromium-browser")
+from iterlin_book.chromium import NAMES
+
 COMMAND = next(filter(None, map(shutil.which, NAMES)), None)
 OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
 OPTIONS += ["--disable-background-networking", "--allow-file-access-from-files"]

@@ -11,7 +11,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 
-# The first has no windows, for which the others draw and run scripts of their own: half the time.
+# The first has no windows, for which the others draw and run scripts of their own.
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 PACKAGES = ("playwright", "axe_playwright_python", "pikepdf")
 HOST = "127.0.0.1"
