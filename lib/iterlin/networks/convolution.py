@@ -176,6 +176,8 @@ def _max_over(axes: tuple[int, ...]) -> Callable[[Array], Array]:
             index = dict(zip(axes, indices, strict=True))
             return tuple(index.get(axis, slice(None)) for axis in range(blocks.ndim))
 
+        # Readers that make it anew may round it otherwise: then no entry is the largest.
+        blocks = jax.lax.optimization_barrier(blocks)
         largest = _block_max(blocks)
         hit = blocks == largest[at(*[None] * len(axes))]
         entries = product(*(range(blocks.shape[axis]) for axis in axes))
