@@ -550,8 +550,9 @@ def test_rows_are_not_copied_to_be_summed(form):
     rows = jax.ShapeDtypeStruct((40, 8, 3000), jnp.float32)
     group = factors.Factors([], [], [rows])
     kernel = jax.ShapeDtypeStruct((40, 40, 8)[: 3 if form == "diagonal" else 2], jnp.float32)
-    origin = jax.ShapeDtypeStruct((2,), jnp.int32)
+    origin = jax.ShapeDtypeStruct((2,), jnp.uint32)
     settings = {"sizes": (40, 40), "outputs": 1, "form": form, "mirrored": True, "same": False}
+    settings |= {"shape": kernel.shape, "dtype": kernel.dtype}
     written = blocks._write.lower(kernel, group, group, origin, **settings).compile()
     taken = written.memory_analysis().temp_size_in_bytes
     assert taken < 0.5 * rows.size * rows.dtype.itemsize

@@ -39,6 +39,11 @@ def part(tree: PyTree, start: int | None, stop: int | None = None) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[start:stop], tree)
 
 
+def shapes(tree: PyTree, number: int) -> PyTree:
+    """Shapes and types of the first examples, as many as there are of `number`; nothing runs."""
+    return jax.eval_shape(lambda tree: part(tree, 0, number), tree)
+
+
 def single(tree: PyTree) -> PyTree:
     """One example, without an axis for it, as a batch of one."""
     return jax.tree.map(lambda leaf: leaf[None], tree)

@@ -23,6 +23,12 @@ from iterlin.validation import is_traced
 
 Network = Callable[[PyTree, Any], Array]
 
+COUPLED = (
+    "f couples its examples: its outputs for one of them depend on the others, so rows of the "
+    "Jacobian cannot be taken example by example. Give f in its evaluation mode; or "
+    "independent=False, where the function that was called has that choice"
+)
+
 
 def tree_sub(a: PyTree, b: PyTree) -> PyTree:
     return jax.tree.map(jnp.subtract, a, b)
@@ -166,28 +172,33 @@ def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
 def require_independent(f: Network, params: PyTree, x: Any) -> None:
     """Refuses an f whose output for one example depends on the others; ValueError says so.
 
-    Shapes are always checked; then what f does (`independence`), and where that does not show it,
-    values, if x, params and what f holds are concrete: not where JAX traces these, but where it
-    traces around them.
+    Shapes are always checked; then what f does, and where that does not show it, values, if x,
+    params and what f holds are concrete: not where JAX traces these, but where it traces around
+    them.
     """
-    batch, single = output_shape(f, params, x), jax.eval_shape(f, params, examples.part(x, 0, 1))
-    coupled = single.shape != (1, *batch.shape[1:])
-    if not coupled and (examples.count(x) == 1 or shown_independent(f, params, x)):
+    if known_independent(f, params, x):
         return
-    if not coupled and (found := _first_alone_and_together(f, params, x)):
+    if found := _first_alone_and_together(f, params, x):
         alone, together = found
         scale = np.max(np.abs(together)) + np.max(np.abs(alone))
-        tolerance = 1e3 * jnp.finfo(batch.dtype).eps * max(scale, 1e-30)
+        tolerance = 1e3 * jnp.finfo(output_shape(f, params, x).dtype).eps * max(scale, 1e-30)
         with np.errstate(invalid="ignore"):  # of two infinities
             agree = np.all(np.abs(alone - together) <= tolerance)
         # One example alone may be NaN (a batch of one has no variance); a NaN network is no proof.
-        coupled = not agree and np.all(np.isfinite(together))
-    if coupled:
-        raise ValueError(
-            "f couples its examples: its outputs for one of them depend on the others, so rows of "
-            "the Jacobian cannot be taken example by example. Give f in its evaluation mode; or "
-            "independent=False, where the function that was called has that choice"
-        )
+        if not agree and np.all(np.isfinite(together)):
+            raise ValueError(COUPLED)
+
+
+def known_independent(f: Network, params: PyTree, x: Any) -> bool:
+    """Whether the operations of f show what `require_independent` asks for (`independence`).
+
+    Nothing is computed, and x may be shapes (`examples.shapes`). ValueError where the outputs'
+    shapes show the opposite, and as `output_shape`.
+    """
+    batch, single = output_shape(f, params, x), jax.eval_shape(f, params, examples.shapes(x, 1))
+    if single.shape != (1, *batch.shape[1:]):
+        raise ValueError(COUPLED)
+    return examples.count(x) == 1 or shown_independent(f, params, x)
 
 
 def _first_alone_and_together(f: Network, params: PyTree, x: Any):

@@ -21,7 +21,12 @@ from iterlin.kernels import compiled
 from iterlin.kernels.blocks import assemble
 from iterlin.kernels.factors import PAIRWISE
 from iterlin.kernels.kept import KeptKernel, Sizes, kept_factors, sizes
-from iterlin.linearization import Network, jacobian_products, require_independent
+from iterlin.linearization import (
+    Network,
+    jacobian_products,
+    known_independent,
+    require_independent,
+)
 from iterlin.parameters import Trainable
 from iterlin.runtime.precision import full_precision
 from iterlin.validation import one_shape, positive_integer
@@ -206,7 +211,7 @@ def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array,
         against = None if same else (x1 if x2 is None else x2, second)
         return assemble(factors_of, (x1, first), against, group, form, dtype)
 
-    parts = [jnp.arange(start, min(start + part, number)) for start in range(0, number, part)]
+    parts = [np.arange(start, min(start + part, number)) for start in range(0, number, part)]
     if form in PAIRWISE:
         axes = (2, 3) if form == "full" else (1, 3)
         rows = [jnp.concatenate([between(a, b) for b in parts], axes[1]) for a in parts]
@@ -244,9 +249,9 @@ def _alike(x1: PyTree, x2: PyTree) -> tuple[PyTree, PyTree]:
 
 def _independent(f: Network, moving: PyTree, fixed: PyTree, x: PyTree) -> compiled.Traced:
     """The network traced for a batch of one, if its outputs are the same in a batch of two."""
-    few = examples.part(x, 0, 2)
+    few = examples.shapes(x, 2)
     networks = {
-        size: compiled.trace(f, moving, fixed, examples.part(few, 0, size))
+        size: compiled.trace(f, moving, fixed, examples.shapes(few, size))
         for size in range(1, examples.count(few) + 1)
     }
 
@@ -254,16 +259,18 @@ def _independent(f: Network, moving: PyTree, fixed: PyTree, x: PyTree) -> compil
         network = networks[examples.count(x)]
         return network.compiled.outputs(network.given, x)
 
-    require_independent(outputs, networks[1].given, few)
+    given = networks[1].given
+    if not known_independent(outputs, given, few):  # a slice of x has to be compiled
+        require_independent(outputs, given, examples.part(x, 0, 2))
     return networks[1]
 
 
 def _largest_part(network, x, outputs: int, memory_limit: int, settings) -> tuple[int, int]:
     """How many outputs at a time, and the bytes that one example's factors then take."""
-    one, shapes_of = examples.part(x, 0, 1), network.compiled.factors.eval_shape
+    one, shapes_of = examples.shapes(x, 1), network.compiled.factors.eval_shape
 
     def size(part):
-        shapes = shapes_of(network.given, one, jnp.arange(part), **settings)
+        shapes = shapes_of(network.given, one, np.arange(part), **settings)
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
     part = outputs

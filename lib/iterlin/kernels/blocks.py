@@ -31,8 +31,8 @@ LAYOUTS = {
 
 def assemble(
     factors_of: Callable[[PyTree, Array], Factors],
-    first: tuple[PyTree, Array],
-    second: tuple[PyTree, Array] | None,
+    first: tuple[PyTree, Array | np.ndarray],
+    second: tuple[PyTree, Array | np.ndarray] | None,
     group: int,
     form: str,
     dtype,
@@ -46,9 +46,11 @@ def assemble(
     sides = first, (first if symmetric else second)
     (n1, o1), (n2, o2) = ((examples.count(x), len(outputs)) for x, outputs in sides)
     shapes = {"full": (n1, n2, o1, o2), "matrix": (n1, o1, n2, o2), "diagonal": (n1, n2, o1)}
-    kernel = jnp.zeros(shapes.get(form, (n1, n2)), dtype)
+    shape = shapes.get(form, (n1, n2))
     starts = [pieces(n, group) for n in (n1, n2)]
     order = _half(len(starts[0][0])) if symmetric else _all(len(starts[0][0]), len(starts[1][0]))
+    # The only block's program makes the kernel as well.
+    kernel = None if len(starts[0][0]) == len(starts[1][0]) == 1 else jnp.zeros(shape, dtype)
     alive: dict[tuple[int, int], Factors] = {}
     for i, j in order:
         wanted = (0, i), (0 if symmetric else 1, j)
@@ -63,12 +65,14 @@ def assemble(
         kernel = write(
             kernel,
             *(alive[key] for key in wanted),
-            np.asarray([starts[0][0][i], starts[1][0][j]], np.int32),
+            np.asarray([starts[0][0][i], starts[1][0][j]], np.uint32),
             sizes=(starts[0][1], starts[1][1]),
             outputs=o1 if form in PAIRWISE else 1,
             form=form,
             mirrored=symmetric,
             same=symmetric and i == j,
+            shape=shape,
+            dtype=dtype,
         )
     return kernel
 
@@ -98,19 +102,23 @@ def _all(rows: int, columns: int) -> Iterator[tuple[int, int]]:
             yield i, j if i % 2 == 0 else columns - 1 - j
 
 
-def _written(kernel, first, second, origin, *, sizes, outputs, form, mirrored, same):
-    """Products of two groups put into the kernel from `origin` on, block by block."""
+def _written(kernel, first, second, origin, *, sizes, outputs, form, mirrored, same, shape, dtype):
+    """Products of two groups put into the kernel from `origin` on, block by block.
+
+    The kernel has that shape and type; None is one of zeros.
+    """
+    kernel = jnp.zeros(shape, dtype) if kernel is None else kernel
     (begins1, size1), (begins2, size2) = (pieces(n, _block(n, outputs)) for n in sizes)
     pairs = [(i, j) for i in begins1 for j in begins2 if not same or i <= j]
-    pairs = jnp.asarray(np.asarray(pairs, dtype=np.int32))
+    pairs = jnp.asarray(np.asarray(pairs, dtype=np.uint32))  # signed places may count from the end
     layout, mirror = LAYOUTS[form]
     rows, columns = layout.index(0), layout.index(len(layout) // 2)
 
-    def block_into(index, kernel):
-        i, j = pairs[index]
+    def block_into(kernel, pair):
+        i, j = pair
         parts = (_cut(first, i, size1), _cut(second, j, size2))
         block = product(*parts, form)
-        place = [np.int32(0)] * kernel.ndim
+        place = [np.uint32(0)] * kernel.ndim
         place[rows], place[columns] = origin[0] + i, origin[1] + j
         shape = list(kernel.shape)
         shape[rows], shape[columns] = size1, size2
@@ -120,13 +128,15 @@ def _written(kernel, first, second, origin, *, sizes, outputs, form, mirrored, s
         if mirrored:
             swapped = list(place)
             swapped[rows], swapped[columns] = place[columns], place[rows]
+            block = jax.lax.optimization_barrier(block)  # or it is computed for either place
             kernel = jax.lax.dynamic_update_slice(kernel, block.transpose(mirror), swapped)
-        return jax.lax.dynamic_update_slice(kernel, block.transpose(layout), place)
+        return jax.lax.dynamic_update_slice(kernel, block.transpose(layout), place), None
 
-    return jax.lax.fori_loop(0, len(pairs), block_into, kernel)
+    return jax.lax.scan(block_into, kernel, pairs)[0]
 
 
-_compiled = partial(jax.jit, static_argnames=("sizes", "outputs", "form", "mirrored", "same"))
+_STATIC = ("sizes", "outputs", "form", "mirrored", "same", "shape", "dtype")
+_compiled = partial(jax.jit, static_argnames=_STATIC)
 _write = _compiled(_written, donate_argnames="kernel")
 _write_traced = _compiled(_written)  # under vmap a result may be larger than what is given away
 
