@@ -12,6 +12,8 @@ TF32 = {"JAX_DEFAULT_MATMUL_PRECISION": "tensorfloat32"}
 DOUBLE = {"JAX_ENABLE_X64": "1"}
 # One region of memory instead of many that grow: for a kernel that takes a third of it.
 PREALLOCATED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
+# What is compiled takes memory, what comes from the cache of JAX hardly any.
+UNCACHED = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 LAST = {"layout": "channels_last"}
 LENET = {"network": "lenet", "examples": 256, "step_size": 0.1, "steps": 10}
@@ -147,7 +149,7 @@ def kernels() -> list[Case]:
     cases = []
     for name, settings in wanted.items():
         contestants = [
-            Contestant("iterlin"),
+            Contestant("iterlin", variables=UNCACHED),
             Contestant("torch.func", "torch"),
             *[
                 Contestant(f"neural-tangents ({n})", "neural_tangents", {"implementation": n})
@@ -201,8 +203,8 @@ def flows() -> list[Case]:
     found = []
     for examples in (400, 1000, 2000):
         contestants = [
-            Contestant("J J^T as a matrix", options={"form": "matrix"}),
-            Contestant("as factors", options={"form": "factors"}),
+            Contestant(label, options={"form": form}, variables=UNCACHED)
+            for label, form in (("J J^T as a matrix", "matrix"), ("as factors", "factors"))
         ]
         settings = {"network": "lenet", "channels": 8, "examples": examples, "time": 50.0}
         goals = [Goal("as factors, against the matrix", "J J^T as a matrix", "as factors")]

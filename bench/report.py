@@ -223,8 +223,12 @@ class Report:
                 sizes = [f"{float(row.peak_bytes) / 2**20:.0f}", f"{grown:.0f}"]
                 body.append([case, escaped(row.label.item()), time_text(median(row)), *sizes])
         if body:
-            note("Time, and memory of a process that did nothing else:")
-            head = ["case", "library", "median time", "peak (MiB)", "above the imports (MiB)"]
+            note(
+                "Time, and memory of a process that did nothing else and compiled all that it ran; "
+                "its growth counts from a first sum of two numbers, for which one library loads "
+                "what another loads at its import:"
+            )
+            head = ["case", "library", "median time", "peak (MiB)", "above a first sum (MiB)"]
             note(tables.markdown(head, body))
         grown = collections.defaultdict(dict)
         for case, label, *_, above in body:
@@ -234,10 +238,7 @@ class Report:
             if ours > best:
                 why = "The reason is not understood yet."
                 if "MLP" in case:
-                    why = (
-                        "The kernel is small there; a good part is what this JAX takes for its "
-                        "first array and product."
-                    )
+                    why = "The kernel is small there: most of it is what compiling takes."
                 note(
                     f"**More memory than the best of them:** {case}, {ours:.0f} against "
                     f"{best:.0f} MiB. {why}"

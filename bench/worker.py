@@ -46,12 +46,15 @@ def serve(
     kinds: Mapping[str, Callable[[dict, dict], Prepared]],
     *,
     packages: tuple[str, ...],
+    first: Callable[[], object] = lambda: None,
     inputs: Mapping[str, Callable[[dict], Mapping[str, np.ndarray]]] | None = None,
 ) -> None:
     """Answer requests until the input ends.
 
     kinds: name of a kind of case -> prepare(settings, arrays). inputs: name -> the arrays that all
-    peers start from. packages: those whose versions are reported first.
+    peers start from. packages: those whose versions are reported first. first() computes something
+    small: what a library loads for that, be it at its import or later, is there before memory
+    counts.
     """
     # Whatever a library prints goes to stderr; the answers have their stream to themselves.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -95,7 +98,11 @@ def serve(
             text = " ".join(str(error).split())[:300]
             answer(ok=False, error=f"{type(error).__name__}: {text}")
 
-    attempt(lambda: {"versions": _versions(packages), **_memory()})
+    def hello():
+        first()
+        return {"versions": _versions(packages), **_memory()}
+
+    attempt(hello)
     for line in sys.stdin:
         attempt(lambda request=line: act(json.loads(request)))
 

@@ -416,7 +416,13 @@ def prepare(settings, arrays):
 def inputs(settings):
     return {{"x": np.arange(settings["size"])}}
 
-worker.serve({{"double": prepare}}, packages=("numpy", "absent"), inputs={{"double": inputs}})
+held = []
+worker.serve(
+    {{"double": prepare}},
+    packages=("numpy", "absent"),
+    first=lambda: held.append(np.ones(2**23)),
+    inputs={{"double": inputs}},
+)
 """
 
 
@@ -431,6 +437,7 @@ def worker(tmp_path):
 
 def test_a_worker_speaks_the_protocol_whatever_is_printed(worker, tmp_path):
     assert set(worker.hello["versions"]) == {"python", "numpy"}
+    assert worker.hello["now"] > 2**26  # what was computed first is there
     inputs, results = str(tmp_path / "inputs.npz"), tmp_path / "results.npz"
     worker.ask(do="inputs", kind="double", settings={"size": 3}, path=inputs)
     request = {"do": "prepare", "id": "one", "kind": "double", "inputs": inputs}

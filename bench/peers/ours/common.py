@@ -54,7 +54,8 @@ def from_named(arrays, prefix, like):
     """The pytree that `named` took apart, shaped as `like`."""
     paths, tree = jax.tree_util.tree_flatten_with_path(like)
     names = named(jax.tree_util.tree_unflatten(tree, [leaf for _, leaf in paths]), prefix)
-    return jax.tree_util.tree_unflatten(tree, [jax.numpy.asarray(arrays[name]) for name in names])
+    # Not by asarray, which compiles a program for each shape.
+    return jax.tree_util.tree_unflatten(tree, [jax.device_put(arrays[name]) for name in names])
 
 
 def precision(settings) -> None:

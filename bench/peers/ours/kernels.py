@@ -4,7 +4,6 @@ import inspect
 
 import iterlin as il
 import jax
-import jax.numpy as jnp
 import numpy as np
 from iterlin.networks.mlp import parameter_count
 
@@ -26,8 +25,8 @@ def kernel(settings, arrays):
     """settings["form"]: full (N, N, O, O), trace (N, N), or diagonal (N, N, O)."""
     precision(settings)
     model = network(settings)
-    params = from_named(arrays, "params", jax.eval_shape(model.init, jax.random.key(0)))
-    x = jnp.asarray(arrays["x"])
+    params = from_named(arrays, "params", jax.eval_shape(lambda: model.init(jax.random.key(0))))
+    x = jax.device_put(arrays["x"])
     arguments = _arguments(settings["form"])
     return Prepared(
         run=lambda: il.empirical_ntk(model.apply, params, x, **arguments).block_until_ready(),
