@@ -1,8 +1,8 @@
 """float64, checked array shapes and no silent broadcasting for every test; Hypothesis repeats.
 
 What `pytest --nightly` adds: the tests marked `nightly`, truly random examples, XLA's code
-generator of today (`compiled.quickly`), and its optimisations also where a test compares numbers
-with an oracle (`UNOPTIMIZED`).
+generator of today, which readers have (`compiled.quickly`), and its optimisations also where a test
+compares numbers with an oracle (`UNOPTIMIZED`).
 """
 
 import signal
@@ -144,6 +144,13 @@ def pytest_runtest_setup(item):
     if jax.config.read(SWITCH) != wanted:
         jax.config.update(SWITCH, wanted)
         jax.clear_caches()  # of programs compiled the other way
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """A program keeps a few pieces of memory mapped, of which Linux lets a process have 65,530: the
+    many that nightly compiles are gone with their file."""
+    if item.config.option.nightly and (nextitem is None or nextitem.path != item.path):
+        jax.clear_caches()
 
 
 @pytest.fixture

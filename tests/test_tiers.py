@@ -187,6 +187,7 @@ TINY = {
     },
     "beyond/what_goes_stale": IMAGES
     | {
+        "network": IMAGES["network"] | {"kernel_size": 3, "padding": "SAME"},
         "pool": 60,
         "train_size": 20,
         "batch_size": 5,
@@ -208,8 +209,8 @@ TINY = {
         "timed_steps": 2,
     },
     "beyond/lazy_to_rich": {
-        "scales": [0.1, 1.0],
-        "times": [8.0, 128.0, float("inf")],
+        "scales": [0.1, 1.0, 3.0],
+        "times": [0.5, 2.0, 8.0, 128.0, float("inf")],
         "width": 8,
         "other_widths": [4],
         "sizes_of_weights": [2.0],
@@ -347,7 +348,10 @@ def test_a_page_runs_at_another_tier(checkout, page):
     assert len(executed) == 1
     cells = pages.code_cells(nbformat.read(executed[0], as_version=4))
     outputs = [output for cell in cells for output in cell.outputs]
-    assert any("image/svg+xml" in output.get("data", {}) for output in outputs)
+    # The one that a page opens with is its record's, and there was none.
+    draw = [cell for cell in cells if "plotting.panels(" in cell.source]
+    if not all("openings.figure(" in cell.source for cell in draw):
+        assert any("image/svg+xml" in output.get("data", {}) for output in outputs)
 
 
 @pytest.mark.nightly
