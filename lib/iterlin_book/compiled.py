@@ -16,9 +16,7 @@ QUIET = ",".join(
     for doing in ("reading", "writing")
 )
 # Half the time of a page at the quick tier, and of a test, goes into compiling. XLA's earlier code
-# generator, in one piece, takes two thirds of what today's takes; its programs are slower. Only at
-# LLVM's full optimisation: below it jaxlib 0.10.2 makes some wrong programs with this generator
-# (NaN in gradients through pads and splits); no oracle of the tests sees one at full optimisation.
+# generator, in one piece, takes two thirds of what today's takes; its programs are slower.
 _QUICKER = ("--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1")
 _KNOWN_TO = "0.10."  # versions of jaxlib: another may end at a flag that it does not know
 _CHECKED = ".checked"
