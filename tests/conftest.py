@@ -63,9 +63,11 @@ UNOPTIMIZED = {
     "test_probes.py",
     "test_runs.py",
     "test_slices.py",
+    "test_staleness.py",
     "test_training.py",
     "test_truncated_gauss_newton.py",
     "test_two_periods.py",
+    "test_winograd.py",
 }
 SWITCH = "jax_disable_most_optimizations"
 

@@ -12,6 +12,7 @@ import pytest
 import roads
 from iterlin import losses
 from iterlin.networks.mlp import mlp
+from iterlin.ntk import empirical_ntk
 from iterlin.runtime import checkpoints, chunks
 from iterlin.schedules import every
 from iterlin.study import groups, runs
@@ -51,6 +52,15 @@ def test_what_counts_compilations_does():
             compiled(jnp.ones(size))
     compiled(jnp.ones(5))
     assert found["twice"] == 2
+
+
+@pytest.mark.parametrize("form", [{}, {"trace": True}, {"diagonal": True}])
+def test_a_kernel_compiles_its_factors_and_their_products_and_nothing_else(form):
+    params = MODEL.init(jax.random.key(0))
+    jax.clear_caches()
+    with compilations() as found:
+        empirical_ntk(MODEL.apply, params, X, **form)
+    assert found == {"factors_of": 1, "_written": 1}
 
 
 @pytest.mark.parametrize("memory", [1, None])
