@@ -4,10 +4,9 @@ PYTHON ?= python3
 JOBS ?= 2
 PORT ?= 8000
 ROUNDS ?= 5
-MINUTES ?= 30
 VERSIONS ?= python3.11 python3.12 python3.13
 # Recipes take what a caller sets from the environment, quoted: it must not become shell code.
-export BUDGET CASES JOBS MINUTES PAGE PEERS PORT PROFILE ROUNDS SHARES TIER
+export BUDGET CASES JOBS PAGE PEERS PORT PROFILE ROUNDS SHARES TIER
 VENV := .venv
 BIN := $(VENV)/bin
 # After `make gpu`, what CUDA takes as well.
@@ -92,13 +91,12 @@ test: lint book ## everything: style, book, its links and looks, tests, pages ag
 	@$(BIN)/python -m iterlin_book.browser _build/html
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(THREE_WORKERS)
 
-nightly: lint book ## the same at length: pages executed again, other tiers, random examples, faults (hours)
+nightly: lint book ## the same at length: pages executed again, other tiers, random examples (hours)
 	@$(BIN)/python -m iterlin_book.offline _build/html
 	@$(BIN)/python -m iterlin_book.browser _build/html
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(THREE_WORKERS) --nightly
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(THREE_WORKERS) --nbval tests/notebooks
 	@$(BIN)/python -m pytest -q -rs tests/test_gpu.py
-	@$(ONE_THREAD) $(BIN)/python tests/mutants.py --minutes "$$MINUTES"
 
 links: book ## ask other sites for what the book refers to (needs the network; no part of the tests)
 	@$(BIN)/python -m iterlin_book.links _build/html

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import matplotlib
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from iterlin_book import compiled
 from jaxtyping import install_import_hook
 from pictures import pytest_collectstart  # noqa: F401  (a hook)
@@ -35,8 +35,6 @@ FEW, MANY = "repeatable", "nightly"
 quiet = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile(FEW, derandomize=True, max_examples=12, **quiet)
 settings.register_profile(MANY, derandomize=False, max_examples=200, print_blob=True, **quiet)
-found = (Phase.explicit, Phase.generate)
-settings.register_profile("unshrunk", settings.get_profile(FEW), phases=found)
 settings.load_profile(FEW)
 
 # Files whose programs are compiled without most of XLA's optimisations: compiling is most of their
@@ -88,7 +86,6 @@ LONGEST = (
     "test_kept.py",
     "test_shares.py",
     "test_images.py",
-    "test_mutants.py",
     "test_laplace.py",
     "test_winograd.py",
     "test_two_periods.py",

@@ -264,7 +264,7 @@ def test_singular_minimum_is_reached_linearly():
 @pytest.mark.parametrize("name", ["NIST Misra1a", "Bard"])
 @pytest.mark.parametrize("oracle", ["GaussNewton", "LevenbergMarquardt"])
 def test_gauss_newton_agrees_with_optimistix(name, oracle):
-    import optimistix  # takes seconds: not for the tests of mutants
+    import optimistix  # takes seconds
 
     solver = getattr(optimistix, oracle)(rtol=1e-12, atol=1e-12)
     f, start, x, y, _ = PUBLISHED[name][0]

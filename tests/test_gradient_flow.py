@@ -85,7 +85,7 @@ def test_flow_equals_the_matrix_exponential(case, time):
 
 
 def test_flow_equals_a_stiff_ode_solver():
-    import diffrax  # takes seconds: not for the tests of mutants
+    import diffrax  # takes seconds
 
     f, params, x, y = network()
     f_lin = linearize(f, params)

@@ -12,7 +12,6 @@ VARIABLES = (
     "BUDGET",
     "CASES",
     "JOBS",
-    "MINUTES",
     "PAGE",
     "PEERS",
     "PORT",
