@@ -25,7 +25,7 @@ ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 
 THREE_WORKERS := -n 3 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help book results serve browser pdf test nightly links versions library lint format references restamp picture bench gpu lock dist clean installed
+.PHONY: help book results serve browser pdf test nightly links versions library lint format references picture bench gpu lock dist clean installed
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -113,9 +113,6 @@ library: $(DEV) ## the library's tests alone: no book, no notebooks
 
 references: $(INSTALLED) ## make tests/notebooks anew from the pages that run now
 	@$(BIN)/python -m iterlin_book.references --jobs "$$JOBS"
-
-restamp: $(INSTALLED) ## bring records to the present form, where it is proven that nothing changed
-	@$(BIN)/python -m iterlin_book.restamp
 
 picture: $(INSTALLED) ## take the README's picture from the book's landing page
 	@$(BIN)/python -m iterlin_book.picture

@@ -36,7 +36,7 @@ wildcard_constraints:
 def source_digest():
     """Everything the merged sources hold: outputs, prose, pictures, bibliography, first cells."""
     hashed = sha256()
-    for module in ("merge.py", "first_cell.py", "repository.py", "times.py"):
+    for module in ("merge.py", "first_cell.py", "repository.py", "build_facts.py"):
         hashed.update(Path(run.__file__).with_name(module).read_bytes())
     for path in OUTPUTS.values():
         hashed.update(str(path).encode())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from iterlin.study import origins, records
+from iterlin.study import records
 
 from bench import cases, whole
 from bench.driver import Goal, Outcome, Pool, compare
@@ -18,8 +18,6 @@ from bench.environments import BUILT, PEERS, PLATFORMS, starter
 from bench.record import dataset, ratios
 
 EXPERIMENT = "performance"
-# The record is of what these modules reach in the library.
-(MEASURED,) = origins.MEASURED
 FEWEST_ROUNDS = 5
 INTERRUPTED = 130
 FAILED = 1
@@ -99,8 +97,6 @@ def _given(texts) -> dict[str, str]:
 def run(selected, options, pool: Pool, path: Path) -> dict[str, Outcome]:
     """All cases one after another; what there is by then is written after each."""
     started, outcomes = time.perf_counter(), {}
-    found = origins.sources()
-    origin = origins.of_code(found.measured[MEASURED], found)
     conditions = {"threads": options.threads, "rounds": options.rounds, "cpu": _cpu()}
     # Of the minute before, by others than this process.
     conditions["load"] = round(os.getloadavg()[0], 2)
@@ -122,8 +118,6 @@ def run(selected, options, pool: Pool, path: Path) -> dict[str, Outcome]:
                 EXPERIMENT,
                 options.tier,
                 parameters=conditions,
-                origin=origin,
-                measured=MEASURED,
                 data_note="random images and inputs; scikit-learn's digits; the quintic",
                 wall_time=time.perf_counter() - started,
                 missing=len(cases.all_cases(options.tier)) - number,

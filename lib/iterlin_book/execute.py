@@ -103,11 +103,25 @@ def execute(root, page, tier, prepared, expected=None):
     if tier != pages.QUICK:
         for earlier in path.parent.glob(f"{path.name.split('.')[0]}.*.ipynb"):
             earlier.unlink()  # the record that it speaks of has been replaced
+        keep_quick_run(root, page)
         if missing := _missing(root, page, tier):
             raise Unfinished(f"{page} ({tier}): {missing}; run the same command again to go on")
     pages.write_atomically(path, nbformat.writes(executed))
     partial.unlink(missing_ok=True)
     return path
+
+
+def keep_quick_run(root, page):
+    """Run the page at its quick tier, too, and keep that run beside the record that was made: later
+    builds compare theirs with it."""
+    from iterlin.study import comparison, records
+
+    experiment = page.rpartition("/")[2]
+    quick = records.path_of(experiment, pages.QUICK)
+    quick.unlink(missing_ok=True)
+    execute(root, page, pages.QUICK, prepare(root, page, pages.QUICK))
+    if quick.is_file():  # a page may save no record
+        comparison.keep(experiment)
 
 
 def partial_path(root, page, tier, part=""):

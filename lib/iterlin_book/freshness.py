@@ -1,8 +1,7 @@
 """What a page's outputs depend on, as one digest: equal digests, equal outputs.
 
-Prose is no part of it. Code cells are, with the definitions of the library that they reach
-(`iterlin.study.definitions`), the tier's parameters, the recorded runs and claims shown on the page
-and whether those runs are still of this library, and the pinned versions.
+Prose is no part of it. Code cells are, with the library as a whole, the tier's parameters, the
+records and claims that the page shows, and the pinned versions.
 """
 
 import ast
@@ -10,17 +9,17 @@ import hashlib
 import json
 import os
 import sys
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
-from iterlin.study import equivalents, origins, plain_yaml, provenance, record_file, syntax
+from iterlin.study import claims
 
 from iterlin_book import pages
 
 # Raise it when executed notebooks of older versions must not be used any more.
-FORMAT = 3
-# A page that names this folder shows all recorded runs.
-RESULTS = "data/results"
+FORMAT = 4
+# A page that names one of these shows all records, or all claims.
+RESULTS, CLAIMS = "data/results", "claims"
 PRECISION = "JAX_DEFAULT_MATMUL_PRECISION"
 
 
@@ -28,147 +27,105 @@ def digest(root, page, tier, notebook, values):
     """Twelve hexadecimal digits that change when the outputs of the page may change."""
     root = Path(root)
     cells = pages.code_cells(notebook)
-    sources = [cell.source for cell in cells]
-    beside = imported_files(root, sources)
-    library, judges = reached(root, sources + [path.read_text("utf8") for path in beside])
-    records = shown_records(root, page, tier, cells, judges)
-    files = [root / "requirements.lock", *beside, *records, *named_lists(root, cells)]
+    words = {page.rpartition("/")[2], *_words(cells)}
+    beside = imported_files(root, cells)
+    # A page run at another tier than quick makes a record: its own would make it outdated.
+    shown = shown_records(root, page, words) if tier == pages.QUICK else []
+    files = [root / "requirements.lock", *library_files(root), *beside, *shown]
+    if tier == pages.QUICK and (CLAIMS in words or shown):
+        files.append(root / "book" / "claims.yml")
     content = {
         "format": FORMAT,
         "python": list(sys.version_info[:2]),
         "cells": [(cell.source, sorted(pages.tags(cell))) for cell in cells],
         "tier": tier,
         "parameters": values,
-        "library": library,
-        "files": {str(path.relative_to(root)): _file_hash(path) for path in sorted(files)},
-        "stale": [_is_stale(path) for path in records],
-        "claims": shown_claims(root, page, cells) if judges else [],
+        "precision": os.environ.get(PRECISION),  # what products are computed in, where it matters
+        "files": {str(path.relative_to(root)): _hash(path) for path in sorted(files)},
     }
-    if PRECISION in os.environ:  # what products are computed in, where it matters
-        content["precision"] = os.environ[PRECISION]
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def reached(root, sources):
-    """What pieces of code, which share their imports, reach in the library: the digests of these
-    definitions as they are, and whether the ledger is among them. Everything where it cannot be
-    told."""
-    found = origins.sources(root)._replace(equivalents="")
-    library = origins.library_of(found)
-    try:
-        body = [statement for source in sources for statement in syntax.parse(source).body]
-        keys = origins.reached([ast.Module(body, [])], library)
-    except (SyntaxError, ValueError):
-        return sorted(found.library.values()), True
-    judges = any(key.module.rpartition(".")[2] == "claims" for key in keys)
-    return sorted(library.digest(key) for key in keys), judges
+def library_files(root):
+    """Every file of the library and the study."""
+    return [path for path in (root / "lib" / "iterlin").rglob("*") if path.suffix in (".py", ".yml")]
 
 
-def imported_files(root, sources):
+def imported_files(root, cells):
     """Modules of the project beside the library that cells import, such as bench/report.py."""
     found = set()
-    for source in sources:
-        try:
-            tree = syntax.parse(source)
-        except SyntaxError:
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(root.joinpath(*node.module.split(".")).with_suffix(".py"))
+    for node in _nodes(cells):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(root.joinpath(*node.module.split(".")).with_suffix(".py"))
     return sorted(path for path in found if path.is_file())
 
 
-def shown_records(root, page, tier, cells, judges):
-    """Recorded runs that a page shows: its own, those it names, beside claims those they judge;
-    all where it names their folder.
-
-    A page run at another tier than quick makes a record instead; did its digest include records,
-    each run would make itself outdated.
-    """
-    if tier != pages.QUICK:
-        return []
-    names = {page.rpartition("/")[2], *_strings(cells)}
-    if RESULTS in names:
+def shown_records(root, page, words):
+    """The files of the records that a page shows: its own, those it names and those that its claims
+    judge; all where it names their folder, or the claims."""
+    if {RESULTS, CLAIMS} & words:
         return recorded(root)
-    if judges:
-        names |= {row.get("experiment") for row in shown_claims(root, page, cells)}
+    names = words | {row.get("experiment") for row in rows(root) if row.get("page") == page}
     return [path for path in recorded(root) if path.parent.name in names]
 
 
-def named_lists(root, cells):
-    """Lists beside the recorded runs that cells name by their path: renewal.yml."""
-    names = {*_strings(cells)}
-    return [
-        path for path in sorted((root / RESULTS).glob("*.yml")) if f"{RESULTS}/{path.name}" in names
-    ]
-
-
-def shown_claims(root, page, cells):
-    """Rows of the ledger that a page with claims shows: its own where it names itself to ask for
-    them (`openings.show`), else all."""
+def rows(root):
+    """The rows of the ledger. Raises BookError where it is damaged."""
     path = Path(root) / "book" / "claims.yml"
+    if not path.is_file():
+        return []
     try:
-        rows = _ledger(path.read_text("utf8"))
-    except (OSError, ValueError) as error:
-        raise pages.BookError(f"{path}: {pages.one_line(error)}") from None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise pages.BookError(f"{path} must be a list of claims")
-    own = page in _strings(cells)
-    return [row for row in rows if not own or row.get("page") == page]
+        return _rows(path, path.stat().st_mtime_ns)
+    except ValueError as error:
+        raise pages.BookError(pages.one_line(error)) from None
 
 
 @lru_cache(maxsize=2)  # every page asks for it
-def _ledger(text):
-    return plain_yaml.load(text)
+def _rows(path, changed):
+    return claims.load_claims(path)
 
 
 def recorded(root):
-    """The files of all recorded runs; what a killed run left half written has a hidden name."""
+    """The files of all records, and of the quick runs kept beside them; what a killed run left half
+    written has a hidden name."""
     return sorted((Path(root) / RESULTS).glob("*/[!.]*.nc"))
 
 
 def check_records(root):
     """Refuse a record that cannot be read: pages that show it would fail, maybe after hours."""
-    for path in recorded(root):
-        from iterlin.study import records
+    from iterlin.study import comparison, records
 
+    for path in recorded(root):
         try:
-            records.load(path.parent.name, path.stem, path)
+            if path.stem == pages.QUICK:
+                comparison.read(path)
+            else:
+                records.load(path.parent.name, path.stem, path)
         except ValueError as error:
             problem = pages.one_line(error)
             raise pages.BookError(f"{problem} (restore or remove the file)") from None
 
 
-def _is_stale(path):
-    """What the page says of a record besides its content; None for what is no record."""
-    book = provenance.project_root() / "book"
-    files = [*provenance.PACKAGE.rglob("*.py"), *book.rglob("*.md"), *book.rglob("*.yml"), path]
-    files += book.parent.glob(equivalents.PATH)
-    states = [(file, file.stat()) for file in sorted(files)]
-    return _is_stale_at(path, tuple((file, s.st_mtime_ns, s.st_size) for file, s in states))
+def _words(cells):
+    """String constants of the cells (an experiment is loaded by its name) and imported names."""
+    for node in _nodes(cells):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            yield from (alias.name for alias in node.names)
 
 
-@cache
-def _is_stale_at(path, state):
-    """Once for a state of the record, the library and the pages, which it reads."""
-    try:
-        return bool(origins.changes(record_file.texts(path), origins.sources()))
-    except (OSError, LookupError, TypeError, ValueError):
-        return None
-
-
-def _strings(cells):
-    """String constants of the code cells: an experiment is loaded by its name."""
+def _nodes(cells):
+    """The syntax of the cells that are Python, without IPython's % and ! lines."""
     for cell in cells:
+        lines = cell.source.split("\n")
+        text = "\n".join("" if line.lstrip()[:1] in ("%", "!") else line for line in lines)
         try:
-            tree = syntax.parse(cell.source)
+            yield from ast.walk(ast.parse(text))
         except SyntaxError:
             continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value
 
 
-def _file_hash(path):
+def _hash(path):
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None

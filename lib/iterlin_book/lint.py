@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from iterlin.study.page_code import CELL
+from iterlin.study.experiment_pages import CELL
 
 from iterlin_book.pages import BookError, write_atomically
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 
-from iterlin_book import execute, first_cell, pages, repository, times
+from iterlin_book import build_facts, execute, first_cell, pages, repository
 from iterlin_book.pages import BookError
 
 _NOT_COPIED = {".md", ".yml"}  # pages are merged; parameters and claims are no part of the site
@@ -69,7 +69,7 @@ def build_source(root, folder):
     for page, notebook in merged.items():
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                cell.source = times.fill(cell.source, about)
+                cell.source = build_facts.fill(cell.source, about)
         notebook.cells[:0] = first
         wanted[folder / f"{page}.ipynb"] = nbformat.writes(notebook).encode()
     for asset in (root / "book").rglob("*"):

@@ -5,8 +5,8 @@ record (a variable over ("bound",): estimate, lower, upper) with a value. It `ho
 95 % interval satisfies the rule, `fails` if no part of it does, and else is `unclear`. What a row
 `requires` is such statements, too, of statistics or of `conditions` of the runs: unless all hold,
 the record does not test the claim, whatever its statistics are. In a partial record a statistic may
-be NaN, which is `unclear`; in a whole one that is an error. A stale record may lack what a later
-rule asks for: then the claim is not yet run.
+be NaN, which is `unclear`; in a whole one that is an error. Where a record lacks the statistic that
+a rule asks for, it is older than the rule, and the claim is not yet run.
 """
 
 import hashlib
@@ -57,7 +57,6 @@ class Verdict:
     verdict: str
     statements: tuple[Statement, ...]
     tier: str
-    stale: bool
     partial: str = ""  # as 'partial: 7 runs missing', of a record that lacks runs
     required: tuple[Statement, ...] = ()
     commit: str = ""
@@ -160,21 +159,19 @@ def _problem(statement: object) -> str:
 def judge(row: dict, record=None) -> Verdict:
     """The verdict on one row, from the given record or the highest recorded tier.
 
-    Raises ValueError for a statistic that a whole record has no number of, or a fresh one lacks.
+    Raises ValueError for a statistic that is not a number in a whole record.
     """
     experiment = row.get("experiment")
     if record is None and experiment:
         record = records.best(experiment)
     if record is None or not row.get("statements"):
-        return Verdict(row, NOT_RUN, (), "", False)
-    tier, stale = record.attrs["tier"], records.is_stale(record)
+        return Verdict(row, NOT_RUN, (), "")
+    tier = record.attrs["tier"]
     try:
         statements = tuple(_examine(statement, record) for statement in row["statements"])
         required = tuple(_examine(statement, record) for statement in row.get("requires", []))
     except Lacks:
-        if not stale:
-            raise
-        return Verdict({"why": OLDER} | row, NOT_RUN, (), tier, stale)
+        return Verdict({"why": OLDER} | row, NOT_RUN, (), tier)
     outcomes = [statement.outcome for statement in statements]
     if any(statement.outcome != "holds" for statement in required):
         verdict = NOT_TESTED
@@ -189,7 +186,6 @@ def judge(row: dict, record=None) -> Verdict:
         verdict,
         statements,
         tier,
-        stale,
         records.partial_note(record),
         required,
         records.parts(record.attrs)[0].get("commit", ""),

@@ -54,13 +54,16 @@ def show(page: str | None = None) -> None:
     display(HTML(table(page)))
 
 
-def table(page: str | None = None) -> str:
-    """The claims as HTML, in the ledger's order."""
-    rows = "\n".join(_row(verdict, alone=page is not None) for verdict in verdicts(page))
+def table(page: str | None = None, *, opened: bool = True) -> str:
+    """The claims as HTML, in the ledger's order; those of one page opened."""
+    rows = "\n".join(
+        _row(verdict, alone=page is not None, opened=opened and page is not None)
+        for verdict in verdicts(page)
+    )
     return f'{STYLE}<div class="claims">\n{rows}\n</div>'
 
 
-def _row(verdict: Verdict, alone: bool) -> str:
+def _row(verdict: Verdict, *, alone: bool, opened: bool) -> str:
     row = verdict.row
     mark = (
         f'<span class="verdict" style="background:{COLOURS[verdict.verdict]}">'
@@ -75,7 +78,7 @@ def _row(verdict: Verdict, alone: bool) -> str:
     statements += map(_statement, verdict.statements)
     listed = "".join(f"<li>{statement}</li>" for statement in statements)
     return (
-        f"<details{' open' if alone else ''}><summary>{mark}{says}"
+        f"<details{' open' if opened else ''}><summary>{mark}{says}"
         f'<span class="found">{_found(verdict)}</span></summary>'
         f'<div class="more">{" ".join(filter(None, parts))}'
         f"{f'<ul>{listed}</ul>' if listed else ''}</div></details>"
@@ -94,14 +97,14 @@ def _found(verdict: Verdict) -> str:
         found = [f"{s.outcome}: {_number(s)}, {s.says}" for s in telling(verdict)]
     else:
         found = [verdict.row.get("why", "")]
-    notes = [verdict.partial, "stale" if verdict.stale else ""] if verdict.tier else []
-    found[0] = "".join(f"({note}) " for note in notes if note) + found[0]
+    if verdict.tier and verdict.partial:
+        found[0] = f"({verdict.partial}) {found[0]}"
     return "".join(f"<span>{escape(line)}</span>" for line in found)
 
 
 def _record(verdict: Verdict) -> str:
     """Which record judges, and whether its rule is the one that it was made under."""
-    notes = [f"{verdict.tier} tier", verdict.partial, "stale" if verdict.stale else ""]
+    notes = [f"{verdict.tier} tier", verdict.partial]
     if verdict.unchanged is not None:
         kept = "unchanged" if verdict.unchanged else "changed"
         notes.append(f"rule {kept} since it was recorded at {_short(verdict.commit)}")

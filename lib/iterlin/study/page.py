@@ -11,9 +11,9 @@ from iterlin.runtime.precision import product_precision
 from iterlin.study import (
     claims,
     claims_table,
+    comparison,
+    experiment_pages,
     extension,
-    origins,
-    page_code,
     plotting,
     records,
     runs,
@@ -25,45 +25,41 @@ class Page:
     """An experiment's page, made in its first cell after the parameters.
 
     namespace: the page's own, ``globals()``, from which the values of all its parameters are taken.
-    The texts that its record is said to come from, and the rules that judge it, are those of this
-    moment: a file edited while it computes is not what it came from. Figures get the book's style.
-    On a page that calls `completed`, seeds that its record holds are not trained (`extension`).
+    The rules that judge its record are those of this moment. Figures get the book's style.
+    extends: whether seeds that its record holds are left out of its grids, and filled in by
+    `completed` (`extension`).
 
-    Raises ValueError if no page of that name saves a record, or a parameter has no value.
+    Raises ValueError if the book has no page of that name, or a parameter has no value.
     """
 
-    def __init__(self, experiment: str, namespace: Mapping):
+    def __init__(self, experiment: str, namespace: Mapping, *, extends: bool = False):
         self.started = time.perf_counter()
         self.experiment = experiment
-        found = origins.sources()
-        self.path = origins.page_of(experiment, found)
-        if self.path is None:
-            raise ValueError(f"the book has no page {experiment!r}")
-        self.origin = origins.of_page(experiment, found)
-        if self.origin is None:
-            raise ValueError(f"the page {experiment!r} saves no record")
-        names = page_code.defaults(found.pages[self.path])
+        self.path = experiment_pages.path_of(experiment)
+        names = experiment_pages.defaults(self.path)
         if missing := names.keys() - namespace.keys():
             raise ValueError(f"parameters without a value: {', '.join(sorted(missing))}")
         self.parameters = {name: namespace[name] for name in names}
         self.tier = self.parameters["tier"]
         self.rules = claims.rules(experiment)
-        self.held, self.seeds = self._held(found)
+        self.held, self.seeds = self._held() if extends else (None, [])
         extension.leave(self.seeds)
         plotting.use_style()
 
-    def _held(self, found: origins.Sources) -> tuple[xr.Dataset | None, list[int]]:
+    def _held(self) -> tuple[xr.Dataset | None, list[int]]:
         """The record that this run gives more seeds, and those that it has; none for a quick run,
         which every build makes anew."""
-        if self.tier == "quick" or not page_code.completes(found.pages[self.path]):
+        if self.tier == "quick":
             return None, []
         try:
             record = records.load(self.experiment, self.tier)
         except (FileNotFoundError, ValueError):  # one that is damaged is made anew
             return None, []
-        asked = origins.plain(self.parameters)
-        seeds = extension.whole_seeds(record, asked, origins.changes(record.attrs, found))
+        seeds = extension.whole_seeds(record, experiment_pages.plain(self.parameters))
         if not seeds or record.attrs.get("products") != product_precision():
+            return None, []
+        if comparison.since(self.experiment):
+            runs.say(f"{self.experiment}: its quick run has changed: all seeds are trained anew")
             return None, []
         runs.say(f"{self.experiment}: seeds {seeds} are taken from the record")
         return record, seeds
@@ -104,7 +100,6 @@ class Page:
             self.experiment,
             self.tier,
             parameters=self.parameters,
-            origin=self.origin,
             data_note=data,
             wall_time=seconds,
             missing=live.attrs.get("missing", 0) if missing is None else missing,
@@ -112,19 +107,22 @@ class Page:
         )
 
     def shown(self, live: xr.Dataset) -> xr.Dataset:
-        """The record of the highest tier there is, else this run; displays which it is.
+        """The record of the highest tier there is, else this run; displays which it is, and whether
+        the quick run gives what it gave when the record was made.
 
-        A stale record that lacks what this run has is older than the page, which shows this run.
+        In the place of a record that lacks a variable of this run, this run is shown.
         """
         recorded = records.best(self.experiment)
-        lacking = () if recorded is None else live.keys() - recorded.keys()
-        if lacking and records.is_stale(recorded):
+        if recorded is not None and (lacking := live.keys() - recorded.keys()):
             names = escaped(", ".join(sorted(map(str, lacking))))
             display(Markdown(f"*The record is older than this page: it lacks {names}.*"))
             recorded = None
         shown = live if recorded is None else recorded
+        said = records.caption(shown)
+        if recorded is not None and self.tier == "quick":
+            said += f"; {escaped(comparison.sentence(recorded, live))}"
         note = f" {escaped(data)}." if (data := shown.attrs["data"]) else ""
-        display(Markdown(f"*Shown: {records.caption(shown)}.{note}*"))
+        display(Markdown(f"*Shown: {said}.{note}*"))
         return shown
 
     def limits(self, live: xr.Dataset) -> bool:
@@ -136,4 +134,4 @@ class Page:
 
     def verdicts(self) -> None:
         """Display the claims that this page judges."""
-        claims_table.show(self.path.removesuffix(".md"))
+        claims_table.show(experiment_pages.name_of(self.path))

@@ -14,7 +14,7 @@ from iterlin.study.plain_text import is_plain
 
 NUMBERS = ("wall_time", "missing")
 # Attributes that hold JSON, and what that is.
-JSON = dict.fromkeys(("parameters", "definitions", "versions", "rules"), dict)
+JSON = dict.fromkeys(("parameters", "versions", "rules"), dict)
 JSON |= {"conditions": dict, "peers": dict, "whole": dict, "left_out": list, "parts": list}
 # Whoever was left out, and the messages of exceptions that say why.
 MESSAGES = "left_out"
@@ -22,7 +22,7 @@ FORMS = {
     "date": (re.compile(r"\d{4}-\d\d-\d\d"), "YYYY-MM-DD"),
     "commit": (re.compile(r"[0-9a-f]{40,64}(\+changes)?|unknown"), "a commit"),
 }
-NEEDED = ("experiment", "tier", "parameters", "definitions", "device", "data", *FORMS, *NUMBERS)
+NEEDED = ("experiment", "tier", "parameters", "device", "data", *FORMS, *NUMBERS)
 
 
 def check_content(dataset: xr.Dataset) -> None:
@@ -69,11 +69,6 @@ def _json_problem(name: str, value: object) -> str:
         return f"is not the JSON of a {JSON[name].__name__}"
     if name != MESSAGES and not all(map(is_plain, _texts(found))):
         return "holds what is not plain text"
-    if name == "definitions" and not all(
-        _are_pairs(found.get(part, other))
-        for part, other in (("library", None), ("page", None), ("rewritten", []))
-    ):
-        return "does not list definitions of the library and the page with their digests"
     if name == "parts" and not (found and all(map(_is_part, found))):
         return "does not say of each part its seeds, what made it, when, and how long it took"
     return ""
@@ -104,8 +99,3 @@ def _texts(found: object) -> Iterator[str]:
         for part in [*found, *(found.values() if isinstance(found, dict) else ())]:
             yield from _texts(part)
 
-
-def _are_pairs(found: object) -> bool:
-    return isinstance(found, list) and all(
-        isinstance(pair, list) and [type(part) for part in pair] == [str, str] for pair in found
-    )

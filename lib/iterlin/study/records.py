@@ -1,9 +1,9 @@
 """Recorded runs: xarray data sets with named dimensions and the origin of every number.
 
 A record is one file, data/results/<experiment>/<tier>.nc (quick runs, which every build makes
-anew, go to _build/records/). It carries all parameters of its page, digests of every definition and
-statement that made it (`origins`), commit, versions, device, wall time and date of the run, and how
-many runs it lacks.
+anew, go to _build/records/). It carries all parameters of its page, commit, versions, device, wall
+time and date of the run, digests of the rules that judge it, and how many runs it lacks. Whether
+its page's quick run still gives what it gave then, `comparison` tells.
 """
 
 import json
@@ -18,13 +18,12 @@ from iterlin.runtime import shares
 from iterlin.runtime.chunks import OutOfTime, out_of_time
 from iterlin.runtime.files import replaced
 from iterlin.runtime.precision import product_precision
-from iterlin.study import extension, origins, provenance, record_file, record_format
-from iterlin.study.origins import Origin
+from iterlin.study import experiment_pages, extension, provenance, record_file, record_format
 from iterlin.study.plain_text import escaped
 from iterlin.validation import one_of, whole_number
 
 TIERS = ("quick", "laptop", "gpu", "paper")
-FORMAT = "iterlin record 2"
+FORMAT = "iterlin record 3"
 
 
 def path_of(experiment: str, tier: str) -> Path:
@@ -41,21 +40,17 @@ def save(
     tier: str,
     *,
     parameters: Mapping,
-    origin: Origin,
     wall_time: float,
     data_note: str = "",
-    measured: str = "",
     missing: int = 0,
     earlier: Sequence[Mapping] = (),
     path: Path | None = None,
 ) -> xr.Dataset:
     """Write a record, whole or not at all, and return it with its provenance as attributes.
 
-    origin: where the numbers come from, as of the start of the run. wall_time: seconds. data_note
-    names the data set. measured: the folder whose modules made it, of a record without a page.
-    missing: runs that have not been finished; with any, the record is partial. earlier: the parts
-    (`extension.parts`) of a record whose seeds this one has taken over; wall_time is that of the
-    others.
+    wall_time: seconds. data_note names the data set. missing: runs that have not been finished;
+    with any, the record is partial. earlier: the parts (`extension.parts`) of a record whose seeds
+    this one has taken over; wall_time is that of the others.
 
     Raises ValueError for what `load` would refuse, OSError if the file cannot be written. A process
     that has only a share of the runs records nothing: ShareDone if it has trained them all, and
@@ -71,8 +66,7 @@ def save(
         format=FORMAT,
         experiment=experiment,
         tier=tier,
-        parameters=json.dumps(origins.plain(parameters), sort_keys=True),
-        **origin.attributes(),
+        parameters=json.dumps(experiment_pages.plain(parameters)),
         commit=provenance.commit(),
         versions=json.dumps(provenance.versions()),
         device=provenance.device(),
@@ -82,8 +76,6 @@ def save(
         wall_time=float(wall_time),
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
     )
-    if measured:
-        stamped.attrs["measured"] = measured
     if earlier:
         before = {seed for part in earlier for seed in part["seeds"]}
         new = [seed for seed in stamped.seed.values.tolist() if seed not in before]
@@ -121,9 +113,7 @@ def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{source} is damaged or not a record: {reason}") from error
     if dataset.attrs.get("format") != FORMAT:
-        old = str(dataset.attrs.get("format")).startswith("iterlin record")
-        hint = "written by another version: make restamp" if old else f"no '{FORMAT}' stamp"
-        raise ValueError(f"{source} is not a record of this library ({hint})")
+        raise ValueError(f"{source} is not a record of this library (no '{FORMAT}' stamp)")
     try:
         record_format.check_content(dataset)
     except ValueError as error:
@@ -155,11 +145,6 @@ def best(experiment: str) -> xr.Dataset | None:
     return next(iter(complete + found), None)
 
 
-def is_stale(dataset: xr.Dataset) -> bool:
-    """Whether what it came from has changed since: a definition, its page, or a parameter."""
-    return bool(origins.changes(dataset.attrs, origins.sources()))
-
-
 def missing_runs(dataset: xr.Dataset) -> int:
     """How many of its runs had not been finished when the record was written; 0 if whole."""
     return int(dataset.attrs.get("missing", 0))
@@ -172,8 +157,7 @@ def partial_note(dataset: xr.Dataset) -> str:
 
 
 def caption(dataset: xr.Dataset) -> str:
-    """One line for a figure, in Markdown: tier, seeds, cost, device, date; whether it is partial or
-    stale.
+    """One line for a figure, in Markdown: tier, seeds, cost, device, date; whether it is partial.
 
     Of a quick run, which every build makes anew, only the tier and the seeds.
     """
@@ -185,9 +169,8 @@ def caption(dataset: xr.Dataset) -> str:
     minutes = a["wall_time"] / 60
     cost = f"{minutes:.0f} min" if minutes >= 1.5 else f"{a['wall_time']:.0f} s"
     partial = f"; {note}" if (note := partial_note(dataset)) else ""
-    stale = "; STALE: what it came from has changed since" if is_stale(dataset) else ""
     made = f"{devices(a)}, {dates(a)}"
-    return f"{a['tier']} tier: {seeds}{cost} on {made}{partial}{stale}"
+    return f"{a['tier']} tier: {seeds}{cost} on {made}{partial}"
 
 
 def devices(attributes: Mapping) -> str:

@@ -1,0 +1,35 @@
+"""What only a finished build knows, filled into the status page (`iterlin_book.merge`).
+
+No cell can know: pages run side by side. The executed notebooks carry their times, and the quick
+runs lie in _build/records.
+"""
+
+import pandas as pd
+from iterlin.study import comparison, records
+
+TIMES = "<!-- the time of each page -->"
+QUICK_RUNS = "<!-- today's quick runs beside the recorded ones -->"
+
+
+def fill(text, about):
+    """Text with the tables in their places. `about`: metadata of executed notebooks by page."""
+    if TIMES in text:
+        text = text.replace(TIMES, times(about))
+    return text.replace(QUICK_RUNS, quick_runs()) if QUICK_RUNS in text else text
+
+
+def times(about):
+    """A Markdown table, the pages in the order given; their sum comes first."""
+    took = {page: found["iterlin_book"]["seconds"] for page, found in about.items()}
+    days = {page: found["papermill"]["end_time"][:10] for page, found in about.items()}  # of UTC
+    lines = ["| page | seconds | ran on |", "| --- | ---: | --- |"]
+    lines.append(f"| all {len(took)} pages, one after the other | {sum(took.values()):,.0f} | |")
+    lines += [f"| {{doc}}`{page} </{page}>` | {took[page]:,.1f} | {days[page]} |" for page in took]
+    return "\n".join(lines)
+
+
+def quick_runs():
+    """An HTML table: how the quick run of this build compares with the one kept with each record."""
+    found = [(name, comparison.sentence(records.best(name))) for name in comparison.experiments()]
+    table = pd.DataFrame(found, columns=["experiment", "today"])
+    return table.to_html(index=False, border=0, justify="left", classes="table")
