@@ -20,11 +20,9 @@ matplotlib.use("agg")
 jax.config.update("jax_enable_x64", True)
 # Arrays of different ranks must be aligned by hand: (N, 1) with (N,) would hide an error.
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Before the library is imported: its shape annotations are checked at every call, in tests only;
-# but for the modules that read code, whose small functions are called millions of times.
+# Before the library is imported: its shape annotations are checked at every call, in tests only.
 LIBRARY = Path(__file__).resolve().parents[1] / "lib" / "iterlin"
-READERS = {"definitions", "module_statements", "normal_form", "syntax"}
-names = (p.relative_to(LIBRARY.parent) for p in LIBRARY.rglob("*.py") if p.stem not in READERS)
+names = (p.relative_to(LIBRARY.parent) for p in LIBRARY.rglob("*.py"))
 install_import_hook([".".join(p.with_suffix("").parts) for p in names], "type_checks.check")
 
 # A shell's background job ignores Ctrl-C, and so would the commands under test, which inherit it.
@@ -90,7 +88,6 @@ LONGEST = (
     "test_winograd.py",
     "test_two_periods.py",
     "test_algorithm.py",
-    "test_definitions.py",
     "test_own_networks.py",
     "test_staleness.py",
     "test_training.py",
@@ -98,7 +95,6 @@ LONGEST = (
     "test_runs.py",
     "test_ntk_transformer.py",
     "test_adapters.py",
-    "test_origins.py",
     "test_flow.py",
     "test_gradient_flow.py",
     "test_truncated_gauss_newton.py",

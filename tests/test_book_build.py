@@ -15,7 +15,6 @@ import xarray as xr
 from bs4 import BeautifulSoup
 from IPython.core.inputtransformer2 import TransformerManager
 from iterlin.study import records
-from iterlin.study.origins import Origin
 from iterlin_book import pages
 from iterlin_book.build import main as build_main
 from toy_book import build, edit, executed, html
@@ -167,8 +166,7 @@ def test_a_new_lock_runs_everything(book):
 def test_a_new_record_runs_its_page_only(book):
     record = book / "data" / "results" / "xor" / "laptop.nc"
     runs = xr.Dataset({"loss": ("seed", [1.0])})
-    origin = Origin([], [])
-    records.save(runs, "xor", "laptop", parameters={}, origin=origin, wall_time=1.0, path=record)
+    records.save(runs, "xor", "laptop", parameters={}, wall_time=1.0, path=record)
     # Half a record that a killed run left is none.
     record.with_name(".laptop-x.nc").write_bytes(record.read_bytes()[:100])
     assert build(book) == [XOR]

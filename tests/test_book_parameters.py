@@ -7,7 +7,7 @@ import time
 import jupytext
 import pytest
 import toy_book
-from iterlin.study import origins, records
+from iterlin.study import experiment_pages, records
 from iterlin_book import pages, parameters
 from iterlin_book.pages import BookError
 from toy_book import HEADER, ROOT
@@ -101,12 +101,11 @@ def test_every_shipped_parameter_file_fits_its_page():
         if tier != pages.QUICK
     ]
     assert len(shipped) >= 3
-    sources = origins.sources(ROOT)
     for page, tier in shipped:
         values = parameters.load(ROOT, page, tier, pages.read(ROOT, page))
         assert values["tier"] == tier
-        recorded = origins.parameters(page.rpartition("/")[2], tier, sources)
-        assert recorded.items() >= origins.plain(values).items()
+        recorded = experiment_pages.parameters(page.rpartition("/")[2], tier)
+        assert recorded.items() >= experiment_pages.plain(values).items()
 
 
 def test_the_seeds_that_a_page_names_are_those_of_its_tiers():

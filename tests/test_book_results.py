@@ -20,13 +20,12 @@ SAVES = """\
 import os
 from pathlib import Path
 import xarray as xr
-from iterlin.study import origins, records
+from iterlin.study import records
 
 Path("deadline").write_text(os.environ.get("ITERLIN_DEADLINE", "none"))
-origin = origins.of_page("grows", origins.sources())
 values = {"tier": tier, "missing": missing}
 runs = xr.Dataset({"loss": ("seed", [1.0])})
-records.save(runs, "grows", tier, parameters=values, origin=origin, wall_time=1, missing=missing)"""
+records.save(runs, "grows", tier, parameters=values, wall_time=1, missing=missing)"""
 WAITS = """\
 import sys, time
 from pathlib import Path

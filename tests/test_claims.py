@@ -8,7 +8,6 @@ import xarray as xr
 import yaml
 from iterlin.study import claims, claims_table, conditions, provenance, records
 from iterlin.study.claims import NOT, NOT_RUN, NOT_TESTED, PARTLY, REPRODUCED, UNDECIDED
-from iterlin.study.origins import Origin
 
 ROW = {
     "id": "C0",
@@ -37,7 +36,6 @@ def record(**statistics):
             "experiment": "trial",
             "tier": "gpu",
             "parameters": "{}",
-            **Origin([], []).attributes(),
         },
     )
 
@@ -79,7 +77,7 @@ def test_one_statement(rule, bounds, outcome, verdict):
     assert found.statements[0].found == pytest.approx(bounds, nan_ok=True)
     assert found.verdict == verdict
     assert found.changed == (verdict != REPRODUCED)
-    assert (found.tier, found.stale) == ("gpu", False)
+    assert found.tier == "gpu"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +234,6 @@ def test_a_partial_record_is_shown_as_such(monkeypatch):
 def test_no_record_or_no_statement_is_not_yet_run(monkeypatch):
     monkeypatch.setattr(records, "best", lambda experiment: None)
     assert claims.judge(ROW).verdict == NOT_RUN
-    assert not claims.judge(ROW).stale
     monkeypatch.setattr(records, "best", {"trial": record(drop=ABOVE)}.__getitem__)
     silent = {key: value for key, value in ROW.items() if key not in ("experiment", "statements")}
     assert claims.judge(silent | {"expected": NOT_RUN}).verdict == NOT_RUN
@@ -255,25 +252,13 @@ def test_the_record_is_the_best_one(monkeypatch):
     assert asked == ["trial"]
 
 
-def test_a_stale_record_is_shown_as_such():
-    gone = Origin([], [("live", "0" * 12)])
-    old = record(drop=ABOVE).assign_attrs(gone.attributes())
-    assert claims.judge(ROW, old).stale
-
-
-def test_a_statistic_that_the_record_lacks_is_an_error():
-    with pytest.raises(ValueError, match="record trial has no statistic 'drop'"):
-        claims.judge(ROW, record(other=ABOVE))
-
-
 @pytest.mark.parametrize("place", ["statements", "requires"])
 def test_a_record_older_than_the_rule_has_not_run_it(place):
-    gone = Origin([], [("live", "0" * 12)])
-    old = record(drop=ABOVE).assign_attrs(gone.attributes())
+    old = record(drop=ABOVE)
     later = {"says": "new", "statistic": "later", "above": 0.0}
     row = ROW | {place: [*ROW.get(place, []), later]}
     verdict = claims.judge(row, old)
-    assert (verdict.verdict, verdict.stale) == (claims.NOT_RUN, True)
+    assert verdict.verdict == claims.NOT_RUN
     assert verdict.row["why"] == claims.OLDER
     assert claims.judge(ROW, old).verdict == REPRODUCED  # of what it has it still tells
 
@@ -385,7 +370,7 @@ def test_a_right_ledger_is_read(tmp_path):
 )
 def test_summary_counts_every_claim(monkeypatch, found, told):
     monkeypatch.setattr(claims, "load_claims", lambda: found)
-    monkeypatch.setattr(claims, "judge", lambda row: claims.Verdict(ROW, row, (), "", False))
+    monkeypatch.setattr(claims, "judge", lambda row: claims.Verdict(ROW, row, (), ""))
     assert claims.summary() == told
 
 

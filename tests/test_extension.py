@@ -4,25 +4,17 @@ import json
 
 import numpy as np
 import pytest
-import toy_sources
+import toy_pages
 import xarray as xr
-from iterlin.study import claims, exact_runs, extension, intervals, origins, records, runs
+from iterlin.study import claims, comparison, exact_runs, extension, intervals, records, runs
 from iterlin.study import page as page_module
 from iterlin.study.page import Page
 from test_exact_runs import AXES, FULL_BATCH
 from test_exact_runs import make as make_exact
 from test_runs import STEPS, problem
-from toy_sources import SOURCES, edited
 
 # Bits are compared: of programs that are compiled as they are where records are made.
 pytestmark = pytest.mark.optimized
-COMPLETED = edited(
-    (
-        "experiments/trial.md",
-        "live = page.save(live",
-        "live = page.completed(live)\nlive = page.save(live",
-    )
-)
 
 
 @pytest.fixture(autouse=True)
@@ -172,35 +164,32 @@ def recorded(diverged=((-1, 5), (0, -1)), other=(-1, -1), **attributes):
 ASKED = {"num_seeds": 3, "rate": 0.5, "periods": [1, 9]}
 
 
-def test_whole_seeds_of_the_same_origin_are_taken():
-    assert extension.whole_seeds(recorded(), ASKED, []) == [0, 1]
+def test_whole_seeds_of_the_same_parameters_are_taken():
+    assert extension.whole_seeds(recorded(), ASKED) == [0, 1]
     # One of which a run is missing is made anew; so is everything that is there already.
-    assert extension.whole_seeds(recorded(((-1, np.nan), (0, -1))), ASKED, []) == [0]
-    assert extension.whole_seeds(recorded(other=(np.nan, -1)), ASKED, []) == [1]
+    assert extension.whole_seeds(recorded(((-1, np.nan), (0, -1))), ASKED) == [0]
+    assert extension.whole_seeds(recorded(other=(np.nan, -1)), ASKED) == [1]
     partial = recorded(((-1, np.nan), (0, -1)))
-    assert extension.whole_seeds(partial, ASKED | {"num_seeds": 2}, []) == [0]
+    assert extension.whole_seeds(partial, ASKED | {"num_seeds": 2}) == [0]
     for fewer in (1, 2):
-        assert extension.whole_seeds(recorded(), ASKED | {"num_seeds": fewer}, []) == []
+        assert extension.whole_seeds(recorded(), ASKED | {"num_seeds": fewer}) == []
 
 
 def test_where_a_run_that_is_missing_cannot_be_told_the_last_part_is_made_anew():
     """As of a grid of which the record keeps no `diverged_at`."""
-    assert extension.whole_seeds(recorded(missing=1), ASKED, []) == []
+    assert extension.whole_seeds(recorded(missing=1), ASKED) == []
     partial = recorded(((-1, np.nan), (0, -1)), missing=2)
-    assert extension.whole_seeds(partial, ASKED, []) == []
+    assert extension.whole_seeds(partial, ASKED) == []
     parts = json.dumps([{"seeds": [0]}, {"seeds": [1]}])
-    assert extension.whole_seeds(recorded(missing=1, parts=parts), ASKED, []) == [0]
+    assert extension.whole_seeds(recorded(missing=1, parts=parts), ASKED) == [0]
 
 
-def test_nothing_is_taken_of_another_origin():
+def test_nothing_is_taken_of_other_parameters():
     for other in ({"rate": 0.25}, {"periods": [1]}, {"more": 1}):
-        assert extension.whole_seeds(recorded(), ASKED | other, []) == []
-    assert extension.whole_seeds(recorded(), ASKED, ["parameter num_seeds: 2 then"]) == [0, 1]
-    for line in ("changed: RATE (steps)", "gone from the page: live"):
-        assert extension.whole_seeds(recorded(), ASKED, ["parameter rate: 1 then", line]) == []
+        assert extension.whole_seeds(recorded(), ASKED | other) == []
     without = {name: value for name, value in ASKED.items() if name != "num_seeds"}
-    assert extension.whole_seeds(recorded(), without, []) == []
-    assert extension.whole_seeds(recorded().rename(seed="draw"), ASKED, []) == []
+    assert extension.whole_seeds(recorded(), without) == []
+    assert extension.whole_seeds(recorded().rename(seed="draw"), ASKED) == []
 
 
 # A page that asks for it, with a record that it makes itself.
@@ -208,26 +197,17 @@ def test_nothing_is_taken_of_another_origin():
 
 @pytest.fixture
 def root(monkeypatch, tmp_path):
-    monkeypatch.chdir(toy_sources.write(tmp_path, COMPLETED))
+    monkeypatch.chdir(toy_pages.write(tmp_path))
     monkeypatch.setattr(page_module, "display", lambda shown: None)
     return tmp_path
-
-
-def test_the_statement_is_no_part_of_what_a_record_comes_from():
-    assert origins.of_page("trial", COMPLETED) == origins.of_page("trial", SOURCES)
-    for other in ("live = page.completed(live.copy())", "other = page.completed(live)"):
-        changed = edited(
-            ("experiments/trial.md", "live = page.completed(live)", other), found=COMPLETED
-        )
-        assert origins.of_page("trial", changed) != origins.of_page("trial", SOURCES)
 
 
 def whole_run(num_seeds, known=()):
     """A record of so many seeds; returns it, and the data set before it was completed."""
     values = {"tier": "laptop", "num_seeds": num_seeds, "periods": (5, 20)}
-    page = Page("trial", values)
+    page = Page("trial", values, extends=True)
     assert page.seeds == list(known)
-    live = toy_sources.results(num_seeds=num_seeds).assign(picture=("row", [1.5, 2.5]))
+    live = toy_pages.results(num_seeds=num_seeds).assign(picture=("row", [1.5, 2.5]))
     live["diverged_at"] = ("period", "seed"), np.full(live.loss.shape, -1)
     if known:
         live["loss"] = live.loss.where(~live.seed.isin(list(known)))
@@ -242,7 +222,7 @@ def test_a_record_that_gets_more_seeds_is_the_record_of_all(root):
     first = whole_run(2)
     more = whole_run(4, known=[0, 1])
     xr.testing.assert_identical(more.drop_attrs(), apart.drop_attrs())
-    for name in ("numerics", "page_code", "definitions", "parameters", "missing"):
+    for name in ("parameters", "missing"):
         assert more.attrs[name] == apart.attrs[name]
     assert "parts" not in apart.attrs
     loaded = records.load("trial", "laptop")
@@ -268,7 +248,7 @@ def test_a_partial_record_keeps_its_whole_seeds_without_a_store(root):
     """Of four seeds one lacks a run, one both: the other two are taken, and all come out whole."""
     apart = whole_run(4)
     values = {"tier": "laptop", "num_seeds": 4, "periods": (5, 20)}
-    live = toy_sources.results(num_seeds=4).assign(picture=("row", [1.5, 2.5]))
+    live = toy_pages.results(num_seeds=4).assign(picture=("row", [1.5, 2.5]))
     unknown = np.array([[-1, np.nan, -1, np.nan], [-1, -1, -1, np.nan]])
     live["diverged_at"] = ("period", "seed"), unknown
     live["loss"] = live.loss.where(np.isfinite(unknown))
@@ -279,7 +259,7 @@ def test_a_partial_record_keeps_its_whole_seeds_without_a_store(root):
     assert [part["seeds"] for part in records.parts(more.attrs)] == [[0, 2], [1, 3]]
     # Where it does not say which runs it lacks, nothing is taken.
     Page("trial", values).save(live, seconds=40.0, missing=4)
-    assert Page("trial", values).seeds == []
+    assert Page("trial", values, extends=True).seeds == []
 
 
 def test_the_rules_and_their_commit_are_those_of_the_first_part(root, monkeypatch):
@@ -301,7 +281,8 @@ def test_the_rules_and_their_commit_are_those_of_the_first_part(root, monkeypatc
 def test_products_of_another_precision_are_not_mixed(root, monkeypatch):
     whole_run(2)
     monkeypatch.setattr(page_module, "product_precision", lambda: "tensorfloat32")
-    assert Page("trial", {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}).seeds == []
+    values = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
+    assert Page("trial", values, extends=True).seeds == []
 
 
 def test_the_same_seeds_again_are_trained_again(root):
@@ -312,16 +293,27 @@ def test_the_same_seeds_again_are_trained_again(root):
 def test_quick_runs_damaged_records_and_pages_that_do_not_ask_take_nothing(root):
     whole_run(2)
     more = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
-    assert Page("trial", more).seeds == [0, 1]
+    assert Page("trial", more, extends=True).seeds == [0, 1]
     assert extension._left == {0, 1}
-    assert Page("trial", more | {"tier": "quick"}).seeds == []
+    assert Page("trial", more | {"tier": "quick"}, extends=True).seeds == []
     assert extension._left == frozenset()
-    assert Page("trial", more | {"periods": (5, 30)}).seeds == []
-    assert Page("other", more).seeds == []
-    live = toy_sources.results()
-    assert Page("other", more).completed(live) is live
+    assert Page("trial", more | {"periods": (5, 30)}, extends=True).seeds == []
+    assert Page("other", more, extends=True).seeds == []
+    live = toy_pages.results()
+    assert Page("trial", more).completed(live) is live
     records.path_of("trial", "laptop").write_bytes(b"damaged")
-    assert Page("trial", more).seeds == []
+    assert Page("trial", more, extends=True).seeds == []
+
+
+def test_nothing_is_taken_once_the_quick_run_gives_other_numbers(root):
+    whole_run(2)
+    quick = Page("trial", {"tier": "quick", "num_seeds": 2, "periods": (5, 20)})
+    quick.save(toy_pages.results())
+    comparison.keep("trial")
+    more = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
+    assert Page("trial", more, extends=True).seeds == [0, 1]
+    quick.save(toy_pages.results() * 2)
+    assert Page("trial", more, extends=True).seeds == []
 
 
 def test_a_caption_says_when_and_on_what_its_parts_were_made(root):

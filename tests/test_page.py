@@ -1,20 +1,19 @@
-"""A page's run is recorded with all of its parameters and the sources of its start, and shown."""
+"""A page's run is recorded with all of its parameters, and shown."""
 
 import json
 
 import pytest
-import toy_sources
-from iterlin.study import claims, claims_table, origins, records
+import toy_pages
+from iterlin.study import claims, claims_table, comparison, records
 from iterlin.study import page as page_module
 from iterlin.study.page import Page
-from toy_sources import SOURCES, edited
 
 VALUES = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
 
 
 @pytest.fixture(autouse=True)
 def root(monkeypatch, tmp_path):
-    monkeypatch.chdir(toy_sources.write(tmp_path))
+    monkeypatch.chdir(toy_pages.write(tmp_path))
     return tmp_path
 
 
@@ -28,13 +27,12 @@ def displayed(monkeypatch):
 def test_a_record_holds_every_parameter_of_the_cell_and_nothing_else():
     page = Page("trial", VALUES | {"num_runs": 7, "np": None})
     assert page.parameters == VALUES
-    saved = page.save(toy_sources.results(), data="made up")
+    page.save(toy_pages.results(), data="made up")
     record = records.load("trial", "laptop")
     assert json.loads(record.attrs["parameters"]) == VALUES | {"periods": [5, 20]}
     assert record.attrs["data"] == "made up"
     assert record.attrs["missing"] == 0
     assert 0 < record.attrs["wall_time"] < 600
-    assert not records.is_stale(saved)
 
 
 def test_what_is_missing_or_no_page_is_refused():
@@ -42,36 +40,19 @@ def test_what_is_missing_or_no_page_is_refused():
         Page("trial", {"tier": "laptop"})
     with pytest.raises(ValueError, match="the book has no page 'nowhere'"):
         Page("nowhere", VALUES)
-    with pytest.raises(ValueError, match="the page 'index' saves no record"):
-        Page("index", VALUES)
-
-
-def test_parameters_that_no_file_gives_make_a_stale_record():
-    Page("trial", VALUES | {"num_seeds": 30}).save(toy_sources.results())
-    record = records.load("trial", "laptop")
-    said = origins.changes(record.attrs, origins.sources())
-    assert said == ["parameter num_seeds: 30 then, 3 now"]
-
-
-def test_a_file_edited_while_it_computes_is_not_what_it_came_from(root):
-    page = Page("trial", VALUES)
-    toy_sources.write(root, edited(("steps.py", "0.5", "0.25")))
-    record = page.save(toy_sources.results())
-    assert record.attrs["numerics"] == origins.of_page("trial", SOURCES).numerics
-    assert origins.changes(record.attrs, origins.sources()) == ["changed: RATE (steps)"]
 
 
 def test_the_rules_kept_are_those_of_the_start(monkeypatch):
     monkeypatch.setattr(claims, "rules", lambda experiment: {f"C-{experiment}": "a digest"})
     page = Page("trial", VALUES)
     monkeypatch.setattr(claims, "rules", lambda experiment: {})
-    record = page.save(toy_sources.results())
+    record = page.save(toy_pages.results())
     assert json.loads(record.attrs["rules"]) == {"C-trial": "a digest"}
 
 
 def test_time_and_missing_runs_are_those_of_the_grid_unless_they_are_given():
     page = Page("trial", VALUES)
-    live = toy_sources.results().assign_attrs(seconds=90.0, missing=2)
+    live = toy_pages.results().assign_attrs(seconds=90.0, missing=2)
     record = page.save(live)
     assert (record.attrs["wall_time"], record.attrs["missing"]) == (90.0, 2)
     record = page.save(live, seconds=5.0, missing=0)
@@ -80,33 +61,41 @@ def test_time_and_missing_runs_are_those_of_the_grid_unless_they_are_given():
 
 def test_the_record_of_the_highest_tier_is_shown_else_the_run(displayed):
     quick = Page("trial", VALUES | {"tier": "quick"})
-    live = quick.save(toy_sources.results(), data="drawn *by* me_too, sizes [32](x)")
+    live = quick.save(toy_pages.results(), data="drawn *by* me_too, sizes [32](x)")
     assert quick.shown(live) is live
     assert displayed.pop() == (
         r"*Shown: quick tier, 3 seeds, run while this page was built. drawn \*by\* me_too, "
         r"sizes \[32](x).*"
     )
-    Page("trial", VALUES).save(toy_sources.results(), seconds=120.0)
+    Page("trial", VALUES).save(toy_pages.results(), seconds=120.0)
     assert quick.shown(live).attrs["tier"] == "laptop"
     assert displayed.pop().startswith("*Shown: laptop tier: 3 seeds, 2 min on ")
 
 
-def test_a_record_older_than_the_page_gives_way_to_the_run(displayed):
-    Page("trial", VALUES).save(toy_sources.results(), seconds=120.0)
+def test_the_caption_says_how_the_quick_run_compares(displayed):
+    Page("trial", VALUES).save(toy_pages.results(), seconds=120.0)
     quick = Page("trial", VALUES | {"tier": "quick"})
-    live = quick.save(toy_sources.results().assign(more=0.0))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "is_stale", lambda record: record.attrs["tier"] == "laptop")
-        assert quick.shown(live) is live
+    live = quick.save(toy_pages.results())
+    comparison.keep("trial")
+    quick.shown(live)
+    assert displayed.pop().endswith("; the quick run gives the same numbers today.*")
+    quick.shown(live * 2)
+    assert "; the quick run differs today: loss by 1e+02 % of its largest" in displayed.pop()
+
+
+def test_a_record_older_than_the_page_gives_way_to_the_run(displayed):
+    Page("trial", VALUES).save(toy_pages.results(), seconds=120.0)
+    quick = Page("trial", VALUES | {"tier": "quick"})
+    live = quick.save(toy_pages.results().assign(more=0.0))
+    assert quick.shown(live) is live
     said, shown = displayed
     assert said == "*The record is older than this page: it lacks more.*"
     assert shown.startswith("*Shown: quick tier")
-    assert quick.shown(live).attrs["tier"] == "laptop"  # a fresh one is what the page is about
 
 
 def test_limits_hold_for_whole_quick_runs():
     quick, laptop = Page("trial", VALUES | {"tier": "quick"}), Page("trial", VALUES)
-    live = toy_sources.results()
+    live = toy_pages.results()
     assert quick.limits(live)
     assert not quick.limits(live.assign_attrs(missing=1))
     assert not laptop.limits(live)

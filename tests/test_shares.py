@@ -9,7 +9,6 @@ import xarray as xr
 from iterlin.exact.run import ExactRun
 from iterlin.runtime import chunks, shares
 from iterlin.study import exact_runs, groups, records, runs
-from iterlin.study.origins import Origin
 from test_exact_runs import AXES, FULL_BATCH
 from test_exact_runs import make as make_exact
 from test_runs import STEPS, problem
@@ -118,7 +117,7 @@ def test_runs_that_nobody_keeps_are_made_by_each(share):
 
 def record(path):
     found = xr.Dataset({"loss": ("seed", [1.0])})
-    settings = {"parameters": {}, "origin": Origin([], []), "wall_time": 1.0, "path": path}
+    settings = {"parameters": {}, "wall_time": 1.0, "path": path}
     return records.save(found, "any", "gpu", **settings)
 
 

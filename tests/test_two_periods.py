@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 import xarray as xr
-from iterlin.study import origins, page_code, problems, two_periods
+from iterlin.study import experiment_pages, problems, two_periods
+from iterlin_book import pages
 from problems import bare, flat
 from toy_book import ROOT
 
@@ -15,15 +16,16 @@ OWN = {"probe_size", "num_snapshots", "penalties", "num_columns"}
 NETWORK = {"name": "lenet", "channels": 2, "kernel_size": 3, "padding": "SAME", "hidden": [5]}
 
 
-@pytest.fixture(scope="module")
-def sources():
-    return origins.sources(ROOT)
+@pytest.fixture(autouse=True)
+def root(monkeypatch):
+    monkeypatch.chdir(ROOT)
 
 
-def runs_of(page, sources):
+def runs_of(page):
     """The arguments of the one call that makes the page's runs, but its label, as syntax."""
-    trees = page_code.cells(sources.pages[f"experiments/{page}.md"])
-    calls = [node for _, tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    cells = pages.code_cells(pages.read(ROOT, f"experiments/{page}"))
+    trees = [ast.parse(cell.source) for cell in cells]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     (call,) = [call for call in calls if ast.unparse(call.func) == "two_periods.run"]
     named = {k.arg: ast.unparse(k.value) for k in call.keywords}
     assert named.pop("label") == repr(page)
@@ -31,14 +33,14 @@ def runs_of(page, sources):
 
 
 @pytest.mark.parametrize("page", OTHERS)
-def test_the_pages_make_their_runs_by_the_same_call(page, sources):
-    assert runs_of(page, sources) == runs_of(FIRST, sources)
+def test_the_pages_make_their_runs_by_the_same_call(page):
+    assert runs_of(page) == runs_of(FIRST)
 
 
 @pytest.mark.parametrize("page", OTHERS)
 @pytest.mark.parametrize("tier", ["quick", "laptop", "gpu", "paper"])
-def test_what_the_pages_share_agrees_at_every_tier(page, tier, sources):
-    first, found = (origins.parameters(name, tier, sources) for name in (FIRST, page))
+def test_what_the_pages_share_agrees_at_every_tier(page, tier):
+    first, found = (experiment_pages.parameters(name, tier) for name in (FIRST, page))
     assert first == {name: value for name, value in found.items() if name not in OWN}
 
 

@@ -3,7 +3,6 @@
 The library is a copy that tests may edit; it shadows `iterlin` in the processes started here.
 """
 
-import ast
 import os
 import re
 import shutil
@@ -12,7 +11,6 @@ import sys
 from pathlib import Path
 
 from iterlin.study.provenance import PACKAGE
-from iterlin.study.syntax import imports_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -110,29 +108,12 @@ chapters:
 """
 
 
-def needed(paths):
-    """Modules of the library, with all that they import from it, by paths in it."""
-    found, waiting = set(), list(paths)
-    while waiting:
-        path = waiting.pop()
-        if path not in found:
-            found.add(path)
-            for where, name in imports_of(ast.parse((PACKAGE / path).read_text()).body).values():
-                places = (f"{where}.{name}", where)
-                modules = (f"{p.removeprefix('iterlin.').replace('.', '/')}.py" for p in places)
-                waiting += [m for m in modules if (PACKAGE / m).is_file()][:1]
-    return found
-
-
 def create(root):
     """Write the book and its library below ``root``."""
     library = root / "lib" / "iterlin"
-    library.mkdir(parents=True)
+    shutil.copytree(PACKAGE, library, ignore=shutil.ignore_patterns("__pycache__"))
     for name, text in LIBRARY.items():
         (library / name).write_text(text)
-    for path in needed(["study/__init__.py", "runtime/__init__.py", "study/records.py"]):
-        (library / path).parent.mkdir(exist_ok=True)
-        shutil.copy(PACKAGE / path, library / path)
     for name, text in PAGES.items():
         path = root / "book" / name
         path.parent.mkdir(parents=True, exist_ok=True)

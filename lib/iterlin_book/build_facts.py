@@ -29,7 +29,7 @@ def times(about):
 
 
 def quick_runs():
-    """An HTML table: how the quick run of this build compares with the one kept with each record."""
+    """An HTML table: how this build's quick runs compare with those kept with the records."""
     found = [(name, comparison.sentence(records.best(name))) for name in comparison.experiments()]
     table = pd.DataFrame(found, columns=["experiment", "today"])
     return table.to_html(index=False, border=0, justify="left", classes="table")

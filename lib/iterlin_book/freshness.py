@@ -49,7 +49,9 @@ def digest(root, page, tier, notebook, values):
 
 def library_files(root):
     """Every file of the library and the study."""
-    return [path for path in (root / "lib" / "iterlin").rglob("*") if path.suffix in (".py", ".yml")]
+    return [
+        path for path in (root / "lib" / "iterlin").rglob("*") if path.suffix in (".py", ".yml")
+    ]
 
 
 def imported_files(root, cells):

@@ -131,7 +131,7 @@ def since(experiment: str, run: xr.Dataset | None = None) -> list[Difference] | 
 
 
 def sentence(record: xr.Dataset, run: xr.Dataset | None = None) -> str:
-    """How today's quick run (`since`) and the parameters compare with the record's, for a reader."""
+    """How today's quick run (`since`) and parameters compare with the record's, for a reader."""
     found = since(record.attrs["experiment"], run)
     if found is None:
         said = "there is no quick run to compare"

@@ -98,4 +98,3 @@ def _texts(found: object) -> Iterator[str]:
     elif isinstance(found, list | dict):
         for part in [*found, *(found.values() if isinstance(found, dict) else ())]:
             yield from _texts(part)
-

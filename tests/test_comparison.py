@@ -1,0 +1,129 @@
+"""The quick run that is kept with a record tells whether today's library gives its numbers."""
+
+import math
+
+import numpy as np
+import pytest
+import toy_pages
+import xarray as xr
+from iterlin.study import comparison, experiment_pages, records
+from iterlin.study.page import Page
+
+VALUES = {"num_seeds": 3, "periods": (5, 20)}
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch, tmp_path):
+    monkeypatch.chdir(toy_pages.write(tmp_path))
+    return tmp_path
+
+
+def run(tier="quick", *, values=VALUES, scale=1.0):
+    """A run of the page, recorded."""
+    live = toy_pages.results() * scale
+    live["status"] = "period", ["first", "last"]
+    live["seconds"] = "period", np.random.default_rng().random(2)
+    live["bad"] = "period", [np.nan, np.inf]
+    return Page("trial", values | {"tier": tier}).save(live)
+
+
+@pytest.fixture
+def record():
+    found = run("laptop")
+    run()
+    comparison.keep("trial")
+    return found
+
+
+def test_a_run_that_repeats_the_kept_one_has_no_difference(record):
+    again = run()
+    assert comparison.differences(comparison.kept("trial"), again) == []
+    assert comparison.sentence(record) == "the quick run gives the same numbers today"
+    assert comparison.sentence(record, again) == comparison.sentence(record)
+
+
+def test_a_changed_number_is_named_with_its_size(record):
+    [found] = comparison.differences(comparison.kept("trial"), run(scale=1.01))
+    assert found.variable == "loss"
+    np.testing.assert_allclose(found.share, 0.01)
+    expected = "the quick run differs today: loss by 1 % of its largest value"
+    assert comparison.sentence(record) == expected
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda run: run.drop_vars("loss"),
+        lambda run: run.assign(more=1.0),
+        lambda run: run.isel(seed=[0]),
+        lambda run: run.assign(loss=run.loss.where(run.seed > 0)),
+        lambda run: run.assign(bad=-run.bad),
+        lambda run: run.assign(loss=run.loss.transpose()),
+    ],
+)
+def test_a_variable_in_another_form_differs(record, changed):
+    found = comparison.differences(comparison.kept("trial"), changed(run()))
+    assert math.isinf(found[0].share)
+
+
+def test_rounding_is_no_difference(record):
+    assert comparison.differences(comparison.kept("trial"), run(scale=1 + 1e-5)) == []
+
+
+def test_without_a_quick_run_there_is_nothing_to_compare(root):
+    record = run("laptop")
+    assert comparison.since("trial") is None
+    assert comparison.sentence(record) == "there is no quick run to compare"
+    with pytest.raises(FileNotFoundError, match="no record of trial at tier quick"):
+        comparison.keep("trial")
+
+
+def test_parameters_are_compared_by_value(root, record):
+    file = root / "book" / "experiments" / "trial.laptop.yml"
+    assert comparison.changed_parameters(record) == []
+    file.write_text("# Three.\nnum_seeds: 3\nperiods: [5, 20]\n")
+    assert comparison.changed_parameters(record) == []
+    file.write_text("num_seeds: 4\nperiods: [5, 20]\n")
+    assert comparison.changed_parameters(record) == ["num_seeds"]
+    assert comparison.sentence(record).endswith("today; changed since: num_seeds")
+
+
+def test_parameters_of_a_tier_are_defaults_under_the_files():
+    assert experiment_pages.parameters("other", "laptop") == {
+        "tier": "laptop",
+        "num_seeds": 4,
+        "periods": [5, 20],
+    }
+    with pytest.raises(ValueError, match="the book has no page 'nowhere'"):
+        experiment_pages.parameters("nowhere", "laptop")
+
+
+def test_the_command_lists_and_keeps(record, capsys):
+    run(scale=2.0)
+    assert comparison.main([]) == 0
+    assert capsys.readouterr().out.startswith("trial: the quick run differs today: loss by 1e+02 %")
+    assert comparison.main(["--keep", "trial"]) == 0
+    assert capsys.readouterr().out == "trial: the quick run gives the same numbers today\n"
+    assert comparison.main(["--keep", "other"]) == 2
+    assert "no record of other at tier quick" in capsys.readouterr().err
+
+
+def test_a_damaged_file_is_named(root, record):
+    path = comparison.kept_path("trial")
+    path.write_bytes(b"half")
+    with pytest.raises(ValueError, match=r"quick\.nc is damaged or not a record"):
+        comparison.kept("trial")
+
+
+def test_a_record_without_a_page_has_no_parameters_to_compare():
+    record = xr.Dataset(attrs={"experiment": "benchmark", "tier": "laptop", "parameters": "{}"})
+    assert comparison.changed_parameters(record) == []
+
+
+def test_the_quick_runs_that_the_project_keeps_belong_to_its_records(monkeypatch):
+    monkeypatch.chdir(experiment_pages.__file__.rpartition("/lib/")[0])
+    kept = comparison.experiments()
+    assert kept
+    for experiment in kept:
+        assert records.best(experiment) is not None
+        assert comparison.kept(experiment).attrs["experiment"] == experiment
