@@ -15,7 +15,7 @@ from iterlin.linear_problem import LinearProblem
 from iterlin.networks.mlp import mlp
 from iterlin.networks.normalization import Normalization, normalize
 from iterlin.parameters import join, split
-from iterlin.schedules import Solved, every, is_every_step, never, when_solved
+from iterlin.schedules import Solved, every, never, when_solved
 from problems import flat, network
 
 SQUARED = losses.mean(losses.squared_error)
@@ -228,9 +228,9 @@ def test_a_linear_problem_is_left_when_it_is_solved(rule, batch_size):
 
 def test_plain_steps_are_the_general_ones_at_period_one():
     f, params, data = classified()
-    assert is_every_step(every(1))
-    assert not is_every_step(every(2))
-    assert not is_every_step(every(math.inf))
+    assert every(1).every_step
+    assert not every(2).every_step
+    assert not every(math.inf).every_step
     settings = {"loss": ENTROPY, "optimizer": optax.adam(0.02), "num_steps": 25, "progress": False}
     plain, one = roads.train(f, params, data, schedule=every(1), **settings)
     general, two = roads.train(f, params, data, schedule=lambda step, state: step >= 0, **settings)

@@ -8,6 +8,7 @@ from iterlin import losses, schedules
 from iterlin.algorithm import Algorithm
 from iterlin.exact import calendar
 from iterlin.exact.calendar import Answers, ends_when_solved, looks_at
+from iterlin.schedules import as_schedule
 
 STATE = Algorithm(lambda p, x: p * x, losses.squared_error, 0.1).start(
     jnp.ones(()), (jnp.ones(2), jnp.ones(2)), jax.random.key(0)
@@ -67,12 +68,14 @@ def test_the_guess_for_a_schedule_that_looks():
     ],
 )
 def test_what_a_schedule_looks_at(schedule, fields):
-    assert {name for name in ("params", "solved") if looks_at(name, schedule, STATE)} == fields
+    assert {
+        name for name in ("params", "solved") if looks_at(name, as_schedule(schedule), STATE)
+    } == fields
 
 
 def test_a_part_of_the_parameters_is_looked_at_as_the_whole():
     state = STATE._replace(params={"a": jnp.ones(()), "b": jnp.ones(())})
-    assert looks_at("params", lambda step, state: state.params["b"] > 1, state)
+    assert looks_at("params", as_schedule(lambda step, state: state.params["b"] > 1), state)
 
 
 @pytest.mark.parametrize(
@@ -87,4 +90,4 @@ def test_a_part_of_the_parameters_is_looked_at_as_the_whole():
     ],
 )
 def test_whether_a_schedule_ends_a_problem_that_is_solved(schedule, ends):
-    assert ends_when_solved(schedule, STATE) == ends
+    assert ends_when_solved(as_schedule(schedule), STATE) == ends

@@ -11,8 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import every, losses, never
 from iterlin.algorithm import Algorithm
+from iterlin.exact.integrate import integrate
 from iterlin.parameters import split
-from iterlin.schedules import NEVER, Solved, of_whole, periods_array, when, when_solved
+from iterlin.schedules import (
+    NEVER,
+    Solved,
+    as_schedule,
+    of_whole,
+    periods_array,
+    when,
+    when_solved,
+)
+from iterlin.study import runs
+from iterlin.study.groups import Problem
+from iterlin.training import train, train_sweep
+from iterlin.watching import Watch
 from problems import bare
 
 
@@ -109,6 +122,7 @@ def test_a_schedule_sees_the_parameters_that_stay_as_they_are():
     ("settings", "message"),
     [
         ({"predicate": 0.1, "check_every": 2}, "predicate must be a function of the state"),
+        ({"predicate": lambda: True, "check_every": 2}, "predicate is called as predicate.state"),
         ({"predicate": bool, "check_every": 0}, "check_every must be a positive integer"),
         ({"predicate": bool, "check_every": 2, "max_period": 0}, "max_period must be a positive"),
     ],
@@ -116,6 +130,105 @@ def test_a_schedule_sees_the_parameters_that_stay_as_they_are():
 def test_a_look_that_cannot_be_taken_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         bare(when)(**settings)
+
+
+X = jnp.eye(2)
+ALGORITHM = Algorithm(lambda p, x: jnp.tanh(x @ p), losses.squared_error, 0.1)
+
+
+def doors(schedule):
+    """Calls that take a schedule, each up to its first compute."""
+    problem = Problem(ALGORITHM, lambda key: jnp.zeros(2), (X, X[0]), Watch())
+    seeds = jax.random.split(jax.random.key(0), 2)
+    settings = {"num_steps": 4, "watch": Watch(observe=never_run)}
+    period = {"periods": [2, 3], "keys": seeds, "schedule": lambda period: schedule}
+    return {
+        "train": lambda: bare(train)(
+            ALGORITHM, jnp.zeros(2), (X, X[0]), schedule=schedule, **settings
+        ),
+        "train_sweep": lambda: bare(train_sweep)(
+            ALGORITHM, lambda key: jnp.zeros(2), (X, X[0]), **period, **settings
+        ),
+        "integrate": lambda: integrate(
+            ALGORITHM, jnp.zeros(2), (X, X[0]), schedule=schedule, **settings
+        ),
+        "grid": lambda: runs.run_all(
+            problem, [runs.Run(0, math.inf, 0.1, (0, 4), schedule=schedule)]
+        ),
+    }
+
+
+def never_run(state):
+    pytest.fail("the run has begun")
+
+
+DOORS = ["train", "train_sweep", "integrate", "grid"]
+
+
+def the_schedule(step, state):
+    return step % 5
+
+
+ANSWERS = [
+    (the_schedule, "the schedule the_schedule must return one bool, .*got int32 of shape"),
+    (jax.jit(the_schedule), "the schedule the_schedule must return one bool, .*got int32"),
+    (lambda step, state: step / 5, "<lambda> must return one bool, .*got float"),
+    (lambda step, state: None, "must return one bool, .*got None"),
+    (lambda step, state: 1, "must return one bool, .*got 1"),
+    (lambda step, state: step == jnp.arange(3), r"must return one bool, .*bool of shape \(3,\)"),
+    (lambda step, state: step in (3, 7), r"needs the value of its step .*jnp.isin\(step"),
+    (lambda step, state: step in {3, 7}, r"needs the value of its step .*jnp.isin\(step"),
+    (lambda step, state: float(state.step) > 3, "needs the value of its step in Python"),
+    (
+        when(the_schedule.__get__(3), check_every=2),
+        "the predicate the_schedule must return one bool",
+    ),
+    (when(lambda s: None, check_every=2), "predicate <lambda> must return one bool, .*got None"),
+    (when(lambda s: s.params > 0, check_every=2), r"must return one bool, .*bool of shape \(2,\)"),
+    (when(lambda s: bool(s.step > 3), check_every=2), "needs the value of its state in Python"),
+]
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(("schedule", "message"), ANSWERS)
+def test_a_schedule_that_returns_no_bool_is_refused_before_compute(schedule, message, door):
+    with pytest.raises(ValueError, match=message) as error:
+        doors(schedule)[door]()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("schedule", [never, every, when, when_solved, lambda step: True])
+def test_a_schedule_of_other_arguments_is_refused(schedule, door):
+    message = r"^schedule is called as schedule\(step, state\), but it takes .*il.never\(\)"
+    with pytest.raises(ValueError, match=message) as error:
+        doors(schedule)[door]()
+    assert "\n" not in str(error.value)
+
+
+def test_a_sweep_takes_a_function_of_the_period():
+    for schedule in (never, lambda step, state: True):
+        with pytest.raises(ValueError, match=r"^schedule is called as schedule\(period\), but it"):
+            bare(train_sweep)(
+                ALGORITHM,
+                lambda key: jnp.zeros(2),
+                (X, X[0]),
+                periods=[1],
+                keys=jax.random.split(jax.random.key(0), 2),
+                num_steps=4,
+                schedule=schedule,
+            )
+
+
+def test_a_plain_function_may_answer_in_python_and_numpy():
+    """True and False of any kind; integrate and train then agree on the updates."""
+    for answer in (True, np.bool_(True), np.asarray(True), jnp.asarray(True)):
+        schedule = as_schedule(lambda step, state, answer=answer: answer)
+        assert bool(schedule(3, None))
+    settings = {"schedule": lambda step, state: step % 5 == 0, "num_steps": 12}
+    for run in (train, integrate):
+        state, _ = run(ALGORITHM, jnp.zeros(2), (X, X[0]), **settings)
+        assert (int(state.updates), int(state.anchored_at)) == (2, 10)
 
 
 def meets(rule, loss, params, anchor, y):

@@ -21,7 +21,7 @@ from iterlin.linearization import Network, linearize, output_shape, tree_add, tr
 from iterlin.losses import Loss, loss_over_slices
 from iterlin.parameters import Trainable, bound, split
 from iterlin.runtime.slices import Sliced
-from iterlin.schedules import Schedule, Solved, is_every_step
+from iterlin.schedules import Solved, as_schedule
 from iterlin.state import NOT_YET, TrainState
 from iterlin.validation import accepts, is_traced, non_negative, positive, positive_integer
 
@@ -86,7 +86,11 @@ class Algorithm:
             value = getattr(self, name)
             if not callable(value) and not (name in ("augment", "regularizer") and value is None):
                 raise ValueError(f"{name} must be a function, got {value!r}")
-        accepts("f", self.f, ("params", "x", "key") if self.keyed else ("params", "x"))
+        if self.keyed:
+            accepts("f", self.f, ("params", "x", "key"))
+        else:
+            remedy = "; with keyed=True it is f(params, x, key)"
+            accepts("f", self.f, ("params", "x"), remedy)
         if not isinstance(self.optimizer, optax.GradientTransformation | None):
             positive("optimizer, as a step size,", self.optimizer)
             if jnp.ndim(self.optimizer) > 0:
@@ -173,14 +177,15 @@ class Algorithm:
         output_shape(self.network(state), params, data[0])
         return state
 
-    def advance(self, state: TrainState, data, count, schedule: Schedule) -> TrainState:
+    def advance(self, state: TrainState, data, count, schedule: Any) -> TrainState:
         """`count` steps; it may be traced."""
         return jax.lax.fori_loop(0, count, lambda _, s: self.step(s, data, schedule), state)
 
-    def step(self, state: TrainState, data, schedule: Schedule) -> TrainState:
+    def step(self, state: TrainState, data, schedule: Any) -> TrainState:
         """One step. Where the schedule is known to re-linearise at each, the proxy is the network,
         and its Jacobian-vector product, zero, is left out."""
-        plain = is_every_step(schedule)
+        schedule = as_schedule(schedule)
+        plain = schedule.every_step
         if plain:
             linearizing = jnp.asarray(True)
         else:

@@ -1,14 +1,15 @@
 """When to re-linearise, and when a linear problem is solved.
 
-A schedule is a plain function (step, state) -> bool of traced values. It is asked before every
-step; true means 'take the current parameters as the new point of expansion'. Training expands at
-its first parameters whatever the schedule says. `state` is the `TrainState`, so a user's schedule
-may look at the parameters, the anchor or the step; `when` asks a predicate now and then.
+A schedule is a function (step, state) -> bool of traced values. It is asked before every step; true
+means 'take the current parameters as the new point of expansion'. Training expands at its first
+parameters whatever the schedule says. `state` is the `TrainState`, so a user's schedule may look at
+the parameters, the anchor or the step; `when` asks a predicate now and then. `Schedule` wraps such
+a function, checks its answers, and says what is known of it.
 """
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -19,14 +20,46 @@ from jaxtyping import Array, Bool, PyTree
 from iterlin.linearization import Network
 from iterlin.losses import Loss, loss_over_slices
 from iterlin.runtime.slices import in_slices
-from iterlin.state import whole
-from iterlin.validation import as_python, is_traced, non_negative, positive, positive_integer
-
-Schedule = Callable[[Array, Any], Array]
+from iterlin.state import TrainState, whole
+from iterlin.validation import (
+    accepts,
+    as_python,
+    is_traced,
+    non_negative,
+    one_bool,
+    positive,
+    positive_integer,
+    shown,
+    without_values,
+)
 
 # Larger than any step counter: a period that never comes round (erratum 11: K beyond the end of a
 # run and K = infinity are the same algorithm).
 NEVER = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When to re-linearise: a function (step, state) -> bool, and what is known of it.
+
+    due(step, state) is asked before every step. every_step: due is always true. check_every: due
+    looks at the parameters only when a multiple of so many steps has passed since the last
+    linearisation, and is true after max_period steps at the latest; None: nothing is known.
+
+    A call raises ValueError, also where JAX traces it, if due returns anything but one bool.
+    """
+
+    due: Callable[[Array, Any], Any]
+    every_step: bool = False
+    check_every: int | None = None
+    max_period: int | Array = NEVER
+
+    def __call__(self, step, state):
+        name = f"the schedule {shown(self.due)}"
+        with without_values(name, "step", "jnp.isin(step, jnp.array([3, 7]))"):
+            answer = self.due(step, state)
+        one_bool(name, answer, "step % 5 == 0")
+        return answer
 
 
 def every(period: Any) -> Schedule:
@@ -41,11 +74,10 @@ def every(period: Any) -> Schedule:
     """
     period = _whole("period", period)
 
-    def schedule(step, state):
+    def due(step, state):
         return step % period == 0
 
-    schedule.every_step = not isinstance(period, Array) and period == 1
-    return schedule
+    return Schedule(due, every_step=not isinstance(period, Array) and period == 1)
 
 
 def never() -> Schedule:
@@ -74,10 +106,10 @@ def when_solved(max_period: int | float | Array) -> Schedule:
     """
     max_period = _whole("max_period", max_period)
 
-    def schedule(step, state):
+    def due(step, state):
         return state.solved | (step - state.anchored_at >= max_period)
 
-    return schedule
+    return Schedule(due)
 
 
 def when(
@@ -93,8 +125,9 @@ def when(
     drifted since, say (`ntk.kernel_drift`), or how far proxy and network have come apart. It costs
     nothing between two checks.
 
-    Raises ValueError for a predicate that cannot be called, a check_every that is not a positive
-    integer, a max_period that is not one or infinity.
+    Raises ValueError for a predicate that cannot be called with a state, a check_every that is not
+    a positive integer, a max_period that is not one or infinity; and, when it is asked, for a
+    predicate that returns anything but one bool.
 
     >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.1)
@@ -106,23 +139,34 @@ def when(
     """
     if not callable(predicate):
         raise ValueError(f"predicate must be a function of the state, got {predicate!r}")
+    accepts("predicate", predicate, ("state",))
     positive_integer("check_every", check_every)
     max_period = _whole("max_period", max_period)
+    name = f"the predicate {shown(predicate)}"
 
-    def schedule(step, state):
+    def due(step, state):
+        def ask():
+            with without_values(name, "state", "jnp.where(...)"):
+                answer = predicate(state)
+            one_bool(name, answer, "drift(state) > 0.3")
+            return jnp.asarray(answer)
+
         since = step - state.anchored_at
         asked = (since > 0) & (since % check_every == 0)
-        found = jax.lax.cond(asked, lambda: jnp.asarray(predicate(state), bool), lambda: False)
-        return found | (since >= max_period)
+        return jax.lax.cond(asked, ask, lambda: jnp.asarray(False)) | (since >= max_period)
 
-    schedule.check_every, schedule.max_period = check_every, max_period
-    return schedule
+    return Schedule(due, check_every=check_every, max_period=max_period)
 
 
 def as_schedule(schedule: Any) -> Schedule:
-    """A period K as `every(K)`; ValueError for what is neither that nor a function."""
-    if callable(schedule):
+    """A period K as `every(K)`, a function (step, state) as a schedule. Raise ValueError for
+    anything else, such as a function of other arguments."""
+    if isinstance(schedule, Schedule):
         return schedule
+    if callable(schedule):
+        makers = "; il.every(10), il.never(), il.when(...) and il.when_solved(50) return schedules"
+        accepts("schedule", schedule, ("step", "state"), remedy=makers)
+        return Schedule(schedule)
     try:
         return every(schedule)
     except ValueError:
@@ -136,11 +180,15 @@ def of_whole(schedule: Schedule, fixed: PyTree) -> Schedule:
     if not jax.tree.leaves(fixed):
         return schedule
 
-    def asked(step, state):
+    def due(step, state):
         return schedule(step, whole(state, fixed))
 
-    asked.__dict__.update(schedule.__dict__)
-    return asked
+    return replace(schedule, due=due)
+
+
+def check_answer(schedule: Schedule, state: TrainState) -> None:
+    """Raise ValueError unless the schedule's answer at this state is one bool; nothing runs."""
+    jax.eval_shape(schedule, state.step, state)
 
 
 def _whole(name, period):
@@ -150,11 +198,6 @@ def _whole(name, period):
         period = int(number) if number.is_integer() else number
     positive_integer(name, period, infinity=True)
     return period if isinstance(period, Array) else int(min(period, NEVER))
-
-
-def is_every_step(schedule: Schedule) -> bool:
-    """Whether it is known to re-linearise at every step: then training is gradient descent."""
-    return getattr(schedule, "every_step", False)
 
 
 def periods_array(periods) -> Array:

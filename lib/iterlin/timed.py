@@ -75,10 +75,10 @@ def for_time(time: float, *, fraction: float = 0.5) -> Timed:
         moved = jax.tree.map(lambda g: (-now.step_size * g).astype(g.dtype), gradient)
         return moved, now._replace(left=now.left - 1)
 
-    def schedule(step, state):
+    def due(step, state):
         return state.optimizer_state.left <= 0
 
-    return Timed(optax.GradientTransformationExtraArgs(init, update), schedule)
+    return Timed(optax.GradientTransformationExtraArgs(init, update), Schedule(due))
 
 
 def _largest_eigenvalue(outputs, params: PyTree) -> Float[Array, ""]:

@@ -26,9 +26,9 @@ from iterlin.runtime.chunks import History, run_in_chunks
 from iterlin.runtime.devices import mesh_of, on_device
 from iterlin.runtime.precision import full_precision
 from iterlin.runtime.slices import Sliced
-from iterlin.schedules import Schedule, as_schedule, every, of_whole, periods_array
+from iterlin.schedules import as_schedule, check_answer, every, of_whole, periods_array
 from iterlin.state import RUN_AXES, TrainState, parted, whole
-from iterlin.validation import positive_integer
+from iterlin.validation import accepts, positive_integer
 from iterlin.watching import UPDATES, Watch, check_sets, check_watch, log_steps, observer
 
 
@@ -71,9 +71,10 @@ def train(
     a positive integer below 2^31, a batch larger than the data, labels of a cross-entropy outside
     its classes (of an iterable, in the first batch), a minibatch, augmentation or a keyed f without
     key, inputs and targets of different lengths, an f that does not return one array (N, ...), a
-    resumed state whose optimiser or order of examples is another, a `watch` that is none, or steps
-    to look at that are not whole, increasing and in [0, num_steps]; of an iterable, for all that
-    needs the data as a whole; and as `parameters.split`.
+    resumed state whose optimiser or order of examples is another, a `watch` that is none, steps to
+    look at that are not whole, increasing and in [0, num_steps], or a schedule that returns
+    anything but one bool; of an iterable, for all that needs the data as a whole; and as
+    `parameters.split`.
 
     >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)
@@ -107,6 +108,7 @@ def train(
     params = whole(state, on_device(fixed)).params
     outputs = output_shape(algorithm.network(state), params, data[0])
     check_labels(algorithm.loss, outputs, data[1])
+    check_answer(of_whole(schedule, fixed), state)
     algorithm = dealt_out(algorithm, data)
 
     @partial(jax.jit, donate_argnums=0)
@@ -155,7 +157,7 @@ def train_sweep(
     periods,
     keys: Array,
     num_steps: int,
-    schedule: Callable[[Array], Schedule] = every,
+    schedule: Callable[[Array], Any] = every,
     watch: Watch = UPDATES,
     checkpoint: Path | None = None,
     progress: bool | None = None,
@@ -179,6 +181,8 @@ def train_sweep(
     datasets, data_axis = (jax.vmap(data)(keys), 0) if callable(data) else (data, None)
     example = jax.tree.map(lambda a: a[0], datasets) if callable(data) else data
     check_watch(watch)
+    of_all = "; for a schedule of its own in every run: lambda period: ..."
+    accepts("schedule", schedule, ("period",), of_all)
     fixed = jax.vmap(lambda key: split(init(key), algorithm.trainable)[1])(keys)
     looks = check_run(algorithm, example, num_steps, keys, watch.at)
     check_sets(watch)
@@ -197,7 +201,7 @@ def train_sweep(
     @partial(jax.jit, donate_argnums=0)
     def advance(states, fixed, datasets, periods, count):
         def run(state, fixed, run_data, period):
-            timed = of_whole(schedule(period), fixed)
+            timed = of_whole(as_schedule(schedule(period)), fixed)
             return algorithm.bound(fixed).advance(state, run_data, count, timed)
 
         axes = (0, None), (data_axis, None), (None, 0)
@@ -210,6 +214,11 @@ def train_sweep(
     draw = partial(algorithm.draw, init)
     seeds = jax.vmap(draw, (data_axis, 0), RUN_AXES)(datasets, keys)
     states = jax.vmap(lambda _: seeds, out_axes=RUN_AXES)(periods)
+
+    def answer(state, fixed, period):
+        return of_whole(as_schedule(schedule(period)), fixed)(state.step, state)
+
+    jax.eval_shape(over_both(answer, (0, None), (None, 0), out=0), states, fixed, periods)
     run = (fixed, datasets, periods), (watch.sets, fixed)
     states, history = _run(states, advance, observe, *run, looks, 0, checkpoint, progress)
     over_periods = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(periods), *a.shape)), fixed)

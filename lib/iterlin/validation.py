@@ -6,6 +6,8 @@ concrete arrays before tracing begins.
 
 import inspect
 import math
+import reprlib
+from contextlib import contextmanager
 from numbers import Integral, Real
 
 import jax
@@ -174,8 +176,9 @@ def factorable(name: str, dtype) -> None:
         )
 
 
-def accepts(name: str, function, arguments: tuple[str, ...]) -> None:
-    """Refuses a function that says that it cannot be called with so many arguments."""
+def accepts(name: str, function, arguments: tuple[str, ...], remedy: str = "") -> None:
+    """Refuses a function that says that it cannot be called with so many arguments; the remedy
+    ends the message."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # not every callable says
@@ -183,7 +186,49 @@ def accepts(name: str, function, arguments: tuple[str, ...]) -> None:
     try:
         signature.bind(*arguments)
     except TypeError:
-        remedy = "" if "key" in arguments else "; with keyed=True it is f(params, x, key)"
         raise ValueError(
             f"{name} is called as {name}({', '.join(arguments)}), but it takes {signature}{remedy}"
+        ) from None
+
+
+# Errors of JAX where Python asks for the value of what is traced.
+VALUE_ASKED = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+def shown(function) -> str:
+    """The name of a function, as messages give it; that of the one within a partial."""
+    function = getattr(function, "func", function)
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def described(value) -> str:
+    """An array by its type and shape, anything else as it prints, shortened."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    return reprlib.repr(value)
+
+
+def one_bool(name: str, value, example: str) -> None:
+    """Refuses the answer of a function unless it is one bool, of Python or (traced or not) JAX."""
+    array = hasattr(value, "dtype") and hasattr(value, "shape")
+    if not (isinstance(value, bool) or (array and value.dtype == np.bool_ and value.shape == ())):
+        raise ValueError(f"{name} must return one bool, as `{example}` is: got {described(value)}")
+
+
+@contextmanager
+def without_values(name: str, argument: str, example: str):
+    """Turn JAX's error where a function asks Python for a value that is traced into one line."""
+    try:
+        yield
+    except TypeError as error:
+        looked_up = "unhashable type" in str(error) and "Tracer" in str(error)
+        if not isinstance(error, VALUE_ASKED) and not looked_up:
+            raise
+        raise ValueError(
+            f"{name} needs the value of its {argument} in Python, but JAX traces it: write it "
+            f"with jax.numpy, as {example}"
         ) from None

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.interpreters import partial_eval
 from jaxtyping import PyTree
 
-from iterlin.schedules import NEVER, Schedule, of_whole
+from iterlin.schedules import Schedule, of_whole
 from iterlin.state import TrainState
 
 # Steps that a schedule is asked about at once.
@@ -49,8 +49,8 @@ class Answers:
             yes = jax.vmap(lambda step: asked(step, state._replace(step=step)))(steps)
             return jnp.any(yes), jnp.argmax(yes)
 
-        self.check_every = getattr(schedule, "check_every", None)
-        self._max_period = int(getattr(schedule, "max_period", NEVER))
+        self.check_every = schedule.check_every
+        self._max_period = int(schedule.max_period)
         self._fixed = fixed
         self._block = jax.jit(block)
         self._now = jax.jit(lambda step, state, fixed: of_whole(schedule, fixed)(step, state))

@@ -123,7 +123,7 @@ def needs_steps(algorithm: Algorithm, schedule: Schedule, state: TrainState) -> 
     """Why engine 'steps' alone can do it, if so: what it follows step by step."""
     if algorithm.regularizer is not None:
         return "a regularizer is not of the outputs alone"
-    if looks_at("params", schedule, state) and getattr(schedule, "check_every", None) is None:
+    if looks_at("params", schedule, state) and schedule.check_every is None:
         return (
             "the schedule looks at the parameters at every step: give it as "
             "schedules.when(..., check_every=...)"

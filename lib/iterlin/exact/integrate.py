@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,7 @@ from iterlin.exact.task import Task
 from iterlin.parameters import bound, split
 from iterlin.runtime.chunks import History
 from iterlin.runtime.precision import full_precision
-from iterlin.schedules import NEVER, Schedule, as_schedule, of_whole
+from iterlin.schedules import NEVER, as_schedule, check_answer, of_whole
 from iterlin.state import TrainState, whole
 from iterlin.validation import one_of, open_unit, positive_integer
 from iterlin.watching import UPDATES, Watch, check_sets, check_watch, observer
@@ -46,7 +47,7 @@ def integrate(
     params: PyTree,
     data,
     *,
-    schedule: Schedule | int | float,
+    schedule: Any,
     num_steps: int,
     engine: str = "auto",
     tolerance: float = 1e-3,
@@ -162,6 +163,7 @@ def integrator(
         moving, fixed = split(params, algorithm.trainable)
         state = algorithm.start(moving, data, jax.random.key(0))
         asked, full = Answers(schedule, fixed), of_whole(schedule, fixed)
+        check_answer(full, state)
         wanted = task if ends_when_solved(full, state) else task._replace(solved=None)
         name, reason = engine, needs_steps(algorithm, full, state)
         if reason and name not in ("auto", "steps"):

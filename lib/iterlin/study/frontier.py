@@ -33,10 +33,7 @@ def growing(first: int, factor: float) -> Schedule:
         ends.append(end)
     ends = jnp.asarray(ends, jnp.int32)
 
-    def schedule(step, state):
-        return jnp.any(step == ends)
-
-    return schedule
+    return Schedule(lambda step, state: jnp.any(step == ends))
 
 
 def at_updates(updates, values, wanted: float) -> np.ndarray | float:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxtyping import Array, PyTree
 from iterlin.algorithm import Algorithm
 from iterlin.runtime import checkpoints, costs
 from iterlin.runtime.chunks import Outcome, OutOfTime, out_of_time, run_in_chunks
-from iterlin.schedules import NEVER, Schedule, every, when_solved
+from iterlin.schedules import NEVER, Schedule, as_schedule, every, when_solved
 from iterlin.state import RUN_AXES, TrainState
 from iterlin.study.diagnostics import kernel_diagnostics
 from iterlin.watching import Sets, Watch, observer
@@ -50,7 +50,7 @@ class Run(NamedTuple):
     examples: int | None = None
     momentum: float = 0.0
     halve_after: tuple[int, ...] = ()
-    schedule: Schedule | None = None
+    schedule: Any = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def key_of(seed: int) -> Array:
 def schedule_of(run: Run, period=None) -> Schedule:
     """The run's schedule; of several at once with their `period`, traced."""
     if run.schedule is not None:
-        return run.schedule
+        return as_schedule(run.schedule)
     if is_plain(run):
         return every(1)
     period = run.period if period is None else period
@@ -95,11 +95,11 @@ def schedule_of(run: Run, period=None) -> Schedule:
     if not run.halve_after:
         return every(period)
 
-    def schedule(step, state):
+    def due(step, state):
         halvings, begun = _stage(run, step, period)
         return (step - begun) % (period * 2**halvings) == 0
 
-    return schedule
+    return Schedule(due)
 
 
 def _stage(run: Run, step, period):

@@ -21,6 +21,7 @@ import xarray as xr
 from iterlin.runtime import checkpoints, costs
 from iterlin.runtime.chunks import PROGRESS, OutOfTime
 from iterlin.runtime.precision import full_precision
+from iterlin.schedules import as_schedule
 from iterlin.study import provenance
 from iterlin.study.extension import unless_recorded
 from iterlin.study.groups import (
@@ -263,6 +264,7 @@ def check_settings(problem: Problem, run: Run) -> None:
 def _check_schedule(run: Run) -> None:
     if not callable(run.schedule):
         raise ValueError(f"schedule must be a function (step, state) -> bool, got {run.schedule!r}")
+    as_schedule(run.schedule)
     if run.period != np.inf or run.until_solved:
         raise ValueError("a schedule takes the place of a period: leave that infinite")
 
