@@ -5,7 +5,8 @@ library, such as the records, the ledger and the book's machinery, needs no JAX,
 longer. `__init__.pyi` says the same to editors and type checkers.
 """
 
-from importlib import import_module
+import warnings
+from importlib import import_module, metadata
 from importlib.util import find_spec
 
 __version__ = "0.2.0"
@@ -58,6 +59,14 @@ _EXPORTS = {
 }
 
 __all__ = sorted(_EXPORTS)
+
+if metadata.version("jaxlib") == "0.10.2":
+    warnings.warn(
+        "jaxlib 0.10.2 computes wrong float32 Jacobians on CPUs: install another, such as "
+        "jax==0.10.1",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def __getattr__(name: str):
