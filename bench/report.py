@@ -6,9 +6,8 @@ import json
 import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
-from IPython.display import Markdown, display
+from IPython.display import display
 from iterlin.study import intervals, plotting, records, tables
-from iterlin.study.plain_text import escaped
 
 # What the times of a growth curve are of, by case.
 MEANING = {
@@ -53,7 +52,12 @@ REASONS = {
 
 
 def note(text: str) -> None:
-    display(Markdown(text))
+    """Display a sentence."""
+    display(tables.said(text))
+
+
+def show_table(head: list[str], body: list[list]) -> None:
+    display(tables.table(head, body))
 
 
 def median(row: xr.Dataset) -> float:
@@ -119,17 +123,17 @@ class Report:
     def show_origin(self) -> None:
         """Which record it is, and on what machine it was made."""
         if self.record is None:
-            note("*There is no record yet. `make bench` makes one, in a quarter of an hour.*")
+            note("There is no record yet. make bench makes one, in a quarter of an hour.")
             return
         found = self.attribute("conditions")
         note(
-            f"*Shown: {records.caption(self.record)}; {escaped(found['cpu'])}, "
+            f"Shown: {records.caption(self.record)}; {found['cpu']}, "
             f"{found['threads']} threads, {found['rounds']} rounds; load before it began: "
-            f"{found['load']:g} (near 0 on a quiet machine).*"
+            f"{found['load']:g} (near 0 on a quiet machine)."
         )
         if found["load"] > 0.5:
             note(
-                "**This record was made on a machine that others used at the same time.** Its "
+                "This record was made on a machine that others used at the same time. Its "
                 "seconds are too long and its ratios noisy; the ranges show by how much."
             )
 
@@ -140,12 +144,15 @@ class Report:
             goal = met = "–"
             if np.isfinite(limit):
                 goal = f"{'at most' if most else 'at least'} {limit:g}"
-                met = "yes" if is_met(samples, limit, most) else "**no**"
+                met = "yes" if is_met(samples, limit, most) else "no"
             elif goals_only:
                 continue
             spread = f"{np.median(samples):.3g} [{samples.min():.3g}, {samples.max():.3g}]"
             body.append([case, text, spread, goal, met])
-        note(tables.markdown(head, body) if body else "*Not measured yet: `make bench`.*")
+        if body:
+            show_table(head, body)
+        else:
+            note("Not measured yet: make bench.")
 
     def show_missed(self) -> None:
         """The goals that are not reached, and why."""
@@ -158,13 +165,13 @@ class Report:
         extra = "–"
         if all(step is not None for step in steps):
             extra = f"{float(steps[0].operations / steps[1].operations):.2f}"
-        lines = []
+        body = []
         for text in dict.fromkeys(text for _, text, _ in missed):
             values = ", ".join(f"{np.median(s):.3g} ({c})" for c, t, s in missed if t == text)
             why = REASONS.get(text, "not understood yet.").format(extra=extra)
-            lines.append(f"- *{text}*: {values}. Why: {why}")
-        if lines:
-            note("**Not reached:**\n\n" + "\n".join(lines))
+            body.append([text, values, why])
+        if body:
+            show_table(["not reached", "median", "why"], body)
         elif self.ratios():
             note("Every goal is reached.")
 
@@ -209,10 +216,9 @@ class Report:
                 floor = billions / rate
                 share = f"{100 * floor / median(row):.0f} %"
                 times = [time_text(floor), time_text(median(row))]
-                body.append([escaped(row.label.item()), f"{billions:.2f}", *times, share])
-        note(f"Rate of a 2048 × 2048 matrix product: {rate:.0f} billion operations a second.\n")
-        head = ["", "billion operations", "floor", "measured", "of the floor's rate"]
-        note(tables.markdown(head, body))
+                body.append([row.label.item(), f"{billions:.2f}", *times, share])
+        note(f"Rate of a 2048 × 2048 matrix product: {rate:.0f} billion operations a second.")
+        show_table(["", "billion operations", "floor", "measured", "of the floor's rate"], body)
 
     def show_memory(self, word: str) -> None:
         """Time and memory of the cases whose names contain a word, and who needs less."""
@@ -221,7 +227,7 @@ class Report:
             for row in self.rows(case):
                 grown = float(row.peak_bytes - row.start_bytes) / 2**20
                 sizes = [f"{float(row.peak_bytes) / 2**20:.0f}", f"{grown:.0f}"]
-                body.append([case, escaped(row.label.item()), time_text(median(row)), *sizes])
+                body.append([case, row.label.item(), time_text(median(row)), *sizes])
         if body:
             note(
                 "Time, and memory of a process that did nothing else and compiled all that it ran; "
@@ -229,7 +235,7 @@ class Report:
                 "what another loads at its import:"
             )
             head = ["case", "library", "median time", "peak (MiB)", "above a first sum (MiB)"]
-            note(tables.markdown(head, body))
+            show_table(head, body)
         grown = collections.defaultdict(dict)
         for case, label, *_, above in body:
             grown[case][label] = float(above)
@@ -240,7 +246,7 @@ class Report:
                 if "MLP" in case:
                     why = "The kernel is small there: most of it is what compiling takes."
                 note(
-                    f"**More memory than the best of them:** {case}, {ours:.0f} against "
+                    f"More memory than the best of them: {case}, {ours:.0f} against "
                     f"{best:.0f} MiB. {why}"
                 )
 
@@ -295,9 +301,9 @@ class Report:
         for row in self.rows(case):
             count, whole = float(row.iterations), median(row)
             texts = [time_text(whole), f"{count:.0f}", time_text(whole / count)]
-            body.append([escaped(row.label.item()), *texts])
+            body.append([row.label.item(), *texts])
         if body:
-            note(tables.markdown(["", "median time", "iterations in all", "time of one"], body))
+            show_table(["", "median time", "iterations in all", "time of one"], body)
 
     def draw_growth(self) -> None:
         """Time against one size at a time."""
@@ -333,14 +339,15 @@ class Report:
             case = at.curve_in.item()
             body.append([MEANING.get(case, case), at.curve.item(), text])
         head = ["time of", "against, or engine", "slope [95 %, over rounds]"]
-        note(tables.markdown(head, body) if body else "")
+        if body:
+            show_table(head, body)
 
     def show_all(self) -> None:
         """Every contestant, ratio and slope of a record that has no sections of its own."""
         if self.record is None:
-            note("*Not measured yet.*")
+            note("Not measured yet.")
             return
-        note(f"*Shown: {records.caption(self.record)}.*")
+        note(f"Shown: {records.caption(self.record)}.")
         self.show_ratios()
         body = []
         for i in range(self.record.sizes.get("contestant", 0)):
@@ -351,10 +358,10 @@ class Report:
                 (float(row.peak_bytes) / 2**20, ".0f"),
             ]
             texts = [format(n, form) if np.isfinite(n) else "–" for n, form in numbers]
-            names = [escaped(row[name].item()) for name in ("case", "label")]
+            names = [row[name].item() for name in ("case", "label")]
             body.append([*names, time_text(median(row)), *texts])
         head = ["case", "", "median time", "10¹² operations a second", "differs by"]
-        note(tables.markdown([*head, "peak (MiB of the GPU)"], body))
+        show_table([*head, "peak (MiB of the GPU)"], body)
         self.show_slopes()
         self.show_conditions()
 
@@ -362,17 +369,14 @@ class Report:
         """The times of whole commands, where they were taken."""
         whole = self.attribute("whole")
         if not whole.get("seconds"):
-            note(
-                "*Not measured yet: `make bench WHOLE=1` times `make book` and `make test` as "
-                "well.*"
-            )
+            note("Not measured yet: make bench WHOLE=1 times make book and make test as well.")
             return
-        body = [[f"`{name}`", time_text(value)] for name, value in whole["seconds"].items()]
-        body += [[f"`{name}`", "failed"] for name in whole.get("failed", [])]
-        note(tables.markdown(["", "time"], body))
+        body = [[name, time_text(value)] for name, value in whole["seconds"].items()]
+        body += [[name, "failed"] for name in whole.get("failed", [])]
+        show_table(["", "time"], body)
         note(
             f"In a clone of commit {whole['commit'][:7]}, {whole['date']}, one after the other; "
-            "the first and the last install packages, as fast as the network is. `make test` "
+            "the first and the last install packages, as fast as the network is. make test "
             "builds the book first: with nothing built it takes as long as those two."
         )
 
@@ -381,9 +385,11 @@ class Report:
         if self.record is None:
             return
         body = [
-            [f"`{peer}`", ", ".join(f"{name} {number}" for name, number in versions.items())]
+            [peer, ", ".join(f"{name} {number}" for name, number in versions.items())]
             for peer, versions in self.attribute("peers").items()
         ]
-        absent = [f"- {': '.join(map(escaped, told))}" for told in self.attribute("left_out")]
-        end = "Left out:\n\n" + "\n".join(absent) if absent else "Nobody was left out."
-        note(tables.markdown(["peer", "versions"], body) + "\n\n" + end)
+        show_table(["peer", "versions"], body)
+        if absent := [[": ".join(map(str, told))] for told in self.attribute("left_out")]:
+            show_table(["left out"], absent)
+        else:
+            note("Nobody was left out.")

@@ -64,12 +64,12 @@ def test_the_record_of_the_highest_tier_is_shown_else_the_run(displayed):
     live = quick.save(toy_pages.results(), data="drawn *by* me_too, sizes [32](x)")
     assert quick.shown(live) is live
     assert displayed.pop() == (
-        r"*Shown: quick tier, 3 seeds, run while this page was built. drawn \*by\* me_too, "
-        r"sizes \[32](x).*"
+        "<p><em>Shown: quick tier, 3 seeds, run while this page was built. drawn *by* me_too, "
+        "sizes [32](x).</em></p>"
     )
     Page("trial", VALUES).save(toy_pages.results(), seconds=120.0)
     assert quick.shown(live).attrs["tier"] == "laptop"
-    assert displayed.pop().startswith("*Shown: laptop tier: 3 seeds, 2 min on ")
+    assert displayed.pop().startswith("<p><em>Shown: laptop tier: 3 seeds, 2 min on ")
 
 
 def test_the_caption_says_how_the_quick_run_compares(displayed):
@@ -78,7 +78,7 @@ def test_the_caption_says_how_the_quick_run_compares(displayed):
     live = quick.save(toy_pages.results())
     comparison.keep("trial")
     quick.shown(live)
-    assert displayed.pop().endswith("; the quick run gives the same numbers today.*")
+    assert displayed.pop().endswith("; the quick run gives the same numbers today.</em></p>")
     quick.shown(live * 2)
     assert "; the quick run differs today: loss by 1e+02 % of its largest" in displayed.pop()
 
@@ -89,8 +89,8 @@ def test_a_record_older_than_the_page_gives_way_to_the_run(displayed):
     live = quick.save(toy_pages.results().assign(more=0.0))
     assert quick.shown(live) is live
     said, shown = displayed
-    assert said == "*The record is older than this page: it lacks more.*"
-    assert shown.startswith("*Shown: quick tier")
+    assert said == "<p><em>The record is older than this page: it lacks more.</em></p>"
+    assert shown.startswith("<p><em>Shown: quick tier")
 
 
 def test_limits_hold_for_whole_quick_runs():

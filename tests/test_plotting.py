@@ -56,17 +56,18 @@ def test_colours_order_the_periods_and_grey_is_infinity():
 
 
 @pytest.mark.parametrize(
-    ("period", "label"),
+    ("period", "label", "text"),
     [
-        (1, "$K=1$"),
-        (50, "$K=50$"),
-        (1000, "$K=10^{3}$"),
-        (2500, "$K=2500$"),
-        (math.inf, r"$K=\infty$"),
+        (1, "$K=1$", "K = 1"),
+        (50, "$K=50$", "K = 50"),
+        (1000, "$K=10^{3}$", "K = 10³"),
+        (2500, "$K=2500$", "K = 2500"),
+        (math.inf, r"$K=\infty$", "K = ∞"),
     ],
 )
-def test_period_labels(period, label):
+def test_period_labels(period, label, text):
     assert plotting.period_label(period) == label
+    assert plotting.period_text(period) == text
 
 
 def test_band_draws_the_mean_and_its_interval(axis):

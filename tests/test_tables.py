@@ -1,6 +1,8 @@
-"""Tables say what the samples say, and a dash where there are none."""
+"""Tables say what the samples say, and a dash where there are none; text is shown as it is."""
 
 import numpy as np
+import pytest
+from bs4 import BeautifulSoup
 from iterlin.study import tables
 from test_early_stopping import curves
 
@@ -10,6 +12,14 @@ def pair(mean, half):
     return f"{mean}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{half}"
 
 
+def read(shown):
+    return BeautifulSoup(shown.data, "html.parser")
+
+
+def cells(shown):
+    return [[cell.get_text() for cell in row.select("td")] for row in read(shown).select("tr")]
+
+
 def test_intervals_in_words():
     assert tables.interval_text([1.0, 2.0, 3.0]) == pair("2.0", "2.5")
     assert tables.interval_text([1.0, np.nan]) == "1.0"
@@ -17,8 +27,29 @@ def test_intervals_in_words():
     assert tables.interval_text([0.123, 0.123], digits=2) == pair("0.12", "0.00")
 
 
-def test_a_table_is_markdown():
-    assert tables.markdown(["a", "b"], [[1, "x"]]) == "| a | b |\n| --- | --- |\n| 1 | x |"
+def test_a_table_has_titled_columns_and_a_caption():
+    shown = tables.table(["", "b"], [[1, "x"], [2, ""]], "Two rows")
+    assert [th["scope"] for th in read(shown).select("thead th")] == ["col"]
+    assert cells(shown) == [[""], ["1", "x"], ["2", ""]]
+    assert read(shown).caption.get_text() == "Two rows"
+    assert tables.FOOT not in shown.data
+    assert tables.FOOT in tables.table(["a"], [[pair(1, 2)]]).data
+
+
+# HTML, an entity, and what Markdown would take for a picture, mathematics or the next cell.
+TEXT = "<img src=x> &lt; ![x](//other.site/x) $a$ \\(b\\) *c* | d `e`"
+
+
+@pytest.mark.parametrize("place", [str, np.str_, lambda text: text.encode().decode()])
+def test_text_is_shown_as_it_is_written(place):
+    text = place(TEXT)
+    shown = tables.table([text], [[text], [500 * "long"]], text)
+    assert cells(shown) == [[], [TEXT], [500 * "long"]]
+    assert read(shown).th.get_text() == read(shown).caption.get_text() == TEXT
+    assert read(shown).img is None
+    said = tables.said(text, emphasised=True)
+    assert read(said).em.get_text() == TEXT
+    assert read(said).img is None
 
 
 def test_readings_of_runs():
@@ -27,35 +58,15 @@ def test_readings_of_runs():
     ds["diverged_at"] = (("period", "seed"), [[-1, -1], [50, -1]])
     ds["accuracy_oracle"] = 100 * ds.test_accuracy.max("evaluation")
     ds["accuracy_validated"] = ds.accuracy_oracle - 1
-    _, _, first, second, _, foot = tables.readings(ds).splitlines()
-    assert foot == tables.FOOT
-    assert first.startswith("| $K=1$ | 100 |")
-    assert first.endswith("| 0 |")
-    assert f"| {pair('1.0', '0.0')} |" in first
-    assert second.startswith(r"| $K=\infty$ |")
-    assert second.endswith("| 1 |")
-
-
-# What a record may hold, and Markdown would take for a picture of another site, mathematics,
-# emphasis or the next cell.
-TEXT = "![x](//other.site/x) $a$ *b* | c"
-SHOWN = r"!\[x](//other.site/x) \$a\$ \*b\* \| c"
-
-
-def test_text_of_a_records_axis_is_shown_as_it_is():
-    (cell,) = np.array([TEXT])
-    assert tables.markdown(["$K$"], [[cell], ["$1$"]]).splitlines()[2:] == [
-        f"| {SHOWN} |",
-        "| $1$ |",
+    shown = tables.readings(ds, title="All runs")
+    _, first, second = cells(shown)
+    assert read(shown).caption.get_text() == "All runs"
+    assert tables.FOOT in shown.data
+    assert first[:2] == ["K = 1", "100"]
+    assert first[-2:] == [pair("1.0", "0.0"), "0"]
+    assert (second[0], second[-1]) == ("K = ∞", "1")
+    ds = ds.rename(period="solver").assign_coords(solver=["SGD", "stopped"])
+    assert [row[0] for row in cells(tables.readings(ds, "solver", label=str))[1:]] == [
+        "SGD",
+        "stopped",
     ]
-
-
-def test_runs_that_text_tells_apart_are_shown_by_it():
-    ds = curves()
-    ds["updates"] = ds.step // 10
-    ds["diverged_at"] = (("period", "seed"), [[-1, -1], [50, -1]])
-    ds["accuracy_oracle"] = ds["accuracy_validated"] = 100 * ds.test_accuracy.max("evaluation")
-    ds = ds.rename(period="solver").assign_coords(solver=[TEXT, "stopped"])
-    _, _, first, second, *_ = tables.readings(ds, "solver", label=str).splitlines()
-    assert first.startswith(f"| {SHOWN} | ")
-    assert second.startswith("| stopped | ")

@@ -4,8 +4,7 @@ No cell can know: pages run side by side. The executed notebooks carry their tim
 runs lie in _build/records.
 """
 
-import pandas as pd
-from iterlin.study import comparison, records
+from iterlin.study import comparison, records, tables
 
 TIMES = "<!-- the time of each page -->"
 QUICK_RUNS = "<!-- today's quick runs beside the recorded ones -->"
@@ -31,5 +30,4 @@ def times(about):
 def quick_runs():
     """An HTML table: how this build's quick runs compare with those kept with the records."""
     found = [(name, comparison.sentence(records.best(name))) for name in comparison.experiments()]
-    table = pd.DataFrame(found, columns=["experiment", "today"])
-    return table.to_html(index=False, border=0, justify="left", classes="table")
+    return tables.table(["experiment", "today"], found).data

@@ -12,7 +12,7 @@ _TEXT = """\
 **To run this notebook** take Python 3.11 or newer and a checkout of the project{where}, whose \
 `data/results` holds the recorded runs that the pages show. In the checkout:
 
-    pip install ".[study]" pandas jupyter
+    pip install ".[study]" jupyter
     jupyter lab
 
 and open the notebook in its folder. Image data (MNIST, CIFAR-10) are downloaded and checked when \
@@ -26,7 +26,7 @@ import os
 
 if importlib.util.find_spec("iterlin") is None:
     !git clone --quiet --depth 1 --branch {branch} {url} {folder}
-    %pip install --quiet "./{folder}[study]" pandas
+    %pip install --quiet "./{folder}[study]"
     os.chdir("{folder}")  # pages look for the recorded runs where they are"""
 
 

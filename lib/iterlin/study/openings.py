@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import matplotlib.pyplot as plt
 import xarray as xr
-from IPython.display import HTML, Markdown, display
+from IPython.display import HTML, display
 
 from iterlin.study import claims_table, plotting, records
-from iterlin.study.plain_text import escaped
+from iterlin.study.tables import said
 
 
 def show(page: str) -> None:
@@ -34,4 +34,5 @@ def figure(page: str, draw: Callable[[xr.Dataset], object]) -> None:
         draw(record)
     except (KeyError, AttributeError) as error:
         plt.close("all")  # of a figure that is half drawn
-        display(Markdown(f"*The record is older than this page: it lacks {escaped(error)}.*"))
+        older = f"The record is older than this page: it lacks {error}."
+        display(said(older, emphasised=True))

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 
 import xarray as xr
-from IPython.display import Markdown, display
+from IPython.display import display
 
 from iterlin.runtime.precision import product_precision
 from iterlin.study import (
@@ -18,7 +18,7 @@ from iterlin.study import (
     records,
     runs,
 )
-from iterlin.study.plain_text import escaped
+from iterlin.study.tables import said
 
 
 class Page:
@@ -114,15 +114,16 @@ class Page:
         """
         recorded = records.best(self.experiment)
         if recorded is not None and (lacking := live.keys() - recorded.keys()):
-            names = escaped(", ".join(sorted(map(str, lacking))))
-            display(Markdown(f"*The record is older than this page: it lacks {names}.*"))
+            names = ", ".join(sorted(map(str, lacking)))
+            older = f"The record is older than this page: it lacks {names}."
+            display(said(older, emphasised=True))
             recorded = None
         shown = live if recorded is None else recorded
-        said = records.caption(shown)
+        caption = records.caption(shown)
         if recorded is not None and self.tier == "quick":
-            said += f"; {escaped(comparison.sentence(recorded, live))}"
-        note = f" {escaped(data)}." if (data := shown.attrs["data"]) else ""
-        display(Markdown(f"*Shown: {said}.{note}*"))
+            caption += f"; {comparison.sentence(recorded, live)}"
+        note = f" {data}." if (data := shown.attrs["data"]) else ""
+        display(said(f"Shown: {caption}.{note}", emphasised=True))
         return shown
 
     def limits(self, live: xr.Dataset) -> bool:

@@ -16,6 +16,7 @@ from iterlin.study.intervals import mean_interval
 
 COLOURS = sns.color_palette("colorblind")
 SMALL = ("font.size", "xtick.labelsize", "ytick.labelsize", "legend.fontsize", "figure.titlesize")
+SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 # Inches. A phone shows a figure some 350 pixels wide: print of SIZE points is then 9 pixels high.
 WIDTH, SIZE = 6.0, 11.2
 
@@ -97,6 +98,16 @@ def period_label(period: float) -> str:
     if period >= 1000 and power == round(power):
         return rf"$K=10^{{{round(power)}}}$"
     return rf"$K={period:g}$"
+
+
+def period_text(period: float) -> str:
+    """'K = 10⁴': the same in plain text."""
+    if math.isinf(period):
+        return "K = ∞"
+    power = math.log10(period)
+    if period >= 1000 and power == round(power):
+        return f"K = 10{str(round(power)).translate(SUPERSCRIPTS)}"
+    return f"K = {period:g}"
 
 
 def band(axis, x, samples, *, sample_axis: int = 0, geometric: bool = False, **style) -> None:

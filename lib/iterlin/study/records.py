@@ -19,7 +19,6 @@ from iterlin.runtime.chunks import OutOfTime, out_of_time
 from iterlin.runtime.files import replaced
 from iterlin.runtime.precision import product_precision
 from iterlin.study import experiment_pages, extension, provenance, record_file, record_format
-from iterlin.study.plain_text import escaped
 from iterlin.validation import one_of, whole_number
 
 TIERS = ("quick", "laptop", "gpu", "paper")
@@ -157,7 +156,7 @@ def partial_note(dataset: xr.Dataset) -> str:
 
 
 def caption(dataset: xr.Dataset) -> str:
-    """One line for a figure, in Markdown: tier, seeds, cost, device, date; whether it is partial.
+    """One line of plain text for a figure: tier, seeds, cost, device, date; whether it is partial.
 
     Of a quick run, which every build makes anew, only the tier and the seeds.
     """
@@ -174,9 +173,8 @@ def caption(dataset: xr.Dataset) -> str:
 
 
 def devices(attributes: Mapping) -> str:
-    """The devices that a record was made on, as Markdown that shows them as they are written."""
-    found = dict.fromkeys(part["device"] for part in parts(attributes))
-    return " and ".join(escaped(device) for device in found)
+    """The devices that a record was made on."""
+    return " and ".join(dict.fromkeys(part["device"] for part in parts(attributes)))
 
 
 def dates(attributes: Mapping) -> str:

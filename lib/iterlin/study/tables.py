@@ -1,15 +1,21 @@
-"""Results as Markdown tables: means over seeds with their intervals."""
+"""Results as HTML: tables and sentences that show every text as it is written.
 
-from collections.abc import Sequence
+Records and parameter files may come from others. None of their text is shown as Markdown, whose
+links, images and directives would act while the book is built.
+"""
+
+from collections.abc import Callable, Sequence
+from html import escape
 
 import numpy as np
+import pandas as pd
 import xarray as xr
+from IPython.display import HTML
 
 from iterlin.study.intervals import mean_interval
-from iterlin.study.plain_text import escaped
-from iterlin.study.plotting import period_label
+from iterlin.study.plotting import period_text
 
-FOOT = "*Mean ± half of its 95 % interval over seeds.*"
+FOOT = "Mean ± half of its 95 % interval over seeds."
 
 
 def interval_text(samples, digits: int = 1) -> str:
@@ -24,27 +30,49 @@ def interval_text(samples, digits: int = 1) -> str:
     return f"{mean}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{found.upper - found.estimate:.{digits}f}"
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence]) -> str:
-    """A table with the given column titles, and what ± means under one that has it.
+def said(text: str, *, emphasised: bool = False) -> HTML:
+    """A paragraph of plain text, to be displayed by a page."""
+    shown = escape(_one_line(text))
+    return HTML(f"<p><em>{shown}</em></p>" if emphasised else f"<p>{shown}</p>")
 
-    Cells are Markdown, but for text as it comes from a data set's axes (``numpy.str_``), which is
-    shown as it is.
+
+def table(head: Sequence, rows: Sequence[Sequence], title: str = "") -> HTML:
+    """A table of plain text, to be displayed by a page; below it what ± means, if a cell has it.
+
+    Args:
+        head: titles of the columns; one without a title is "".
+        rows: cells, which are shown by `str`.
+        title: the table's caption.
     """
-    lines = [head, ["---"] * len(head), *rows]
-    table = "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
-    return f"{table}\n\n{FOOT}" if "±" in table else table
+    cells = [[_one_line(cell) for cell in row] for row in rows]
+    frame = pd.DataFrame(cells, columns=[_one_line(name) for name in head])
+    with pd.option_context("display.max_colwidth", None):
+        shown = frame.to_html(index=False, escape=True, border=0, justify="left", classes="table")
+    # pandas has escaped every text, so that these tags are its own.
+    shown = shown.replace("<th></th>", "<td></td>").replace("<th>", '<th scope="col">')
+    if title:
+        shown = shown.replace(
+            "<thead>", f"<caption>{escape(_one_line(title))}</caption>\n<thead>", 1
+        )
+    foot = f"<p><em>{FOOT}</em></p>" if any("±" in cell for row in cells for cell in row) else ""
+    return HTML(f'<div class="pst-scrollable-table-container">\n{shown}\n</div>{foot}')
 
 
-def _cell(value: object) -> str:
-    return escaped(value) if isinstance(value, np.str_) else str(value)
+def _one_line(value: object) -> str:
+    """A blank line would end the HTML where a table stands in the Markdown of a page."""
+    return " ".join(str(value).splitlines())
 
 
-def readings(dataset: xr.Dataset, axis: str = "period", label=period_label) -> str:
+def readings(
+    dataset: xr.Dataset,
+    axis: str = "period",
+    label: Callable[[object], str] = period_text,
+    title: str = "",
+) -> HTML:
     """How runs end, a row per value of `axis`: accuracies in per cent, updates, diverged runs.
 
-    label(value) names a number in Markdown; text names itself.
-    The data set has the variables of `runs.grid` and those of `early_stopping` as
-    "accuracy_oracle" and "accuracy_validated", in per cent.
+    label(value) names a row. The data set has the variables of `runs.grid` and those of
+    `early_stopping` as "accuracy_oracle" and "accuracy_validated", in per cent.
     """
     rows = []
     for value in dataset[axis].values:
@@ -52,7 +80,7 @@ def readings(dataset: xr.Dataset, axis: str = "period", label=period_label) -> s
         oracle, validated = at.accuracy_oracle, at.accuracy_validated
         rows.append(
             [
-                np.str_(value) if isinstance(value, str) else label(value),
+                label(value),
                 f"{float(at.updates.isel(evaluation=-1).mean()):.0f}",
                 interval_text(100 * at.test_accuracy.isel(evaluation=-1)),
                 interval_text(100 * at.test_accuracy_proxy.isel(evaluation=-1)),
@@ -72,4 +100,4 @@ def readings(dataset: xr.Dataset, axis: str = "period", label=period_label) -> s
         "optimism (points)",
         "diverged",
     ]
-    return markdown(head, rows)
+    return table(head, rows, title)

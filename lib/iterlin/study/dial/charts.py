@@ -195,4 +195,4 @@ KINDS: dict[str, Callable] = {
 
 def embedded(spec: dict) -> str:
     """A specification as JSON for a script element, which no text in it can end."""
-    return json.dumps(spec, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+    return json.dumps(spec, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
