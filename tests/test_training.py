@@ -14,6 +14,8 @@ from iterlin.algorithm import Algorithm
 from iterlin.networks.mlp import mlp
 from iterlin.runtime import checkpoints, chunks
 from iterlin.state import TrainState
+from iterlin.study import runs
+from iterlin.study.groups import Problem
 from iterlin.watching import Watch, check_watch, log_steps, observer
 from problems import bare, dense, flat, network
 from roads import train, train_sweep
@@ -639,6 +641,64 @@ def test_what_is_watched_is_checked(watch, message):
     algorithm = Algorithm(f, losses.squared_error, 0.1)
     with pytest.raises(ValueError, match=message):
         bare(iterlin.train)(algorithm, params, data, schedule=every(1), num_steps=2, watch=watch)
+
+
+TWICE = [
+    (Watch(observe=lambda state: {"step": -1}), "step"),
+    (Watch(observe=lambda state: {"updates": -1}), "updates"),
+    (Watch({"test": None}, observe=lambda state: {"test_loss": -1}), "test_loss"),
+    (Watch({"test": None}, observe=lambda state: {"test_loss_proxy": -1}), "test_loss_proxy"),
+    (Watch({"a": None, "a_b": None}, {"b_c": jnp.sum, "c": jnp.sum}), "a_b_c"),
+    (Watch({"a": None}, {"loss": jnp.sum, "loss_proxy": jnp.sum}), "a_loss_proxy"),
+]
+
+
+@pytest.mark.parametrize(("watch", "name"), TWICE)
+def test_a_name_twice_is_refused_before_compute(watch, name):
+    """In runs, sweeps, exact runs of any engine and grids."""
+    f, params, data = regression()
+    metrics = watch.metrics and dict.fromkeys(watch.metrics, lambda o, y: pytest.fail("computed"))
+    watch = watch._replace(sets=dict.fromkeys(watch.sets, data), metrics=metrics)
+    algorithm = Algorithm(f, losses.squared_error, 0.1)
+    steps = {"num_steps": 3, "watch": watch}
+    keys = jax.random.split(jax.random.key(0), 2)
+    problem = Problem(algorithm, lambda key: params, data, watch)
+    calls = [
+        lambda: iterlin.train(algorithm, params, data, schedule=2, **steps),
+        lambda: iterlin.train_sweep(
+            algorithm, lambda key: params, data, periods=[2], keys=keys, **steps
+        ),
+        lambda: iterlin.integrate(algorithm, params, data, schedule=2, engine="steps", **steps),
+        lambda: iterlin.integrate(algorithm, params, data, schedule=2, engine="flow", **steps),
+        lambda: runs.run_all(problem, [runs.Run(0, 2, 0.1, (0, 3))]),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=f"have two entries named '{name}': rename a set or"):
+            call()
+
+
+@pytest.mark.parametrize("name", ["evaluations", "stability", "seconds", "engine"])
+def test_integrate_has_further_names(name):
+    f, params, data = regression()
+    algorithm = Algorithm(f, losses.squared_error, 0.1)
+    settings = {"schedule": 2, "num_steps": 3, "watch": Watch(observe=lambda state: {name: 1.0})}
+    for engine in ("steps", "flow"):
+        with pytest.raises(ValueError, match=f"have two entries named '{name}'"):
+            iterlin.integrate(algorithm, params, data, engine=engine, **settings)
+    _, history = iterlin.train(algorithm, params, data, **settings)
+    assert history[name].tolist() == [1.0] * len(history["step"])
+
+
+@pytest.mark.parametrize("name", ["step", "seconds", "diverged_at", "train_loss", "kernel_drift"])
+def test_grids_have_further_names(name):
+    f, params, data = regression()
+    algorithm = Algorithm(f, losses.squared_error, 0.1)
+    watch = Watch({"train": data})
+    problem = Problem(
+        algorithm, lambda key: params, data, watch, diagnose=4, observe=lambda state: {name: 1.0}
+    )
+    with pytest.raises(ValueError, match=f"have two entries named '{name}'"):
+        runs.run_all(problem, [runs.Run(0, 2, 0.1, (0, 3))])
 
 
 def test_a_watched_set_is_evaluated_a_few_examples_at_a_time():

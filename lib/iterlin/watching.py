@@ -1,6 +1,8 @@
 """What is recorded of a run on its way: metrics of network and proxy on chosen sets of examples."""
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -30,6 +32,9 @@ class Watch(NamedTuple):
     and a log grid if None. observe(state) -> {name: array} adds what else is to be recorded.
     batch_size: examples of a set evaluated at a time, all of them if None.
 
+    Training raises ValueError before any compute where two entries of the history would have one
+    name, such as "step" or "updates", which it always has.
+
     >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)
     >>> worst = lambda outputs, y: jnp.max(jnp.abs(outputs - y))
@@ -51,12 +56,18 @@ class Watch(NamedTuple):
 UPDATES = Watch()
 
 
-def observer(algorithm: Algorithm, watch: Watch):
+def observer(algorithm: Algorithm, watch: Watch, taken: tuple[str, ...] = ("step",)):
     """observe(state, sets) -> {"updates", "<set>_<metric>", "<set>_<metric>_proxy"} and what the
-    watch observes itself, for states of all parameters."""
+    watch observes itself, for states of all parameters.
+
+    Tracing observe raises ValueError for a name that is there twice, or that is `taken`: that the
+    history has besides.
+    """
     metrics = {"loss": algorithm.loss} if watch.metrics is None else watch.metrics
 
     def observe(state: TrainState, sets: Sets):
+        measures = [metric + suffix for metric in metrics for suffix in ("", "_proxy")]
+        named_once(taken, ["updates"], [f"{name}_{of}" for name in sets for of in measures])
         seen = {"updates": state.updates}
         network = algorithm.network(state)
         proxy = linearize(network, state.anchor, trainable=algorithm.trainable)
@@ -73,9 +84,23 @@ def observer(algorithm: Algorithm, watch: Watch):
 
         for name, values in _of_each(measured, sets).items():
             seen |= {f"{name}_{metric}": value for metric, value in values.items()}
-        return seen if watch.observe is None else seen | dict(watch.observe(state))
+        if watch.observe is None:
+            return seen
+        more = dict(watch.observe(state))
+        named_once(taken, seen, more)
+        return seen | more
 
     return observe
+
+
+def named_once(*names: Iterable[str]) -> None:
+    """Raises ValueError for a name of the history that is there twice."""
+    count = Counter(chain(*names))
+    if twice := [name for name in count if count[name] > 1]:
+        raise ValueError(
+            f"the history would have two entries named '{twice[0]}': rename a set or a metric of "
+            "watch, or what its observe returns"
+        )
 
 
 def _of_each(measured, sets: Sets) -> dict[str, dict[str, Array]]:

@@ -28,7 +28,7 @@ from iterlin.exact.choice import (
     needs_steps,
     unfit_types,
 )
-from iterlin.exact.run import ExactRun
+from iterlin.exact.run import SPENT, ExactRun
 from iterlin.exact.task import Task
 from iterlin.parameters import bound, split
 from iterlin.runtime.chunks import History
@@ -87,12 +87,13 @@ def integrate(
 
     Raises ValueError before any compute: as `train`; for an algorithm with another optimizer,
     minibatches, augmentation, normalisation or a keyed f; the state of a run in the place of
-    parameters; an unknown engine; closed_form and a loss that is not half a squared error; minimum
-    without penalty, which for cross-entropy has no minimum to find, or with a schedule that looks
-    at the parameters; a memory_limit that is not a positive integer, or a kernel beyond it; a rule
-    `solved` that counts labels where there are none; and for an engine other than "steps" or
-    "auto", a schedule that looks at the parameters without check_every, a regularizer, less than
-    single precision, or parameters and outputs of different types.
+    parameters; a name of `watch` that is one of those above; an unknown engine; closed_form and a
+    loss that is not half a squared error; minimum without penalty, which for cross-entropy has no
+    minimum to find, or with a schedule that looks at the parameters; a memory_limit that is not a
+    positive integer, or a kernel beyond it; a rule `solved` that counts labels where there are
+    none; and for an engine other than "steps" or "auto", a schedule that looks at the parameters
+    without check_every, a regularizer, less than single precision, or parameters and outputs of
+    different types.
 
     >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=1e-4)
@@ -141,7 +142,8 @@ def integrator(
 
     @jax.jit
     def observe(state, sets, fixed):
-        return observer(algorithm, watch)(whole(state, fixed), sets)
+        taken = ("step", "engine", *SPENT)
+        return observer(algorithm, watch, taken)(whole(state, fixed), sets)
 
     @jax.jit
     def at_target(params, fixed, x, y):
@@ -179,6 +181,7 @@ def integrator(
             lengths["check_every"] = asked.check_every
             name = _cheapest(wanted, params, lengths, progress)
         check_engine(name, wanted, params, stops=looks_at("params", full, state))
+        jax.eval_shape(observe, state, sets, fixed)  # which may refuse names
         named = {"engine": np.full(len(looks), name)}
         if name == "steps":
             looking = watch._replace(sets=sets, at=looks)

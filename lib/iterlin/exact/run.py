@@ -16,6 +16,8 @@ from iterlin.runtime import checkpoints
 from iterlin.runtime.chunks import CHECKPOINT, History, OutOfTime, out_of_time
 from iterlin.state import TrainState, whole
 
+# What the history of an exact engine has beside that of `train`.
+SPENT = ("evaluations", "stability", "seconds")
 # Fields of a position that are arrays, or of the run.
 NOT_NOTED = {"anchor", "inner", "fixed"}
 
@@ -44,7 +46,7 @@ class ExactRun:
         self.state, self.eval_steps, self.checkpoint = state, eval_steps, checkpoint
         self.position: Position = engine.begin(state.params, fixed=fixed)
         seen = jax.eval_shape(self.observe, state)
-        self.names = [*seen, "evaluations", "stability", "seconds"]
+        self.names = [*seen, *SPENT]
         self.spent, self.rows, self.fingerprint = 0, [], ""
         self.written = self.begun = time.monotonic()
         if checkpoint is not None:

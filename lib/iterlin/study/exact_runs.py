@@ -11,6 +11,7 @@ import xarray as xr
 
 from iterlin.exact.choice import ENGINES
 from iterlin.exact.integrate import STEPWISE, integrator
+from iterlin.exact.run import SPENT
 from iterlin.runtime.chunks import OutOfTime, out_of_time
 from iterlin.runtime.shares import shared
 from iterlin.study.extension import unless_recorded
@@ -111,7 +112,7 @@ def _not_integrated(integrated, problem: Problem, run: Run, folder: Path) -> Res
     data = problem.train, dict(problem.watch.sets)
     seen = jax.eval_shape(programs(problem, run, 1)[1], *inputs(problem, [run]), *data)
     shapes = {name: shape.shape for name, shape in seen.items()}
-    shapes |= dict.fromkeys(("evaluations", "stability", "seconds"), ())
+    shapes |= dict.fromkeys(SPENT, ())
     length = len(run.eval_steps)
     history = {name: np.full((*shape, length), np.nan) for name, shape in shapes.items()}
     return Result(run, {"step": np.asarray(run.eval_steps), **history}, -1)

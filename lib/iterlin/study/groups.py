@@ -17,15 +17,18 @@ import optax
 from jaxtyping import Array, PyTree
 
 from iterlin.algorithm import Algorithm
+from iterlin.exact.run import SPENT
 from iterlin.runtime import checkpoints, costs
 from iterlin.runtime.chunks import Outcome, OutOfTime, out_of_time, run_in_chunks
 from iterlin.schedules import NEVER, Schedule, as_schedule, every, when_solved
 from iterlin.state import RUN_AXES, TrainState
 from iterlin.study.diagnostics import kernel_diagnostics
-from iterlin.watching import Sets, Watch, observer
+from iterlin.watching import Sets, Watch, named_once, observer
 
 OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
 SLICE = 500
+# What a grid's data set has besides what is observed, whatever the engine.
+OF_GRIDS = ("step", "diverged_at", *SPENT)
 
 
 class Run(NamedTuple):
@@ -232,14 +235,16 @@ def _observe(problem, example):
         algorithm = algorithm_of(problem, example, **values)
         if example.examples is not None:
             sets = with_own_examples(sets, train, examples)
-        seen = observer(algorithm, problem.watch._replace(batch_size=SLICE))(state, sets)
+        watch = problem.watch._replace(batch_size=SLICE)
+        seen, followed, more = observer(algorithm, watch, OF_GRIDS)(state, sets), {}, {}
         if problem.diagnose:
             sample = tuple(part[: problem.diagnose] for part in train)
-            network = algorithm.network(state)
-            seen |= kernel_diagnostics(network, state.params, state.anchor, sample, algorithm.loss)
+            given = algorithm.network(state), state.params, state.anchor, sample, algorithm.loss
+            followed = kernel_diagnostics(*given)
         if problem.observe is not None:
-            seen |= problem.observe(state)
-        return seen
+            more = problem.observe(state)
+        named_once(OF_GRIDS, seen, followed, more)
+        return seen | followed | more
 
     return observe
 

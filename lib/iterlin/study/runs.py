@@ -36,6 +36,7 @@ from iterlin.study.groups import (
 )
 from iterlin.training import check_drawn_labels
 from iterlin.validation import non_negative, one_of, positive, positive_integer, whole_number
+from iterlin.watching import named_once
 
 
 class Result(NamedTuple):
@@ -165,13 +166,15 @@ def tabulate(
 ) -> xr.Dataset:
     """Results in the order of the axes' combinations as the data set that `grid` describes.
 
-    Raises ValueError for an axis without a value, OutOfTime if no run is finished.
+    Raises ValueError for an axis without a value or with the name of what is observed, OutOfTime if
+    no run is finished.
     """
     _require_values(axes)
     sizes = [len(values) for values in axes.values()]
     finished = [result for result in results if result is not None]
     if not finished:
         raise OutOfTime(f"{label}: the deadline came before a run was finished")
+    named_once(finished[0].history, ["diverged_at", *axes])
     variables = {}
     for name, example in finished[0].history.items():
         empty = np.full(example.shape, np.nan)
