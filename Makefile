@@ -17,8 +17,7 @@ INSTALLED := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml | cksum | tr
 DEV := $(VENV)/.dev-$(shell cksum < requirements-dev.lock | tr ' ' '-')
 # Two notebooks at a time share the cores (XLA sizes its thread pools by NPROC).
 ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 \
-  JAX_PLATFORMS=cpu XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false \
-  JAX_COMPILATION_CACHE_DIR="$$PWD/_build/jax" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
+  JAX_PLATFORMS=cpu
 
 # A file of tests stays with one worker, which has its programs; the files come longest first. Three
 # on two cores: tests of processes wait a tenth of the time.

@@ -1,7 +1,7 @@
 """float64, checked array shapes and no silent broadcasting for every test; Hypothesis repeats.
 
 What `pytest --nightly` adds: the tests marked `nightly`, truly random examples, XLA's code
-generator of today, which readers have (`compiled.quickly`), and its optimisations also where a test
+generator of today, which readers have (`xla.QUICKER`), and its optimisations also where a test
 compares numbers with an oracle (`UNOPTIMIZED`).
 """
 
@@ -12,7 +12,7 @@ import jax
 import matplotlib
 import pytest
 from hypothesis import HealthCheck, settings
-from iterlin_book import compiled
+from iterlin_book import xla
 from jaxtyping import install_import_hook
 from pictures import pytest_collectstart  # noqa: F401  (a hook)
 
@@ -101,7 +101,6 @@ LONGEST = (
     "test_sharded.py",
     "test_convolution.py",
     "test_wheel.py",
-    "test_book_warm_kernels.py",
 )
 
 
@@ -114,8 +113,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "optimized: is about what XLA makes of a program")
     if config.option.nightly:
         settings.load_profile(MANY)
-    else:
-        compiled.quickly()
+    xla.set_flags(quick=not config.option.nightly)
 
 
 def pytest_collection_modifyitems(config, items):

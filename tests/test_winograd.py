@@ -41,7 +41,7 @@ def pooled(method, padding="SAME"):
     return lambda x, kernel: convolution.conv2d_max_pool2(x, kernel, padding=padding, method=method)
 
 
-# The code generator of XLA that its users have, where tests choose another (`compiled.quickly`).
+# The code generator of XLA that its users have, where tests choose another (`xla.QUICKER`).
 TODAYS = {"xla_cpu_use_fusion_emitters": True}
 
 

@@ -21,22 +21,12 @@ from typing import NamedTuple
 
 import yaml
 
-from iterlin_book import (
-    compiled,
-    execute,
-    freshness,
-    pages,
-    processes,
-    render,
-    states,
-    warm_kernels,
-)
+from iterlin_book import execute, freshness, pages, processes, render, states
 from iterlin_book.pages import BookError
 
 SNAKEFILE = Path(__file__).resolve().parents[2] / "Snakefile"
 # NPROC sizes the thread pools of XLA on the CPU, the others those of numpy and scipy.
 _THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_WORTH_IT = 4  # pages: to load what kernels use takes as long as it saves on one
 _PATIENCE = 10  # seconds for notebooks to end by themselves after an interrupt
 
 
@@ -104,24 +94,10 @@ def run(root, request):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with only_build(root):
         pages.drop_damaged(root, list(outputs.values()))
-        compiled.drop_damaged(root)
         if request.target == "results":
             return _results(root, request, outputs, digests, arguments)
         render.drop_damaged(root)
-        waiting = [path for path in outputs.values() if not path.is_file()]
-        with _kernels(root, len(waiting)):
-            return _snakemake(root, ["book", *arguments, *_configured(digests=digests)])
-
-
-@contextmanager
-def _kernels(root, waiting):
-    """Kernels that need not load what they use, for so many pages at the quick tier."""
-    if waiting < _WORTH_IT:
-        yield
-        return
-    execute.settle(root, quick=True)
-    with warm_kernels.serving():
-        yield
+        return _snakemake(root, ["book", *arguments, *_configured(digests=digests)])
 
 
 def check_places(root, chosen, tier):

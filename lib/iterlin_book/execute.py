@@ -12,11 +12,12 @@ import re
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nbformat
 from iterlin.runtime.shares import ShareDone
 
-from iterlin_book import compiled, freshness, pages, parameters, processes, warm_kernels
+from iterlin_book import freshness, pages, parameters, processes, xla
 from iterlin_book.pages import BookError
 from iterlin_book.processes import CellFailed, Unfinished
 from iterlin_book.states import REFUSED
@@ -25,12 +26,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _TRACEBACK_LINES = 16
 # What iterlin.runtime.chunks raises at the deadline, where the page does not go on without the run.
 _OUT_OF_TIME = "OutOfTime"
-# What a quick page's process begins with: it traces and compiles, and would look for garbage for a
-# twelfth of its time. The others have large arrays to let go of.
-_SELDOM = ["__import__('gc').set_threshold(10_000, 10, 10)"]
-# With this scheduler jaxlib 0.10.2 can wait for ever on two cores, when a vmapped program has
-# several decompositions that do not depend on each other.
-_SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+# A quick page traces and compiles: looking for garbage would take a twelfth of its time.
+_FEW_COLLECTIONS = ["__import__('gc').set_threshold(10_000, 10, 10)"]
 
 
 class Echo:
@@ -59,17 +56,6 @@ def prepare(root, page, tier):
         raise BookError(f"{page}: has no code cells to run")
     values = parameters.load(root, page, tier, notebook)
     return notebook, values, freshness.digest(root, page, tier, notebook, values)
-
-
-def settle(root, quick):
-    """Set the environment for the pages' processes that this one starts."""
-    # Figures must land in the notebook whatever backend the caller's shell prefers.
-    os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
-    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
-    if quick:
-        compiled.quickly()
-    compiled.keep(root)
-    compiled.add_flags(_SCHEDULER)
 
 
 def check_places(root, page, tier):
@@ -154,17 +140,22 @@ def _missing(root, page, tier):
 def run(root, page, notebook, values, partial, echo):
     """The notebook, executed. Raises CellFailed, Unfinished, or ShareDone where it stops for it."""
     import papermill  # slow to import: after the checks of what was asked
-    from jupyter_client import AsyncKernelManager
     from nbclient.exceptions import DeadKernelError
     from traitlets.config import Config
 
-    settle(root, quick=echo is None)
-    if echo:
-        os.environ.setdefault("ITERLIN_PROGRESS", "1")  # lines now and then
+    # Figures must land in the notebook whatever backend the caller's shell prefers.
+    os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    xla.set_flags(quick=echo is None)
     told = ["--log-level=50"]
     if echo is None:
-        told.append(f"--IPKernelApp.exec_lines={_SELDOM!r}")
-    folder, places = _sockets()
+        told.append(f"--IPKernelApp.exec_lines={_FEW_COLLECTIONS!r}")
+    else:
+        os.environ.setdefault("ITERLIN_PROGRESS", "1")  # lines now and then
+    # Sockets in a folder of its own: another process could take a free port first. The paths of
+    # sockets must be short.
+    folder = TemporaryDirectory(prefix="iterlin-", dir="/tmp")
+    sockets = {"ip": f"{folder.name}/socket", "connection_file": f"{folder.name}/kernel.json"}
     try:
         return papermill.execute_notebook(
             notebook,
@@ -175,8 +166,7 @@ def run(root, page, notebook, values, partial, echo):
             stderr_file=echo,
             cwd=str(root),
             extra_arguments=told,
-            config=Config(KernelManager=places),
-            kernel_manager_class=warm_kernels.manager() or AsyncKernelManager,
+            config=Config(KernelManager={"transport": "ipc", **sockets}),
         )
     except papermill.exceptions.PapermillExecutionError as error:
         if error.ename == ShareDone.__name__:
@@ -195,13 +185,6 @@ def run(root, page, notebook, values, partial, echo):
         folder.cleanup()
         if echo:
             echo.end()
-
-
-def _sockets():
-    """A folder by which the notebook's process is talked to, and what the manager is told of it."""
-    folder = processes.socket_folder()
-    places = {"ip": f"{folder.name}/socket", "connection_file": f"{folder.name}/kernel.json"}
-    return folder, {"transport": "ipc", **places}
 
 
 def _failure(root, page, error, partial):

@@ -3,7 +3,6 @@
 import argparse
 import logging
 import os
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -13,7 +12,6 @@ from iterlin_book.pages import BookError
 from iterlin_book.states import DONE, FAILED, INTERRUPTED, PARTIAL, REFUSED
 
 PARENT = "end when the calling process ends"
-_LONG = 80  # characters: a socket's whole path may have a hundred
 
 
 class CellFailed(Exception):
@@ -34,14 +32,6 @@ def stop_with_parent():
         os._exit(1)  # the kernel watches this process in the same way
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def socket_folder():
-    """A `tempfile.TemporaryDirectory` for sockets. Nobody else has the places in it; ports, which
-    are free when they are chosen, can be another's when they are taken."""
-    above = tempfile.gettempdir()
-    above = above if len(above) < _LONG else "/tmp"
-    return tempfile.TemporaryDirectory(prefix="iterlin-", dir=above)
 
 
 class Parser(argparse.ArgumentParser):

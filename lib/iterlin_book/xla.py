@@ -1,0 +1,29 @@
+"""XLA flags of pages and tests, set only for the jaxlib that is known to take them.
+
+XLA aborts on a flag that it does not know.
+"""
+
+import os
+from importlib import metadata
+
+KNOWN_TO = "0.10."
+# With this scheduler two threads can wait for each other for ever, when a vmapped program has
+# several decompositions that do not depend on each other.
+NO_DEADLOCK = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+# Compiling takes half the time of a page at the quick tier and of a test. XLA's earlier code
+# generator compiles in two thirds of the time, but its programs are slower.
+QUICKER = ("--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1")
+
+
+def set_flags(quick: bool) -> None:
+    """Add the flags to XLA_FLAGS, each unless it is set there; `quick`: also QUICKER.
+
+    They apply to processes started from here on, and to this one if JAX has not compiled yet.
+    """
+    if not metadata.version("jaxlib").startswith(KNOWN_TO):
+        return
+    given = os.environ.get("XLA_FLAGS", "").split()
+    names = {flag.partition("=")[0] for flag in given}
+    wanted = (NO_DEADLOCK, *QUICKER) if quick else (NO_DEADLOCK,)
+    new = [flag for flag in wanted if flag.partition("=")[0] not in names]
+    os.environ["XLA_FLAGS"] = " ".join([*given, *new])
