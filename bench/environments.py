@@ -1,10 +1,11 @@
-"""A virtual environment for each peer, from its lock, under _build/bench."""
+"""A virtual environment for each peer, made from its lock under _build/bench."""
 
+import functools
 import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench.driver import PeerFailed, Worker
@@ -14,98 +15,85 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILT = ROOT / "_build" / "bench"
 OWN = "iterlin"
 PEERS = (OWN, "torch", "neural_tangents", "optimistix", "jaxopt")
-# An installation that takes longer has hung.
-PATIENCE = 900
 # With its other scheduler jaxlib 0.10 can wait for ever on two cores; older ones do not know it.
 XLA = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 XLA_PEERS = (OWN, "optimistix")
-# Variables of a process that say how many threads it may use.
+# Variables that limit the threads of a process.
 THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-# What each tier is measured on, as JAX and PyTorch call it. A peer's process is told by DEVICE.
+# What each tier is measured on, as JAX and PyTorch call it.
 PLATFORMS = {"laptop": "cpu", "gpu": "cuda"}
+# On a GPU processes share the memory, and products are computed in full precision.
+GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
 
 
 def lock_of(peer: str) -> Path:
     return ROOT / "bench" / f"{peer}.lock"
 
 
-def interpreter(peer: str, given: Mapping[str, str] | None = None) -> str:
-    """The Python that has the peer: given, this one for the library, or one made from its lock.
+def interpreter(peer: str, given: Mapping[str, str], platform: str = "cpu") -> str:
+    """Return the Python that has the peer; install its lock if that has not been done.
 
-    Raises PeerFailed with pip's last line where the lock cannot be installed.
+    Raises:
+        PeerFailed: if the lock cannot be installed, or there is none for the platform.
     """
-    if peer in (given or {}):
-        return given[peer]
-    if peer == OWN:
-        return sys.executable
-    lock = lock_of(peer)
-    if not lock.is_file():
-        raise PeerFailed(f"no {lock.relative_to(ROOT)}")
-    folder = BUILT / peer
-    python = folder / "bin" / "python"
+    if peer in given or peer == OWN:
+        return given.get(peer, sys.executable)
+    if platform != "cpu":
+        raise PeerFailed(f"its lock is for a CPU: name a Python that has it, PEERS={peer}=...")
+    lock, folder = lock_of(peer), BUILT / peer
+    python = str(folder / "bin" / "python")
     stamp = folder / f".installed-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
     if not stamp.exists():
-        print(f"making {folder.relative_to(ROOT)} from {lock.relative_to(ROOT)}", flush=True)
-        _run([sys.executable, "-m", "venv", "--clear", str(folder)])
-        pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "-q"]
-        _run([*pip, "--no-deps", "--require-hashes", "-r", str(lock)])
+        print(f"installing bench/{lock.name} in _build/bench/{peer}", flush=True)
+        pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "-q", "--no-deps"]
+        for command in (
+            [sys.executable, "-m", "venv", "--clear", str(folder)],
+            [*pip, "--require-hashes", "-r", str(lock)],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True, env=_theirs())
+            if done.returncode:
+                last = (done.stderr.strip() or "no message").splitlines()[-1]
+                raise PeerFailed(f"cannot be installed: {last}")
         stamp.touch()
-    return str(python)
-
-
-def _run(command) -> None:
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE, env=_clean(os.environ)
-        )
-    except subprocess.TimeoutExpired:
-        raise PeerFailed(f"installing took more than {PATIENCE} s") from None
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
-        raise PeerFailed(f"cannot be installed: {lines[-1]}")
+    return python
 
 
 def variables(
     peer: str, threads: int, extra: Mapping[str, str], platform: str = "cpu"
 ) -> dict[str, str]:
-    """The environment of a peer's process: so many threads, one platform, only its own packages."""
-    found = dict(os.environ) if peer == OWN else _clean(os.environ)
-    count = str(threads)
-    found |= dict.fromkeys(THREADS, count)
+    """Return the environment of a peer's process: its threads, platform and own packages only."""
+    found = {**(os.environ if peer == OWN else _theirs()), **dict.fromkeys(THREADS, str(threads))}
     found["JAX_PLATFORMS"] = found[DEVICE] = platform
     found.pop("XLA_FLAGS", None)
     if platform != "cpu":
-        # Processes share the device's memory, and nobody rounds the operands of a product.
-        found["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-        found["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
-        for name in ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE"):
-            found.pop(name, None)
-    if peer == OWN:  # as the book does: what was compiled once serves the next run
+        found |= GPU
+    elif peer in XLA_PEERS:
+        found["XLA_FLAGS"] = XLA
+    if peer == OWN:  # as in the book: what was compiled once serves the next run
         found.setdefault("JAX_COMPILATION_CACHE_DIR", str(BUILT / "jax"))
         found.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
-    if peer in XLA_PEERS and platform == "cpu":
-        found["XLA_FLAGS"] = XLA
     return found | dict(extra)
 
 
-def _clean(environment) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+def _theirs() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-def starter(threads: int, given: Mapping[str, str], platform: str = "cpu"):
-    """What a `driver.Pool` starts workers with; an environment that failed fails once."""
-    failures: dict[str, str] = {}
+def starter(
+    threads: int, given: Mapping[str, str], platform: str = "cpu"
+) -> Callable[[str, Mapping[str, str]], Worker]:
+    """Return start(peer, variables) for `driver.compare`; each environment is tried once."""
+
+    @functools.cache
+    def found(peer):
+        try:
+            return interpreter(peer, given, platform)
+        except PeerFailed as failure:
+            return failure
 
     def start(peer, extra):
-        if peer in failures:
-            raise PeerFailed(failures[peer])
-        if platform != "cpu" and peer != OWN and peer not in given:
-            raise PeerFailed(f"its lock is for a CPU: name a Python that has it, PEERS={peer}=...")
-        try:
-            python = interpreter(peer, given)
-        except PeerFailed as failure:
-            failures[peer] = str(failure)
-            raise
+        if isinstance(python := found(peer), PeerFailed):
+            raise python
         command = [python, "-m", f"bench.peers.{peer}"]
         return Worker(command, variables(peer, threads, extra, platform), ROOT)
 

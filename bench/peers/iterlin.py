@@ -4,24 +4,20 @@ import jax
 import numpy as np
 
 from bench import worker
-from bench.peers.ours import exact, flows, kernels, quintic, steps, sweeps
+from bench.peers.ours import exact, kernels, quintic, steps, sweeps
 
 KINDS = {
     "step": steps.step,
     "matmul": steps.matmul,
-    "kept": steps.kept,
+    "kept": exact.kept,
     "periods": sweeps.periods,
     "sweep": sweeps.sweep,
     "ntk": kernels.kernel,
     "exact": exact.linearization,
-    "flow": flows.linearization,
+    "flow": exact.flow_of_time,
     "gauss_newton": quintic.gauss_newton,
 }
-INPUTS = {
-    "step": steps.inputs,
-    "ntk": kernels.inputs,
-    "gauss_newton": quintic.inputs,
-}
+INPUTS = {"step": steps.inputs, "ntk": kernels.inputs, "gauss_newton": quintic.inputs}
 
 if __name__ == "__main__":
     worker.serve(

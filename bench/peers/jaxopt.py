@@ -5,30 +5,27 @@ import jaxopt
 from jax.flatten_util import ravel_pytree
 
 from bench import worker
-from bench.peers import quintic
+from bench.peers import plain
 
 
 def gauss_newton(settings, arrays):
     jax.config.update("jax_enable_x64", True)
-    params, residual = quintic.problem(arrays)
-    example = jax.tree.map(lambda leaf: leaf[0], params)
-    _, unravel = ravel_pytree(example)
-    solver = jaxopt.LevenbergMarquardt(
-        residual_fun=lambda vector: residual(unravel(vector)),
-        maxiter=settings["max_steps"],
-        tol=0.0,
-    )
 
-    def begin(start):
-        vector = ravel_pytree(start)[0]
-        return vector, solver.init_state(vector)
+    def solver(residual, example):
+        _, unravel = ravel_pytree(example)
+        method = jaxopt.LevenbergMarquardt(
+            residual_fun=lambda vector: residual(unravel(vector)),
+            maxiter=settings["max_steps"],
+            tol=0.0,
+        )
 
-    def step(state):
-        return tuple(solver.update(*state))
+        def begin(start):
+            vector = ravel_pytree(start)[0]
+            return vector, method.init_state(vector)
 
-    return quintic.prepared(
-        settings, params, residual, begin, step, lambda state: unravel(state[0])
-    )
+        return begin, lambda state: tuple(method.update(*state)), lambda state: unravel(state[0])
+
+    return plain.least_squares(settings, arrays, solver)
 
 
 if __name__ == "__main__":

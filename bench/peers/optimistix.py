@@ -12,7 +12,7 @@ import lineax as lx
 import optimistix as optx
 
 from bench import worker
-from bench.peers import quintic
+from bench.peers import plain
 
 
 class Fixed(optx.AbstractGaussNewton):
@@ -36,38 +36,33 @@ class Fixed(optx.AbstractGaussNewton):
 
 def gauss_newton(settings, arrays):
     jax.config.update("jax_enable_x64", True)
-    params, residual = quintic.problem(arrays)
     linear = lx.Normal(lx.CG(rtol=settings["linear"], atol=settings["linear"]))
     if settings["adaptive"]:
-        solver = optx.LevenbergMarquardt(rtol=1e-30, atol=1e-30, linear_solver=linear)
+        method = optx.LevenbergMarquardt(rtol=1e-30, atol=1e-30, linear_solver=linear)
     else:
-        solver = Fixed(settings["damping"], linear)
+        method = Fixed(settings["damping"], linear)
 
-    def function(p, args):
-        return residual(p), None
+    def solver(residual, example):
+        def function(p, args):
+            return residual(p), None
 
-    example = jax.tree.map(lambda leaf: leaf[0], params)
-    shape = jax.eval_shape(lambda p: function(p, None)[0], example)
+        shape = jax.eval_shape(lambda p: function(p, None)[0], example)
 
-    def begin(start):
-        state = solver.init(function, start, None, {}, shape, None, frozenset())
-        return start, eqx.filter(state, eqx.is_array)
+        def first(start):
+            state = method.init(function, start, None, {}, shape, None, frozenset())
+            return eqx.partition(state, eqx.is_array)
 
-    static = eqx.filter(
-        solver.init(function, example, None, {}, shape, None, frozenset()),
-        eqx.is_array,
-        inverse=True,
-    )
+        _, static = first(example)
 
-    def step(state):
-        y, dynamic = state
-        y, after, _ = solver.step(function, y, None, {}, eqx.combine(dynamic, static), frozenset())
-        return y, eqx.filter(after, eqx.is_array)
+        def step(state):
+            y, dynamic = state
+            whole = eqx.combine(dynamic, static)
+            y, after, _ = method.step(function, y, None, {}, whole, frozenset())
+            return y, eqx.filter(after, eqx.is_array)
 
-    def current(state):
-        return state[0]
+        return lambda start: (start, first(start)[0]), step, lambda state: state[0]
 
-    return quintic.prepared(settings, params, residual, begin, step, current)
+    return plain.least_squares(settings, arrays, solver)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,11 @@
 
 import iterlin as il
 import jax
-import jax.numpy as jnp
 import numpy as np
 from iterlin.networks.mlp import mlp
 from iterlin.study import data
 
-from bench.peers.ours.common import from_named, named, precision
+from bench.peers.ours.common import precision
 from bench.worker import Prepared
 
 # As on the quintic's page, with random biases.
@@ -18,30 +17,20 @@ def inputs(settings):
     precision(settings)
     train = data.quintic(-4.0, 4.0).train
     params = jax.vmap(MODEL.init)(jax.random.split(jax.random.key(9), settings["seeds"]))
-    return {"x": np.asarray(train.x), "y": np.asarray(train.y), **named(params, "params")}
+    return jax.device_get({"x": train.x, "y": train.y, "params": params})
 
 
 def gauss_newton(settings, arrays):
     """All of them one after another in one compiled loop."""
     precision(settings)
-    shapes = jax.eval_shape(jax.vmap(MODEL.init), jax.random.split(jax.random.key(0), 1))
-    params = from_named(arrays, "params", shapes)
-    x, y = jnp.asarray(arrays["x"]), jnp.asarray(arrays["y"])
+    params, x, y = jax.device_put([arrays[name] for name in ("params", "x", "y")])
+    options = {"solver": "cholesky", "tolerance": 0.0, "target_loss": settings["target"]}
+    options |= {name: settings[name] for name in ("damping", "max_steps")}
 
     @jax.jit
     def solve(params, x, y):
         def one(start):
-            solution = il.gauss_newton(
-                MODEL.apply,
-                start,
-                x,
-                y,
-                damping=settings["damping"],
-                solver="cholesky",
-                max_steps=settings["max_steps"],
-                tolerance=0.0,
-                target_loss=settings["target"],
-            )
+            solution = il.gauss_newton(MODEL.apply, start, x, y, **options)
             return solution.history["loss"][solution.num_steps], solution.num_steps
 
         return jax.lax.map(one, params)

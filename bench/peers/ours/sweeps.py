@@ -2,42 +2,35 @@
 
 import jax
 import numpy as np
-from iterlin import losses
 from iterlin.algorithm import Algorithm
 from iterlin.networks.mlp import mlp
 from iterlin.study import data
 from iterlin.study.groups import Problem, Run, trainer
 from iterlin.watching import Watch
 
-from bench.peers.ours.common import batch, network, precision
+from bench.peers.ours.common import ENTROPY, batch, network, precision
 from bench.worker import Prepared
 
-ENTROPY = losses.mean(losses.cross_entropy)
 # Examples on which a run is evaluated at its end.
 EVALUATED = 512
-
-
-def _problem(settings):
-    if settings.get("network") == "lenet":
-        model, train = network(settings), batch(settings, jax.random.key(0))
-    else:
-        train = tuple(data.digits(settings["examples"]).train)
-        model = mlp([64, settings["hidden"], 10])
-    algorithm = Algorithm(model.apply, ENTROPY, batch_size=settings["batch"])
-    watch = Watch({"train": tuple(a[:EVALUATED] for a in train)})
-    return Problem(algorithm, model.init, train, watch)
 
 
 def sweep(settings, arrays):
     """settings["periods"] times settings["seeds"] runs as one program, or each by itself."""
     precision(settings)
-    problem, steps = _problem(settings), (settings["steps"],)
+    if settings.get("network") == "lenet":
+        model, examples = network(settings), batch(settings, jax.random.key(0))
+    else:
+        model = mlp([64, settings["hidden"], 10])
+        examples = tuple(data.digits(settings["examples"]).train)
+    watch = Watch({"train": tuple(part[:EVALUATED] for part in examples)})
+    algorithm = Algorithm(model.apply, ENTROPY, batch_size=settings["batch"])
     runs = [
-        Run(seed, period, settings["step_size"], steps)
+        Run(seed, period, settings["step_size"], (settings["steps"],))
         for period in settings["periods"]
         for seed in range(settings["seeds"])
     ]
-    train = trainer(problem, runs[0])
+    train = trainer(Problem(algorithm, model.init, examples, watch), runs[0])
     groups = [runs] if settings["together"] else [[run] for run in runs]
 
     def run():
@@ -49,10 +42,10 @@ def sweep(settings, arrays):
         ends = [np.ravel(outcome.history["train_loss"][..., -1]) for outcome in outcomes]
         return {"loss": np.concatenate(ends)}
 
-    # At the smallest sizes seeds are the unit of the growth curve, not of the time.
     return Prepared(run=run, results=losses_at_the_end)
 
 
 def periods(settings, arrays):
     """One run of a fixed number of steps at a period."""
-    return sweep({**settings, "seeds": 1, "periods": [settings["period"]], "together": True}, {})
+    one = {"seeds": 1, "periods": [settings["period"]], "together": True}
+    return sweep(settings | one, arrays)

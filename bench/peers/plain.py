@@ -1,0 +1,69 @@
+"""What peers with a JAX of their own share: networks in plain JAX, and a least-squares solve."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench.worker import Prepared
+
+
+def mlp(params, x):
+    for index, layer in enumerate(params):
+        x = (jax.nn.relu(x) if index else x) @ layer["weight"] + layer["bias"]
+    return x
+
+
+def lenet(params, x):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    for layer in (params["conv1"], params["conv2"]):
+        x = jax.lax.conv_general_dilated(
+            x, layer["kernel"], (1, 1), "VALID", dimension_numbers=numbers
+        )
+        x = jax.nn.relu(x + layer["bias"])
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    x = x.reshape(len(x), -1) @ params["dense1"]["kernel"] + params["dense1"]["bias"]
+    for layer in (params["dense2"], params["dense3"]):
+        x = jax.nn.relu(x) @ layer["kernel"] + layer["bias"]
+    return x
+
+
+def least_squares(settings, arrays, solver) -> Prepared:
+    """Solve the quintic from each initialisation until the target loss is reached.
+
+    Args:
+        settings: max_steps and the target loss, half the squared residual.
+        arrays: inputs, targets and parameters that are stacked over initialisations.
+        solver: solver(residual, example of parameters) gives begin(params) -> state,
+            step(state) -> state and current(state) -> params.
+    """
+    params, x, y = jax.device_put([arrays[name] for name in ("params", "x", "y")])
+
+    def residual(p):
+        return (mlp(p, x) - y).ravel()
+
+    example = jax.tree.map(lambda leaf: leaf[0], params)
+    begin, step, current = solver(residual, example)
+
+    def loss(state):
+        return 0.5 * jnp.sum(residual(current(state)) ** 2)
+
+    def one(start):
+        def going(carry):
+            _, lost, count = carry
+            return (lost > settings["target"]) & (count < settings["max_steps"])
+
+        def advance(carry):
+            state = step(carry[0])
+            return state, loss(state), carry[2] + 1
+
+        state = begin(start)
+        _, lost, count = jax.lax.while_loop(going, advance, (state, loss(state), 0))
+        return lost, count
+
+    solve = jax.jit(lambda params: jax.lax.map(one, params))
+    _, counts = solve(params)
+    return Prepared(
+        run=lambda: jax.block_until_ready(solve(params)),
+        results=lambda found: {"reached": 1.0 * (np.asarray(found[0]) <= settings["target"])},
+        facts={"iterations": int(counts.sum())},
+    )
