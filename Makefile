@@ -54,8 +54,8 @@ $(DEV): $(INSTALLED)
 	$(call pip_install,requirements-dev.lock)
 	@rm -f $(VENV)/.dev-* && touch $@
 
-book: $(INSTALLED) ## run every page at the quick tier and build _build/html
-	@$(BIN)/python -m iterlin_book.build book --parent --jobs "$$JOBS"
+book: $(INSTALLED) ## run the pages at the quick tier [PAGE=xor] and build _build/html
+	@$(BIN)/python -m iterlin_book.build book --parent --jobs "$$JOBS" $(PAGE:%=--page %)
 	@$(BIN)/python -m iterlin.study.claims
 
 results: JOBS =

@@ -18,7 +18,10 @@ ROOT = Path.cwd()
 PYTHON = sys.executable
 TIER = config.get("tier", pages.QUICK)
 NAMES = [name for name in pages.toc(ROOT) if pages.read(ROOT, name) is not None]
+ALL = len(NAMES)
 NAMES = config.get("pages", NAMES)
+# Of a book of which only some pages run anew, those.
+CHOSEN = NAMES if len(NAMES) < ALL else []
 SHARES = int(config.get("shares", 1))
 DIGESTS = config.get("digests") or {page: run.prepare(ROOT, page, TIER)[2] for page in NAMES}
 OUTPUTS = {
@@ -133,6 +136,7 @@ rule merge:
         "_build/source/.merged-{digest}",
     shell:
         "exec {PYTHON:q} -m iterlin_book.merge --stamp {output}"
+        + "".join(f" --page {page}" for page in CHOSEN)
 
 
 rule html:

@@ -97,7 +97,8 @@ def run(root, request):
         if request.target == "results":
             return _results(root, request, outputs, digests, arguments)
         render.drop_damaged(root)
-        return _snakemake(root, ["book", *arguments, *_configured(digests=digests)])
+        told = _configured(digests=digests, pages=request.chosen)
+        return _snakemake(root, ["book", *arguments, *told])
 
 
 def check_places(root, chosen, tier):

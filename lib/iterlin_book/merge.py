@@ -49,14 +49,22 @@ def _describe_figures(cell, heading):
         image.setdefault("alt", f"Figure computed in the section “{heading}”")
 
 
-def build_source(root, folder):
-    """Bring ``folder`` in line with the book; files that stay equal keep their time stamps."""
+def build_source(root, folder, chosen=()):
+    """Bring ``folder`` in line with the book; files that stay equal keep their time stamps.
+
+    chosen: the pages that ran for this build, all if empty. Of the others the latest outputs stand
+    in, as far as they are of the page's present code.
+    """
     root, folder = Path(root), Path(folder)
     first = first_cell.cells(repository.read(root))
     wanted, merged, stored, about = {}, {}, set(), {}
     for page in pages.toc(root):
         if pages.read(root, page) is None:
             merged[page] = pages.prose(root, page)
+            continue
+        if chosen and page not in chosen:
+            merged[page], found = latest(root, page)
+            about |= {page: found} if found else {}
             continue
         notebook, _, digest = execute.prepare(root, page, pages.QUICK)
         path = pages.executed(root, page, pages.QUICK, digest)
@@ -78,7 +86,21 @@ def build_source(root, folder):
     for path, data in wanted.items():
         pages.write_if_changed(path, data)
     _remove_others(folder, wanted)
-    _remove_others(root / "_build" / "executed", stored)
+    if not chosen:
+        _remove_others(root / "_build" / "executed", stored)
+
+
+def latest(root, page):
+    """A page with the outputs of its latest quick run, and what that says of itself; without
+    outputs, and None, where there is none of its present code."""
+    place = pages.executed(root, page, pages.QUICK, "*")
+    for path in sorted(place.parent.glob(place.name), key=lambda p: -p.stat().st_mtime):
+        executed = nbformat.read(path, as_version=4)
+        try:
+            return with_outputs(page, pages.read(root, page), executed), executed.metadata
+        except BookError:
+            continue
+    return pages.read(root, page), None
 
 
 def _remove_others(folder, kept):
@@ -92,11 +114,12 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="iterlin_book.merge", description=__doc__)
     parser.add_argument("--root", default=".", type=Path)
     parser.add_argument("--stamp", required=True, type=Path, help="written when all is in place")
+    parser.add_argument("--page", action="append", default=[], help="a page that ran")
     options = parser.parse_args(arguments)
     try:
         # The stamp of another state would lie about a half-changed folder.
         pages.remove_stamps(options.stamp)
-        build_source(options.root, options.stamp.parent)
+        build_source(options.root, options.stamp.parent, options.page)
         options.stamp.touch()
     except BookError as error:
         print(error, file=sys.stderr)
