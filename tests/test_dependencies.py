@@ -1,0 +1,68 @@
+"""pyproject.toml declares what the code imports."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import jupytext
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))
+PROJECT, GROUPS = DECLARED["project"], DECLARED["dependency-groups"]
+EXTRAS = PROJECT["optional-dependencies"]
+CORE = PROJECT["dependencies"]
+BOOK = [*CORE, *EXTRAS["study"], *EXTRAS["book"]]
+DEV = [*BOOK, *GROUPS["browser"], *GROUPS["test"], *GROUPS["dev"]]
+OURS = {"iterlin", "iterlin_book", "bench", *(path.stem for path in (ROOT / "tests").iterdir())}
+LIBRARY = ROOT / "lib" / "iterlin"
+DISTRIBUTIONS = packages_distributions()
+STUDY = set((LIBRARY / "study").rglob("*.py"))
+
+
+def names(requirements):
+    return {canonicalize_name(Requirement(r).name) for r in requirements if isinstance(r, str)}
+
+
+def imported(path):
+    """The distributions that a file imports, inside functions too."""
+    code = path.read_text("utf8")
+    if path.suffix == ".md":
+        cells = jupytext.reads(code, "md:myst").cells
+        code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+        code = re.sub(r"^\s*[%!].*$", "", code, flags=re.M)
+    nodes = list(ast.walk(ast.parse(code)))
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {n.module for n in nodes if isinstance(n, ast.ImportFrom) and not n.level}
+    tops = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names - OURS
+    return {canonicalize_name(DISTRIBUTIONS.get(top, [top])[0]) for top in tops}
+
+
+@pytest.mark.parametrize(
+    ("folder", "pattern", "declared"),
+    [
+        ("lib/iterlin", "*.py", CORE),
+        ("lib/iterlin", "[!s]*/**/*.py", [*CORE, "flax", "equinox"]),
+        ("lib/iterlin/study", "**/*.py", [*CORE, *EXTRAS["study"]]),
+        ("lib/iterlin_book", "*.py", [*BOOK, *GROUPS["browser"]]),
+        ("book", "**/*.md", BOOK),
+        ("tests", "*.py", DEV),
+        ("bench", "*.py", DEV),
+    ],
+)
+def test_imports_are_declared(folder, pattern, declared):
+    paths = list((ROOT / folder).glob(pattern))
+    assert paths
+    missing = {path.name: imported(path) - names(declared) for path in paths}
+    assert not {path: found for path, found in missing.items() if found}
+
+
+def test_library_declares_nothing_that_it_does_not_import():
+    """What Flax and Equinox need comes with them; test_wheel.py runs without both."""
+    paths = set(LIBRARY.rglob("*.py")) - STUDY
+    assert names(CORE) <= set().union(*map(imported, paths))

@@ -1,0 +1,53 @@
+"""The style check reads the pages' cells, names page and line, and mends cells in place."""
+
+from pathlib import Path
+
+import pytest
+from iterlin_book import lint
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = """# A page
+
+```{code-cell} python
+:tags: [hide-input]
+%matplotlib inline
+import os
+x = [1,2]
+```
+
+```{code-cell} python
+---
+mystnb:
+  figure:
+    caption: "{code-cell}"
+---
+print(x, y)
+```
+"""
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book" / "page.md").write_text(PAGE)
+    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    return tmp_path
+
+
+def test_the_style_check_names_page_and_line(root, capsys):
+    assert lint.main(["--root", str(root)]) == 1
+    told = [line.split(": ", 1) for line in capsys.readouterr().out.splitlines()]
+    assert [(where, what.split()[0]) for where, what in told] == [
+        ("book/page.md:6:1", "I001"),
+        ("book/page.md:6:8", "F401"),
+        ("book/page.md:16:10", "F821"),
+        ("book/page.md:5", "this"),
+    ]
+
+
+def test_the_style_is_mended_in_place_and_magics_stay(root, capsys):
+    assert lint.main(["--root", str(root), "--fix"]) == 1
+    assert capsys.readouterr().out.startswith("book/page.md:15:10: F821")
+    wanted = PAGE.replace("import os\n", "").replace("[1,2]", "[1, 2]")
+    found = (root / "book" / "page.md").read_text()
+    assert found.replace("inline\n\n", "inline\n") == wanted
