@@ -1,14 +1,16 @@
 """The checkout is the one around the working directory; its commit says if it was changed."""
 
+import subprocess
+
 import pytest
-import toy_sources
+import toy_pages
 from iterlin.study import provenance
 
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    monkeypatch.chdir(toy_sources.write(tmp_path))
+    monkeypatch.chdir(toy_pages.write(tmp_path))
     return tmp_path
 
 
@@ -26,9 +28,21 @@ def test_elsewhere_it_is_that_of_the_library(tmp_path, monkeypatch):
         provenance.project_root()
 
 
+def commit(root):
+    """Commit everything in a repository of the folder's own; return the commit."""
+    git = ["git", "-C", str(root), "-c", "user.name=toy", "-c", "user.email=toy@example.org"]
+    for command in (["init", "-q"], ["add", "--all"], ["commit", "-q", "--message", "All"]):
+        subprocess.run([*git, *command], check=True)
+    found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
 def test_a_commit_says_whether_the_library_or_the_book_differ_from_it(root):
     assert provenance.commit() == "unknown"
-    head = toy_sources.commit(root)
+    module = root / "lib" / "iterlin" / "steps.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("")
+    head = commit(root)
     assert provenance.commit() == head
     (root / "notes.txt").write_text("beside them")
     (root / "_toc.yml").write_text("root: other\n")
