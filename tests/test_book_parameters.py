@@ -4,7 +4,6 @@ import math
 import re
 import time
 
-import jupytext
 import pytest
 import toy_book
 from iterlin.study import experiment_pages, records
@@ -48,12 +47,11 @@ def book(tmp_path):
 def load(root, text, tier="laptop"):
     path = root / "book" / "experiments" / f"xor.{tier}.yml"
     path.write_text(text)
-    notebook = pages.read(root, "experiments/xor")
-    return parameters.load(root, "experiments/xor", tier, notebook)
+    return parameters.load(root, "experiments/xor", tier)
 
 
-def test_defaults_are_those_of_the_tagged_cell():
-    found = parameters.defaults(jupytext.reads(HEADER + CELL, fmt="md:myst"))
+def test_defaults_are_those_of_the_tagged_cell(book):
+    found = experiment_pages.defaults(pages.source(book, "experiments/xor"))
     assert found["num_steps"] == 10
     assert found["rates"] == (0.1, 1.0)
     assert list(found)[-2:] == ["limit", "seed"]
@@ -64,6 +62,11 @@ def test_defaults_are_those_of_the_tagged_cell():
     [
         ("step_size: 2", {"step_size": 2}),
         ("step_size: 1.0e-5", {"step_size": 1e-5}),
+        (
+            "step_size: 1e-5\nrates: [3.e4, .5e2, -2E6]",
+            {"step_size": 1e-5, "rates": [3e4, 50, -2e6]},
+        ),
+        ("num_steps: 0x10\nname: '010'", {"num_steps": 16, "name": "010"}),
         ("periods: [5]\nverbose: true", {"periods": [5], "verbose": True}),
         ("rates: [1, 0.5]", {"rates": [1, 0.5]}),
         ("limit: 3\nseed: 4", {"limit": 3, "seed": 4}),
@@ -102,7 +105,7 @@ def test_every_shipped_parameter_file_fits_its_page():
     ]
     assert len(shipped) >= 3
     for page, tier in shipped:
-        values = parameters.load(ROOT, page, tier, pages.read(ROOT, page))
+        values = parameters.load(ROOT, page, tier)
         assert values["tier"] == tier
         recorded = experiment_pages.parameters(page.rpartition("/")[2], tier)
         assert recorded.items() >= experiment_pages.plain(values).items()
@@ -118,8 +121,8 @@ def test_the_seeds_that_a_page_names_are_those_of_its_tiers():
     for page, tier, number in named:
         if page == "appendix/settings":  # of every page of images
             page = "experiments/few_updates"
-        notebook = pages.read(ROOT, page)
-        values = parameters.defaults(notebook) | parameters.load(ROOT, page, tier, notebook)
+        defaults = experiment_pages.defaults(pages.source(ROOT, page))
+        values = defaults | parameters.load(ROOT, page, tier)
         assert values["num_seeds"] == number, (page, tier)
 
 
@@ -137,8 +140,10 @@ def test_a_tier_that_cannot_be_recorded_is_refused(book):
             r"unknown parameter 'stepsize' \(allowed: tier, step_size, num_steps, name",
         ),
         ("tier: gpu", r"parameter 'tier' must be 'laptop', not 'gpu'"),
-        ("step_size: 1e-5", r"'step_size' must be float, not str '1e-5': write 1\.0e-5$"),
-        ("step_size: 1.5e5", r"'step_size' must be float, not str '1\.5e5': write 1\.5e\+5$"),
+        ("num_steps: 1e3", r"'num_steps' must be int, not float 1000\.0$"),
+        ("num_steps: 010", r"not valid YAML: 010: write it as a decimal number, or in quotes$"),
+        ("num_steps: 1:30", r"not valid YAML: 1:30: write it as a decimal number, or in quotes$"),
+        ("step_size: -1:30.5", r"not valid YAML: -1:30\.5: write it as a decimal number"),
         ("step_size: fast", r"'step_size' must be float, not str 'fast'$"),
         ("step_size: true", r"'step_size' must be float, not bool True"),
         ("num_steps: true", r"'num_steps' must be int, not bool True"),
@@ -147,9 +152,8 @@ def test_a_tier_that_cannot_be_recorded_is_refused(book):
         ("name: 3", r"'name' must be str, not int 3"),
         ("periods: 3", r"'periods' must be a list, not int 3"),
         ("periods: [1, 2.5]", r"'periods' has a wrong element: it must be int, not float 2\.5"),
-        ("rates: [1e-3]", r"'rates' has a wrong element: .* write 1\.0e-3"),
         ("step_size: [1", r"not valid YAML: "),
-        ("step_size: 1\nstep_size: 2", r"not valid YAML: 'step_size' is given twice"),
+        ("step_size: 1\nstep_size: 2", r"not valid YAML: 'step_size' is given twice, in line 2$"),
         ("step_size: .nan", r"'step_size' must be finite, not nan$"),
         ("step_size: 1.0e+400", r"'step_size' must be finite, not inf$"),
         ("periods: [1, .nan]", r"'periods' has a wrong element: it must be int, not float nan"),
@@ -160,9 +164,9 @@ def test_a_tier_that_cannot_be_recorded_is_refused(book):
         ("num_steps: -1", r"'num_steps' must be at least 1, not -1$"),
         ("step_size: 1" + 400 * "0", r"'step_size' is too large"),
         ("num_steps: 1" + 5000 * "0", r"not valid YAML: .*5001 digits"),
-        (f"name: {3000 * '['}{3000 * ']'}", r"not valid YAML: .* nested over 30 deep$"),
-        (f"periods: [{1_000_000 * '1,'}]", r"not valid YAML: more than 500000 characters$"),
-        (f"periods: [{100_000 * '1,'}]", r"not valid YAML: over 10000 values"),
+        (f"name: {3000 * '['}{3000 * ']'}", r"not valid YAML: nested too deeply$"),
+        (f"periods: [{1_000_000 * '1,'}]", r"not valid YAML: more than 100000 characters$"),
+        ("name: !!python/object:os.system x", r"not valid YAML: could not determine a constructor"),
         ("periods: &a [*a]", r"not valid YAML: the alias \*a: write out what it stands for$"),
         (BOMB, r"not valid YAML: the alias \*a0: "),
         ("like: ../other", r"'like' must be the name of a page beside it, not '\.\./other'$"),
@@ -179,18 +183,9 @@ def test_each_mistake_is_told_in_one_line(book, text, message):
     assert time.process_time() - before < 1
 
 
-def test_the_suggested_spelling_is_read_as_a_number(book):
-    for written in ("1e-5", "3.e4", ".5e2", "-2E6"):
-        with pytest.raises(BookError, match="write ") as error:
-            load(book, f"step_size: {written}")
-        suggested = str(error.value).rpartition("write ")[2]
-        assert load(book, f"step_size: {suggested}")["step_size"] == float(written)
-
-
 def test_an_unknown_tier_names_those_that_exist(book):
-    notebook = pages.read(book, "experiments/xor")
     with pytest.raises(BookError, match=r"unknown tier 'gpu' \(tiers: quick, laptop\)"):
-        parameters.load(book, "experiments/xor", "gpu", notebook)
+        parameters.load(book, "experiments/xor", "gpu")
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,12 @@ def statement(**changes):
             [statement(above=1.0, below=2.0)],
             "claim C0 has 2 rules, not one of above, below, within",
         ),
-        ([statement(above="1e-3")], "claim C0 compares with '1e-3', which is not a number"),
+        ([statement(above="much")], "claim C0 compares with 'much', which is not a number"),
+        ([statement(within=-1.0)], "a statement of claim C0 allows nothing: within -1"),
+        ([statement(within=0)], "a statement of claim C0 allows nothing: within 0"),
+        ([statement(above=1.0, bellow=2)], "statement of claim C0 has the unknown field 'bellow'"),
+        ([ROW | {"expcted": "reproduced"}], "claim C0 has the unknown field 'expcted'"),
+        ([ROW | {3: "reproduced"}], "claim C0 has the unknown field '3'"),
         ([statement(above=True)], "claim C0 compares with True, which is not a number"),
         ([ROW | {"statements": [{"above": 1.0}]}], "claim C0 lacks says, statistic"),
         ([statement(condition="fitt", above=1.0)], "claim C0 names no condition: 'fitt'"),
@@ -328,7 +333,7 @@ def test_a_wrong_ledger_is_refused_with_the_row_that_is_wrong(tmp_path, rows, me
         (None, "No such file"),
         ("- id: C0\n  claim: [", "not valid YAML: .*line 2"),
         ("- id: !!python/object:os.system C0", "not valid YAML: .*constructor"),
-        ("- id: C0\n  id: C1", "not valid YAML: 'id' is given twice .*line 1"),
+        ("- id: C0\n  id: C1", "not valid YAML: 'id' is given twice, in line 2"),
     ],
 )
 def test_a_ledger_that_cannot_be_read_is_told_in_one_line(tmp_path, text, message):

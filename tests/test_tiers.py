@@ -18,9 +18,10 @@ import pytest
 import stored_files
 import xarray as xr
 import yaml
+from iterlin.study import experiment_pages
 from iterlin.study.image_files import CIFAR_CLASSES
 from iterlin.study.provenance import PACKAGE
-from iterlin_book import pages, parameters, share, states
+from iterlin_book import pages, share, states
 
 pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).resolve().parents[1]
@@ -282,8 +283,8 @@ def checkout(tmp_path_factory):
         chunks.write(STRIKES)
     for page, values in TINY.items():
         path = pages.parameter_file(root, page, TIER)
-        own = parameters.read(ROOT / path.relative_to(root))
-        known = parameters.defaults(pages.read(root, page))
+        own = experiment_pages.tier_values(ROOT / path.relative_to(root))
+        known = experiment_pages.defaults(pages.source(root, page))
         tiny = {name: value for name, value in values.items() if name in known}
         path.write_text(yaml.safe_dump(own | tiny), "utf8")
     return root

@@ -54,7 +54,7 @@ def prepare(root, page, tier):
     notebook = pages.read(root, page)
     if notebook is None:
         raise BookError(f"{page}: has no code cells to run")
-    values = parameters.load(root, page, tier, notebook)
+    values = parameters.load(root, page, tier)
     return notebook, values, freshness.digest(root, page, tier, notebook, values)
 
 

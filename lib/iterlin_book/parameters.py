@@ -1,17 +1,13 @@
 """Parameters of a run: the page's own defaults, replaced by the tier's file once it is checked."""
 
-import ast
 import math
 import re
 
-from iterlin.study import plain_yaml
+from iterlin.study import experiment_pages
 
 from iterlin_book import pages
 from iterlin_book.pages import BookError
 
-# What YAML 1.1 leaves as text although its author meant a number: no point, or no sign of exponent.
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-_UNKNOWN = object()
 # Lists that say when, or to what, something is done besides: with nothing in them it is not.
 _MAY_BE_EMPTY = ("halve_after", "first_alone")
 # Of these there is no run without one.
@@ -19,35 +15,7 @@ _AT_LEAST_ONE = re.compile(r"num_\w+|batch_size|periods?")
 _LARGEST = 2**63
 
 
-def defaults(notebook):
-    """Name -> default of the cell tagged ``parameters``; non-literals are unknown."""
-    found = {}
-    for cell in pages.code_cells(notebook):
-        if "parameters" not in pages.tags(cell):
-            continue
-        for statement in ast.parse(cell.source).body:
-            if isinstance(statement, ast.Assign):
-                targets, value = statement.targets, statement.value
-            elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-                targets, value = [statement.target], statement.value
-            else:
-                continue
-            for target in targets:
-                if isinstance(target, ast.Name):
-                    found[target.id] = _literal(value)
-    return found
-
-
-def _literal(node):
-    # 1e999 is the literal that reads as infinity.
-    text = ast.unparse(node).replace("float('inf')", "1e999")
-    try:
-        return ast.literal_eval(text)
-    except ValueError:
-        return _UNKNOWN
-
-
-def load(root, page, tier, notebook):
+def load(root, page, tier):
     """The values to run a page with at a tier; raise BookError for whatever would not fit it."""
     available = pages.tiers(root, page)
     if tier not in available:
@@ -58,43 +26,16 @@ def load(root, page, tier, notebook):
     if tier == pages.QUICK:
         return {}
     path = pages.parameter_file(root, page, tier)
-    values, allowed = read(path), defaults(notebook)
+    try:
+        values = experiment_pages.tier_values(path)
+        allowed = experiment_pages.defaults(pages.source(root, page))
+    except ValueError as error:
+        raise BookError(pages.one_line(error)) from None
     # A file may name its tier, so that plain papermill records as the right one; no other.
     if "tier" in allowed and values.get("tier", tier) != tier:
         raise BookError(f"{path}: parameter 'tier' must be '{tier}', not {values['tier']!r}")
     check(path, values, allowed)
     return {**values, "tier": tier} if "tier" in allowed else values
-
-
-def read(path, readers=()):
-    """The values of a parameter file over those of the file that it is ``like``: the one of the
-    same tier of another page in its folder."""
-    try:
-        values = plain_yaml.load(path.read_text("utf8"))
-    except FileNotFoundError:
-        raise BookError(f"{readers[-1]}: there is no {path} for it to be like") from None
-    except ValueError as error:  # that it is not UTF-8, too
-        raise BookError(f"{path}: {pages.one_line(error)}") from None
-    values = {} if values is None else values
-    if not isinstance(values, dict):
-        raise BookError(f"{path}: expected lines of the form 'name: value'")
-    like = values.pop("like", None)
-    if like is None:
-        return values
-    if not re.fullmatch(r"\w+", str(like)):
-        raise BookError(f"{path}: 'like' must be the name of a page beside it, not {like!r:.60}")
-    other = path.with_name(f"{like}.{path.name.partition('.')[2]}")
-    if other in (path, *readers):
-        raise BookError(f"{path}: it is like itself, by way of '{like}'")
-    return read(other, (*readers, path)) | values
-
-
-def like(root, page, tier):
-    """The page beside it that a page's file of the tier is ``like``, or None."""
-    path = pages.parameter_file(root, page, tier)
-    values = (plain_yaml.load(path.read_text("utf8")) if path.is_file() else None) or {}
-    folder, slash, _ = page.rpartition("/")
-    return f"{folder}{slash}{values['like']}" if "like" in values else None
 
 
 def check(path, values, allowed):
@@ -109,7 +50,7 @@ def check(path, values, allowed):
 
 def _mismatch(value, default):
     """What is wrong with a value given the default in its place, or None."""
-    if default is _UNKNOWN or default is None:
+    if default is None:
         return None
     if isinstance(default, list | tuple):
         if not isinstance(value, list):
@@ -125,10 +66,7 @@ def _mismatch(value, default):
     # bool is a subclass of int in Python, hence `type` and not `isinstance`.
     if type(value) is expected or (expected is float and type(value) is int):
         return None
-    hint = ""
-    if expected in (int, float) and isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
-        hint = f": write {_yaml_number(value.strip())}"
-    return f"must be {expected.__name__}, not {_described(value)}{hint}"
+    return f"must be {expected.__name__}, not {_described(value)}"
 
 
 def _nonsense(name, value, default):
@@ -156,11 +94,3 @@ def _numbers(value):
 
 def _described(value):
     return f"{type(value).__name__} {value!r:.60}"
-
-
-def _yaml_number(text):
-    """The same number spelled so that YAML 1.1 reads a number: 1e-5 -> 1.0e-5."""
-    mantissa, exponent = re.split("[eE]", text)
-    if "." not in mantissa:
-        mantissa += ".0"
-    return f"{mantissa}e{exponent if exponent[0] in '+-' else '+' + exponent}"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from iterlin.study import conditions, plain_yaml, provenance, records
+from iterlin.study import conditions, provenance, records, strict_yaml
 
 REPRODUCED, PARTLY, UNDECIDED = "reproduced", "partly", "undecided"
 NOT, NOT_TESTED, NOT_RUN = "not reproduced", "not tested here", "not yet run"
@@ -30,6 +30,7 @@ RULES = {
 }
 OLDER = "the record is older than the rule"
 REQUIRED = {"id", "version", "claim", "place", "paper", "page", "expected"}
+ALLOWED = REQUIRED | {"experiment", "why", "requires", "statements"}
 
 
 class Lacks(ValueError):
@@ -90,7 +91,7 @@ def load_claims(path: Path | None = None) -> list[dict]:
     """The rows of the ledger. Raises ValueError naming the row and the field that is wrong."""
     path = _ledger() if path is None else path
     try:
-        rows = plain_yaml.load(Path(path).read_text("utf8"))
+        rows = strict_yaml.load(Path(path).read_text("utf8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -99,6 +100,10 @@ def load_claims(path: Path | None = None) -> list[dict]:
         name = row.get("id", "a row without id")
         if missing := REQUIRED - row.keys():
             raise ValueError(f"{path}: claim {name} lacks {', '.join(sorted(missing))}")
+        if unknown := row.keys() - ALLOWED:
+            raise ValueError(
+                f"{path}: claim {name} has the unknown field {min(map(str, unknown))!r}"
+            )
         if other := [field for field in sorted(REQUIRED) if not isinstance(row[field], str)]:
             raise ValueError(f"{path}: claim {name}: {other[0]} must be text")
         if row["expected"] not in KINDS:
@@ -150,9 +155,14 @@ def _problem(statement: object) -> str:
     rules = statement.keys() & RULES.keys()
     if len(rules) != 1:
         return f"has {len(rules)} rules, not one of {', '.join(RULES)}"
-    value = statement[rules.pop()]
+    if unknown := statement.keys() - RULES.keys() - {"says", "statistic", "condition"}:
+        return f"has the unknown field {min(map(str, unknown))!r}"
+    rule = rules.pop()
+    value = statement[rule]
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
-        return f"compares with {value!r:.60}, which is not a number (write 1.0e-3 for 1e-3)"
+        return f"compares with {value!r:.60}, which is not a number"
+    if rule == "within" and value <= 0:
+        return f"allows nothing: within {value:g}"
     return ""
 
 

@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
-
+from iterlin.study import strict_yaml
 from iterlin.study.provenance import project_root
 
 # A code cell of a page in MyST Markdown: options as ":name: value" lines or between two "---".
@@ -52,10 +51,12 @@ def parameters(experiment: str, tier: str) -> dict:
     """The values with which the experiment's page runs at a tier.
 
     Those of the tier's file, of the file that it is ``like`` (a page beside it), and the defaults.
-    Raises ValueError if the book has no such page or its parameters cell fails.
+    Raises ValueError if the book has no such page, its parameters cell fails or the tier's file is
+    not one.
     """
     page = path_of(experiment)
-    return plain(defaults(page) | _of_tier(page, tier) | {"tier": tier})
+    file = page.with_suffix(f".{tier}.yml")
+    return plain(defaults(page) | (tier_values(file) if file.is_file() else {}) | {"tier": tier})
 
 
 def plain(values: Mapping) -> dict:
@@ -63,8 +64,22 @@ def plain(values: Mapping) -> dict:
     return json.loads(json.dumps(dict(values), sort_keys=True))
 
 
-def _of_tier(page: Path, tier: str) -> dict:
-    file = page.with_suffix(f".{tier}.yml")
-    values = (yaml.safe_load(file.read_text("utf8")) or {}) if file.is_file() else {}
-    like = values.pop("like", None)
-    return values if like is None else _of_tier(page.with_stem(like), tier) | values
+def tier_values(file: Path, readers: tuple[Path, ...] = ()) -> dict:
+    """The values of a tier's file over those of the file that it is ``like``: the one of the same
+    tier of another page in its folder. Raises ValueError, naming the file, for what is no such."""
+    try:
+        values = strict_yaml.load(file.read_text("utf8")) or {}
+    except FileNotFoundError:
+        raise ValueError(f"{readers[-1]}: there is no {file} for it to be like") from None
+    except ValueError as error:  # that it is not UTF-8, too
+        raise ValueError(f"{file}: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{file}: expected lines of the form 'name: value'")
+    if (like := values.pop("like", None)) is None:
+        return values
+    if not re.fullmatch(r"\w+", str(like)):
+        raise ValueError(f"{file}: 'like' must be the name of a page beside it, not {like!r:.60}")
+    other = file.with_name(f"{like}.{file.name.partition('.')[2]}")
+    if other in (file, *readers):
+        raise ValueError(f"{file}: it is like itself, by way of '{like}'")
+    return tier_values(other, (*readers, file)) | values

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 
 import xarray as xr
@@ -18,11 +19,15 @@ from iterlin.runtime import shares
 from iterlin.runtime.chunks import OutOfTime, out_of_time
 from iterlin.runtime.files import replaced
 from iterlin.runtime.precision import product_precision
-from iterlin.study import experiment_pages, extension, provenance, record_file, record_format
+from iterlin.study import experiment_pages, extension, provenance, record_file
 from iterlin.validation import one_of, whole_number
 
 TIERS = ("quick", "laptop", "gpu", "paper")
 FORMAT = "iterlin record 3"
+
+
+class NotWritten(OSError):
+    """A record could not be written; its runs are kept where those of unfinished ones are."""
 
 
 def path_of(experiment: str, tier: str) -> Path:
@@ -51,9 +56,9 @@ def save(
     with any, the record is partial. earlier: the parts (`extension.parts`) of a record whose seeds
     this one has taken over; wall_time is that of the others.
 
-    Raises ValueError for what `load` would refuse, OSError if the file cannot be written. A process
-    that has only a share of the runs records nothing: ShareDone if it has trained them all, and
-    OutOfTime if it may not have.
+    Raises ValueError for what `load` would refuse, NotWritten if the file cannot be written. A
+    process that has only a share of the runs records nothing: ShareDone if it has trained them all,
+    and OutOfTime if it may not have.
     """
     if share := shares.mine():
         if out_of_time():
@@ -81,26 +86,33 @@ def save(
         made = [*earlier, extension.part_of(stamped, new)]
         stamped.attrs["parts"] = json.dumps(made, sort_keys=True)
         stamped.attrs["wall_time"] = sum(part["wall_time"] for part in made)
-    record_format.check_content(stamped)
     write(stamped, path_of(experiment, tier) if path is None else Path(path))
     return stamped
 
 
 def write(dataset: xr.Dataset, target: Path) -> None:
-    """Write a data set with its attributes, whole or not at all."""
+    """Write a data set with its attributes, whole or not at all.
+
+    Raises ValueError for what `load` would refuse, NotWritten if the file cannot be written.
+    """
     compressed = {
         name: {"zlib": True} for name, v in dataset.variables.items() if v.dtype.kind in "fiu"
     }
-    with replaced(target) as partial:
-        dataset.to_netcdf(partial, engine="h5netcdf", encoding=compressed)
+    content = BytesIO()  # HDF5 itself would tell of a full disk in many lines
+    dataset.to_netcdf(content, engine="h5netcdf", encoding=compressed)
+    record_file.check(content)
+    try:
+        with replaced(target) as partial:
+            partial.write_bytes(content.getvalue())
+    except OSError as error:
+        raise NotWritten(f"{target} could not be written: {error.strerror or error}") from error
 
 
 def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
     """Read a record into memory.
 
-    Raises FileNotFoundError if it has not been run, ValueError if the file is damaged, holds more
-    than numbers and plain text (`record_format`), or is not of this experiment and tier; both name
-    the file.
+    Raises FileNotFoundError if it has not been run, ValueError if the file is damaged, holds what
+    no record does (`record_file`), or is not of this experiment and tier; both name the file.
     """
     source = path_of(experiment, tier) if path is None else Path(path)
     if not source.exists():
@@ -113,10 +125,6 @@ def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
         raise ValueError(f"{source} is damaged or not a record: {reason}") from error
     if dataset.attrs.get("format") != FORMAT:
         raise ValueError(f"{source} is not a record of this library (no '{FORMAT}' stamp)")
-    try:
-        record_format.check_content(dataset)
-    except ValueError as error:
-        raise ValueError(f"{source} is not a record: {error}") from None
     found = dataset.attrs["experiment"], dataset.attrs["tier"]
     if found != (experiment, tier):
         raise ValueError(f"{source} holds {found[0]} at tier {found[1]}, not {experiment}/{tier}")
@@ -126,10 +134,8 @@ def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
 # A page looks at a record many times, and its claims at all of them. `state` is the file's.
 @lru_cache(maxsize=64)
 def _read(source: Path, *state: int) -> xr.Dataset:
-    record_file.check_file(source)
-    variables, attributes = record_file.arrays(source)
-    variables = {name: xr.Variable(*stored) for name, stored in variables.items()}
-    return xr.decode_cf(xr.Dataset(variables, attrs=attributes)).load()
+    record_file.check(source)
+    return xr.load_dataset(source, engine="h5netcdf")
 
 
 def tiers(experiment: str) -> dict[str, xr.Dataset]:

@@ -4,7 +4,7 @@ Records and parameter files may come from others. None of their text is shown as
 links, images and directives would act while the book is built.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from html import escape
 
 import numpy as np
@@ -36,7 +36,7 @@ def said(text: str, *, emphasised: bool = False) -> HTML:
     return HTML(f"<p><em>{shown}</em></p>" if emphasised else f"<p>{shown}</p>")
 
 
-def table(head: Sequence, rows: Sequence[Sequence], title: str = "") -> HTML:
+def table(head: Iterable, rows: Iterable[Iterable], title: str = "") -> HTML:
     """A table of plain text, to be displayed by a page; below it what ± means, if a cell has it.
 
     Args:
