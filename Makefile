@@ -5,69 +5,59 @@ JOBS ?= 2
 PORT ?= 8000
 ROUNDS ?= 5
 VERSIONS ?= python3.11 python3.12 python3.13
-# Recipes take what a caller sets from the environment, quoted: it must not become shell code.
-export BUDGET CASES JOBS PAGE PEERS PORT PROFILE ROUNDS SHARES TIER
 VENV := .venv
 BIN := $(VENV)/bin
+# Two notebooks at a time share the cores (XLA sizes its thread pools by NPROC).
+ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 JAX_PLATFORMS=cpu
+# A file of tests stays with one worker, which has its programs; the files come longest first. Three
+# on two cores: tests of processes wait a tenth of the time.
+PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -q -n 3 --dist loadscope --no-loadscope-reorder
 # After `make gpu`, what CUDA takes as well.
 LOCKS := requirements.lock $(if $(wildcard $(VENV)/.gpu),requirements-gpu.lock)
 # Named after the locks and the project file, so that another version of one installs again.
 INSTALLED := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml | cksum | tr ' ' '-')
 # What checks take beside it, and no reader: installed by the first target that asks for it.
 DEV := $(VENV)/.dev-$(shell cksum < requirements-dev.lock | tr ' ' '-')
-# Two notebooks at a time share the cores (XLA sizes its thread pools by NPROC).
-ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 \
-  JAX_PLATFORMS=cpu
-
-# A file of tests stays with one worker, which has its programs; the files come longest first. Three
-# on two cores: tests of processes wait a tenth of the time.
-THREE_WORKERS := -n 3 --dist loadscope --no-loadscope-reorder
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -q --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help book results serve browser pdf test nightly links versions library lint format references picture bench gpu lock dist clean installed
+.PHONY: help installed book results serve browser pdf lint format test nightly links library versions \
+  references picture bench gpu lock dist clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo "Variables: TIER=gpu for results, PAGE='xor regimes' for some pages of it, BUDGET=30 for so"
-	@echo "many minutes (again to go on); JOBS=$$JOBS notebooks at a time (results: 1); PORT=$$PORT;"
+	@echo "many minutes (again to go on); JOBS=$(JOBS) notebooks at a time (results: 1); PORT=$(PORT);"
 	@echo "PROFILE=slurm for results on a cluster, SHARES=8 for so many jobs a page."
 
-# Modules are compiled on all cores, which pip does on one; some files are templates and fail.
-define pip_install
-	@echo "installing the pinned versions of $(strip $(1)) (minutes, once)"
-	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --no-compile \
-	  --require-hashes $(1:%=-r %)
-	@$(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
-endef
-
 $(INSTALLED):
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..." >&2; exit 1; }
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 \
-	  || { echo "making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
-	$(call pip_install,$(LOCKS))
-	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --no-build-isolation \
-	  --no-index -e .
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed")'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "installing the pinned versions of $(LOCKS) (minutes, once)"
+	@$(PIP) --no-compile --require-hashes $(LOCKS:%=-r %)
+	@$(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true # on all cores; pip takes one
+	@$(PIP) --no-build-isolation --no-index -e .
 	@rm -f $(VENV)/.installed-* && touch $@
 
 $(DEV): $(INSTALLED)
-	$(call pip_install,requirements-dev.lock)
+	@echo "installing the pinned versions of requirements-dev.lock (once)"
+	@$(PIP) --require-hashes -r requirements-dev.lock
 	@rm -f $(VENV)/.dev-* && touch $@
 
+installed: $(INSTALLED)
+
 book: $(INSTALLED) ## run the pages at the quick tier [PAGE=xor] and build _build/html
-	@$(BIN)/python -m iterlin_book.build book --parent --jobs "$$JOBS" $(PAGE:%=--page %)
+	@$(BIN)/python -m iterlin_book.build book --parent --jobs $(JOBS) $(PAGE:%=--page %)
 	@$(BIN)/python -m iterlin.study.claims
 
 results: JOBS =
 results: $(INSTALLED) ## run TIER=laptop|gpu|paper [PAGE=xor] [BUDGET=minutes], record the results
-	@set -f; set -- --tier="$$TIER" $${JOBS:+--jobs="$$JOBS"} $${BUDGET:+--budget="$$BUDGET"} \
-	  $${SHARES:+--shares="$$SHARES"} $${PROFILE:+--profile="$$PROFILE"}; \
-	  for page in $$PAGE; do set -- "$$@" --page="$$page"; done; \
-	  $(BIN)/python -m iterlin_book.build results --parent "$$@"
+	@$(BIN)/python -m iterlin_book.build results --parent --tier "$(TIER)" $(PAGE:%=--page %) \
+	  $(JOBS:%=--jobs %) $(BUDGET:%=--budget %) $(SHARES:%=--shares %) $(PROFILE:%=--profile %)
 
 serve: book ## show the book on this machine
-	@echo "http://127.0.0.1:$$PORT/ (stop with Ctrl-C)"
-	@$(BIN)/python -m http.server "$$PORT" --bind 127.0.0.1 --directory _build/html
+	@echo "http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"
+	@$(BIN)/python -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
 
 browser: book $(DEV) ## open every page in Debian's chromium: requests, errors, widths, formulas, WCAG
 	@$(BIN)/python -m iterlin_book.browser _build/html
@@ -88,61 +78,49 @@ format: $(DEV) ## bring the code into that style
 test: lint book ## everything: style, book, its links and looks, tests, pages against their references
 	@$(BIN)/python -m iterlin_book.offline _build/html
 	@$(BIN)/python -m iterlin_book.browser _build/html
-	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(THREE_WORKERS)
+	@$(PYTEST)
 
 nightly: lint book ## the same at length: pages executed again, other tiers, random examples (hours)
 	@$(BIN)/python -m iterlin_book.offline _build/html
 	@$(BIN)/python -m iterlin_book.browser _build/html
-	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(THREE_WORKERS) --nightly
-	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(THREE_WORKERS) --nbval tests/notebooks
+	@$(PYTEST) --nightly
+	@$(PYTEST) --nbval tests/notebooks
 	@$(BIN)/python -m pytest -q -rs tests/test_gpu.py
 
 links: book ## ask other sites for what the book refers to (needs the network; no part of the tests)
 	@$(BIN)/python -m iterlin_book.links _build/html
 
-versions: ## the library's tests on each Python of VERSIONS that is there, each in its own .venv-...
-	@for python in $(VERSIONS); do \
-	  if $$python -c '' 2>/dev/null; then echo "== $$python"; \
-	    $(MAKE) --no-print-directory library PYTHON=$$python VENV=.venv-$$(basename $$python) || exit 1; \
-	  else echo "== $$python: not on this machine"; fi; done
-
 library: $(DEV) ## the library's tests alone: no book, no notebooks
-	@$(ONE_THREAD) $(BIN)/python -m pytest -q $(THREE_WORKERS) tests \
-	  --ignore-glob 'tests/test_book_*.py' --ignore tests/test_mutations.py --ignore tests/test_pages.py
+	@$(PYTEST) tests --ignore-glob 'tests/test_book_*.py' --ignore tests/test_mutations.py \
+	  --ignore tests/test_pages.py
+
+versions: $(VERSIONS:%=library-%) ## the library's tests on each Python of VERSIONS
+library-%:
+	@$(MAKE) --no-print-directory library PYTHON=$* VENV=.venv-$*
 
 references: $(INSTALLED) ## make tests/notebooks anew from the pages that run now
-	@$(BIN)/python -m iterlin_book.references --jobs "$$JOBS"
+	@$(BIN)/python -m iterlin_book.references --jobs $(JOBS)
 
 picture: $(INSTALLED) ## take the README's picture from the book's landing page
 	@$(BIN)/python -m iterlin_book.picture
 
 bench: $(DEV) ## measure the library beside its peers [CASES=NTK] [ROUNDS=5] [WHOLE=1] [TIER=gpu]
-	@set -f; $(BIN)/python -m bench --rounds "$$ROUNDS" $${TIER:+--tier "$$TIER"} \
-	  $${CASES:+--cases $$CASES} $(if $(WHOLE),--whole) $${PEERS:+--python "$$PEERS"}
+	@$(BIN)/python -m bench --rounds $(ROUNDS) $(TIER:%=--tier %) $(if $(CASES),--cases $(CASES)) \
+	  $(if $(WHOLE),--whole) $(if $(PEERS),--python $(PEERS))
 
 gpu: $(INSTALLED) ## add JAX for NVIDIA GPUs to the installation, as requirements-gpu.lock pins it
 	@touch $(VENV)/.gpu
 	@$(MAKE) --no-print-directory installed
 
-installed: $(INSTALLED)
-
-COMPILE = uv pip compile --universal --python-version 3.11 --generate-hashes \
-  $(if $(UPGRADE),--upgrade) --no-emit-index-url --no-annotate --no-header -q pyproject.toml
-# The pins of $(1).lock anew, by what else uv is told, below the comment that it begins with.
-define pin
-	@cp $(1).lock $(1).new
-	@$(COMPILE) $(2) -o $(1).new
-	@sed '/^[^#]/,$$d' $(1).lock | cat - $(1).new > $(1).both
-	@mv $(1).both $(1).lock && rm $(1).new
-endef
-
+COMPILE = uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate \
+  --no-emit-index-url --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) pyproject.toml
 lock: ## pin what pyproject.toml asks for, the rest as it is (UPGRADE=1: the newest; needs uv)
-	$(call pin,requirements,--extra study --extra book)
-	$(call pin,requirements-dev,--group dev --constraints requirements.lock)
-	$(call pin,requirements-gpu,--extra gpu --constraints requirements.lock)
+	@$(COMPILE) --extra study --extra book -o requirements.lock
+	@$(COMPILE) --group dev --constraints requirements.lock -o requirements-dev.lock
+	@$(COMPILE) --extra gpu --constraints requirements.lock -o requirements-gpu.lock
 
 dist: book $(DEV) ## make dist/: the library's wheel and source archive, tested, and the book for a deposit
-	@$(ONE_THREAD) $(BIN)/python -m pytest -q tests/test_wheel.py tests/test_environment.py
+	@$(PYTEST) tests/test_wheel.py
 	@rm -rf dist && $(BIN)/python -m iterlin_book.dist
 	@$(BIN)/python -m iterlin_book.pdf || [ $$? -eq 3 ]  # 3: no chromium, and so no PDF
 	@$(BIN)/python -m iterlin_book.archive
