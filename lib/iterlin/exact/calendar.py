@@ -1,8 +1,7 @@
-"""When a schedule says yes next, found without taking the steps in between."""
+"""Find the next re-linearisation step without taking the steps before it."""
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import partial_eval
 from jaxtyping import PyTree
 
 from iterlin.schedules import Schedule, of_whole
@@ -10,8 +9,6 @@ from iterlin.state import TrainState
 
 # Steps that a schedule is asked about at once.
 BLOCK = 2**16
-# A schedule that looks at the parameters is taken to say yes every so many looks, for an estimate.
-LOOKS = 10
 
 
 def looks_at(name: str, schedule: Schedule, state: TrainState) -> bool:
@@ -20,9 +17,16 @@ def looks_at(name: str, schedule: Schedule, state: TrainState) -> bool:
     def asked(value):
         return schedule(state.step, state._replace(**{name: value}))
 
-    jaxpr = jax.make_jaxpr(asked)(getattr(state, name)).jaxpr
-    _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    return any(used)
+    # Over two copies of the field, an answer that depends on it has an axis, which None refuses.
+    def over_copies(value):
+        copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (2, *leaf.shape)), value)
+        return jax.vmap(asked, out_axes=None, axis_size=2)(copies)
+
+    try:
+        jax.eval_shape(over_copies, getattr(state, name))
+    except ValueError:
+        return True
+    return False
 
 
 def ends_when_solved(schedule: Schedule, state: TrainState) -> bool:
@@ -61,12 +65,6 @@ class Answers:
 
     def now(self, state: TrainState) -> bool:
         return bool(self._now(state.step, state, self._fixed))
-
-    def period(self, state: TrainState, limit: int) -> int:
-        """Steps of the linearisation that starts at this state, or a guess where it looks."""
-        if self.check_every is None:
-            return self.first_after(state, limit) - int(state.step)
-        return min(LOOKS * self.check_every, self._max_period, limit)
 
     def first_after(self, state: TrainState, limit: int) -> int:
         """The first step beyond the present one, `limit` at most, at which it says yes; or looks at

@@ -19,15 +19,8 @@ from jaxtyping import PyTree
 from iterlin import training
 from iterlin.algorithm import Algorithm
 from iterlin.exact.calendar import Answers, ends_when_solved, looks_at
-from iterlin.exact.choice import (
-    ENGINES,
-    check_engine,
-    check_outputs,
-    default_memory,
-    estimate,
-    needs_steps,
-    unfit_types,
-)
+from iterlin.exact.checks import check_engine, check_outputs, needs_steps, unfit_types
+from iterlin.exact.choice import ENGINES, choose, default_memory
 from iterlin.exact.run import SPENT, ExactRun
 from iterlin.exact.task import Task
 from iterlin.parameters import bound, split
@@ -66,13 +59,15 @@ def integrate(
     "minimum" and "function_space_minimum" solve every linear problem, of positive penalty, to a
     relative gradient of `tolerance`, or to where rounding leaves nothing to gain
     (`newton.minimize`; a run that finds no way down where there is one has diverged): a period of
-    any length is one solve. "auto" is the cheapest by an estimate that it prints, among them a flow
-    only where step_size lambda_max < 0.1 at the first parameters.
+    any length is one solve. "auto" takes the steps for periods shorter than
+    1,000 steps; for longer ones the closed form of a squared error with at most 2,000 outputs N O
+    whose J fits into memory_limit, else a flow where step_size lambda_max < 0.1 at the first
+    parameters (with the kernel if it fits), else the steps. It prints what it took and why.
 
     Inputs, targets and outputs are as for `train`, and so are parameters that are not `trainable`.
     A schedule `schedules.when(..., check_every=C)` is asked C, 2 C, ... steps after a
-    linearisation, where the parameters are computed for it: adaptive, at any period. For the
-    estimate it is taken to say yes every 10 C steps. One that looks at the parameters at every
+    linearisation, where the parameters are computed for it: adaptive, at any period; "auto"
+    counts C steps as its period. One that looks at the parameters at every
     step, or a regularizer, is for engine "steps", which "auto" then takes.
 
     The algorithm's rule `solved` with `schedules.when_solved(K)` ends a linearisation early: a flow
@@ -174,12 +169,13 @@ def integrator(
                 f"'{engine}'"
             )
         check_outputs(wanted, params)
-        if name == "auto" and (reason or unfit_types(wanted, params)):
-            name = "steps"  # no other serves
-        elif name == "auto":
-            lengths = {"period": asked.period(state, num_steps), "num_steps": num_steps}
-            lengths["check_every"] = asked.check_every
-            name = _cheapest(wanted, params, lengths, progress)
+        if name == "auto":
+            name, why = "steps", reason or unfit_types(wanted, params)
+            if not why:
+                length = asked.first_after(state, num_steps) - int(state.step)
+                name, why = choose(wanted, params, length)
+            if progress is not False:
+                print(f"integrate: {name} ({why})", file=sys.stderr)
         check_engine(name, wanted, params, stops=looks_at("params", full, state))
         jax.eval_shape(observe, state, sets, fixed)  # which may refuse names
         named = {"engine": np.full(len(looks), name)}
@@ -227,15 +223,6 @@ def _task(algorithm: Algorithm, data, tolerance: float, memory_limit: int | None
         solved=algorithm.solved,
         trainable=algorithm.trainable,
     )
-
-
-def _cheapest(task, params, lengths, progress) -> str:
-    estimates = estimate(task, params, **lengths)
-    name = min(estimates, key=estimates.get)
-    listed = ", ".join(f"{name} {cost:.1e}" for name, cost in estimates.items())
-    if progress is not False:
-        print(f"integrate: {name} (estimated operations: {listed})", file=sys.stderr)
-    return name
 
 
 def _by_steps(algorithm, params, data, settings, checkpoint, progress):

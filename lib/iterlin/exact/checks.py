@@ -1,0 +1,113 @@
+"""Which engines apply to a run: refusals that name what would do."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from iterlin.algorithm import Algorithm
+from iterlin.exact.calendar import ends_when_solved, looks_at
+from iterlin.exact.task import Task, quadratic
+from iterlin.kernels.kept import Sizes
+from iterlin.linearization import output_shape
+from iterlin.losses import check_labels
+from iterlin.ntk import kept_sizes
+from iterlin.parameters import split
+from iterlin.schedules import Schedule
+from iterlin.state import TrainState
+
+
+def sizes_of_kernel(task: Task, params: PyTree) -> Sizes:
+    """Return what J J^T takes at params; raise ValueError if f couples its examples."""
+    settings = {"trainable": task.trainable, "memory_limit": task.memory_limit}
+    return kept_sizes(task.f, params, task.data[0], **settings)
+
+
+def is_quadratic(task: Task, outputs) -> bool:
+    """Whether the loss is half a squared error of these outputs, or a multiple of it."""
+    y = task.data[1]
+    return getattr(y, "shape", None) == outputs.shape and quadratic(task.loss, y) is not None
+
+
+def needs_steps(algorithm: Algorithm, schedule: Schedule, state: TrainState) -> str | None:
+    """Return why engine 'steps' alone can do it, or None."""
+    if algorithm.regularizer is not None:
+        return "a regularizer is not of the outputs alone"
+    if looks_at("params", schedule, state) and schedule.check_every is None:
+        return (
+            "the schedule looks at the parameters at every step: give it as "
+            "schedules.when(..., check_every=...)"
+        )
+    asks = algorithm.solved is not None and looks_at("solved", schedule, state)
+    if asks and not ends_when_solved(schedule, state):
+        return "the schedule looks at `solved` in another way than when_solved(...)"
+    return None
+
+
+def unfit_types(task: Task, params: PyTree) -> str | None:
+    """Return why the types of parameters and outputs allow engine 'steps' alone, or None."""
+    moving, _ = split(params, task.trainable)
+    outputs = jax.eval_shape(task.f, params, task.data[0])
+    types = {jnp.result_type(leaf) for leaf in [outputs, *jax.tree.leaves(moving)]}
+    if len(types) == 1 and all(jnp.finfo(dtype).bits >= 32 for dtype in types):
+        return None
+    listed = " and ".join(sorted(map(str, types)))
+    return (
+        "needs parameters and outputs of one type, float32 or float64, whose rounding an error "
+        f"estimate can bear, and there are {listed}: convert inside f, or take 'steps'"
+    )
+
+
+def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False) -> None:
+    """Raise ValueError if the engine does not apply to the task, and say which does.
+
+    Args:
+        stops: whether the engine must stop on its way, for a schedule that looks at the parameters.
+    """
+    outputs = jax.eval_shape(task.f, params, task.data[0])
+    if engine != "steps" and (why := unfit_types(task, params)):
+        raise ValueError(f"engine '{engine}' {why}")
+    if engine == "closed_form":
+        if not is_quadratic(task, outputs):
+            raise ValueError(
+                "engine 'closed_form' is for half a squared error, or a multiple of it: "
+                "take 'flow' or 'function_space' for another loss"
+            )
+        if task.solved is not None:
+            raise ValueError("engine 'closed_form' does not look for when a problem is solved")
+    if engine.endswith("minimum"):
+        if task.penalty <= 0:
+            raise ValueError(
+                f"engine '{engine}' needs a positive penalty: without one the cross-entropy of "
+                "separable data has no minimum; take 'flow' with when_solved(...) and a rule "
+                "`solved`"
+            )
+        if stops:
+            raise ValueError(
+                f"engine '{engine}' takes no steps at which the schedule could look at the "
+                "parameters: take 'flow', or a schedule that does not look"
+            )
+    if engine.startswith("function_space"):
+        sizes = sizes_of_kernel(task, params)
+        if sizes.form is None:
+            taken = outputs.dtype.itemsize * min(sizes.matrix, sizes.factors)
+            raise ValueError(
+                f"the kernel of {outputs.size} outputs takes {taken} bytes, more than memory_limit="
+                f"{task.memory_limit}: take engine 'flow', or fewer examples"
+            )
+
+
+def check_outputs(task: Task, params: PyTree) -> None:
+    """Raise ValueError unless f returns one array (N, ...) and the targets suit it.
+
+    Labels must be of its classes, and a rule `solved` that counts right labels needs them.
+    """
+    outputs = output_shape(task.f, params, task.data[0])
+    check_labels(task.loss, outputs, task.data[1])
+    if task.solved is None or task.solved.accuracy is None:
+        return
+    y = task.data[1]
+    if not jax.tree_util.all_leaves([y]) or y.shape != outputs.shape[:-1]:
+        raise ValueError(
+            "the rule `solved` counts right labels, one for each row of outputs "
+            f"{outputs.shape}: with other targets give Solved(accuracy=None, gradient=...)"
+        )
