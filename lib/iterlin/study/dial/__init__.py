@@ -1,1 +1,1 @@
-"""The book's dial: recorded runs of several experiments along one scale of the period."""
+"""The book's dial: sliders over the period and the damping, and what is on record at each stop."""
