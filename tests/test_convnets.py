@@ -10,7 +10,6 @@ from iterlin.linearization import jacobian_products, linearize, require_independ
 from iterlin.networks import convnets
 from iterlin.networks.mlp import parameter_count
 from iterlin.networks.modules import BatchNorm, Block
-from iterlin.networks.normalization import update_statistics
 from problems import bare
 
 
@@ -298,40 +297,51 @@ def test_frozen_normalization_differs_in_the_derivative_alone():
     assert np.linalg.norm(differently - pushed) > 0.1 * np.linalg.norm(pushed)
 
 
+def running_after(model, moments):
+    """Running statistics after one batch of these moments."""
+    return jax.tree.map(
+        lambda old, new: 0.9 * old + 0.1 * new, model.normalization.initial, moments
+    )
+
+
 @pytest.mark.parametrize("normalization", ["batch", "frozen"])
-def test_statistics_are_the_moments_at_the_anchor(normalization):
+def test_running_statistics_follow_the_moments_at_the_anchor(normalization):
     model, anchor, tangent, x = resnet_problem(normalization)
     outputs, derivative, moments = numpy_resnet(anchor, tangent, x, normalization)
 
     @jax.jit
     def with_statistics(params):
-        return model.normalization.apply(params, x)
+        return model.normalization.apply(params, model.normalization.initial, x)
 
     value, jvp, statistics = jax.linearize(with_statistics, anchor, has_aux=True)
     np.testing.assert_allclose(value, outputs, rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(jvp(tangent), derivative, rtol=1e-10, atol=1e-10)
+    expected = running_after(model, moments)
     jax.tree.map(
         lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12),
         statistics,
-        moments,
+        expected,
     )
     # Moving theta away from the anchor moves nothing to first order.
     _, moved = pushforward(lambda p: with_statistics(p)[1], anchor, tangent)
     assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(moved))
     assert jax.tree.structure(model.normalization.initial) == jax.tree.structure(statistics)
     # Their own statistics turn evaluation into training mode.
-    evaluated = model.normalization.evaluate(anchor, statistics, x)
+    evaluated = model.normalization.evaluate(anchor, jax.tree.map(jnp.asarray, moments), x)
     np.testing.assert_allclose(evaluated, outputs, rtol=1e-10, atol=1e-10)
 
 
-def test_a_module_that_normalises_keeps_the_moments_of_its_latest_batch():
+def test_a_module_that_normalises_keeps_running_moments_of_momentum_0_9():
     norm, h, other = BatchNorm(2, frozen=False), images(3, 4, 5, 2), images(2, 4, 5, 2, seed=1)
+    mean, variance = 0.0, 1.0
     for batch in (other, h):
         found = np.asarray(norm(batch))
         np.testing.assert_allclose(found.mean((0, 1, 2)), 0, atol=1e-12)
         np.testing.assert_allclose(found.var((0, 1, 2)), 1, atol=1e-4)
-    np.testing.assert_allclose(norm.mean[...], np.mean(h, (0, 1, 2)), atol=1e-12)
-    np.testing.assert_allclose(norm.variance[...], np.var(h, (0, 1, 2)), atol=1e-12)
+        mean = 0.9 * mean + 0.1 * np.mean(batch, (0, 1, 2))
+        variance = 0.9 * variance + 0.1 * np.var(batch, (0, 1, 2))
+    np.testing.assert_allclose(norm.mean[...], mean, atol=1e-12)
+    np.testing.assert_allclose(norm.variance[...], variance, atol=1e-12)
 
 
 @pytest.mark.parametrize(("outputs", "stride"), [(2, 1), (3, 1), (2, 2), (3, 2)])
@@ -345,8 +355,8 @@ def test_a_block_has_a_shortcut_where_it_changes_the_shape(outputs, stride):
 @pytest.mark.parametrize("normalization", ["batch", "frozen"])
 def test_evaluation_uses_the_running_statistics(normalization):
     model, params, tangent, x = resnet_problem(normalization)
-    other = model.normalization.apply(params, images(3, 9, 8, 2, seed=7))[1]
-    running = update_statistics(model.normalization.initial, other)
+    other = images(3, 9, 8, 2, seed=7)
+    _, running = model.normalization.apply(params, model.normalization.initial, other)
     outputs, derivative, _ = numpy_resnet(params, tangent, x, normalization, running)
     evaluate = model.normalization.evaluate
     value, pushed = pushforward(lambda p: evaluate(p, running, x), params, tangent)

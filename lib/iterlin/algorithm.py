@@ -196,12 +196,10 @@ class Algorithm:
         if self.reset_optimizer:
             opt = _where(linearizing, optimizer.init(state.params), opt)
         order, x, y = draws.batch(state, data, self.batch_size, self.augment)
-        drawn = draws.network_key(state) if self.keyed else ()
+        extra = self._extra(state, *(draws.network_key(state) if self.keyed else ()))
 
         displacement = None if plain else tree_sub(state.params, anchor)
-        value, gradient, batch_statistics = self._loss_and_gradient(
-            anchor, displacement, x, y, drawn
-        )
+        value, gradient, statistics = self._loss_and_gradient(anchor, displacement, x, y, extra)
         if self.has_further_terms:
             added, slope = jax.value_and_grad(self.further_terms)(state.params, anchor)
             value, gradient = value + added, tree_add(gradient, slope)
@@ -211,7 +209,7 @@ class Algorithm:
             state.params,
             value=value,
             grad=gradient,
-            value_fn=LinearProblem(self, anchor, x, y, drawn, linearizing),
+            value_fn=LinearProblem(self, anchor, x, y, extra, linearizing),
         )
         params = optax.apply_updates(state.params, updates)
 
@@ -231,7 +229,7 @@ class Algorithm:
             updates=state.updates + (renewed & (state.step > 0)),
             anchored_at=jnp.where(renewed, state.step, state.anchored_at),
             solved=self._is_solved(state, anchor, params, renewed, data),
-            statistics=_where(moving, self._running(state, batch_statistics), state.statistics),
+            statistics=_where(moving, statistics, state.statistics),
             diverged_at=jnp.where(~state.ended & ~finite, state.step, state.diverged_at),
             converged_at=jnp.where(~state.ended & finite & reached, state.step, state.converged_at),
         )
@@ -243,8 +241,8 @@ class Algorithm:
             return (lambda params, x: self.f(params, x, None)) if self.keyed else self.f
         return lambda params, x: self.normalization.evaluate(params, state.statistics, x)
 
-    def _loss_and_gradient(self, anchor, displacement, x, y, drawn):
-        """The proxy's loss, its gradient J^T u, and the batch's statistics.
+    def _loss_and_gradient(self, anchor, displacement, x, y, extra):
+        """The proxy's loss, its gradient J^T u, and the running statistics after the batch.
 
         A sliced network with a loss known to be a sum goes slice by slice from the inputs to the
         gradient, so that no activation outlives its slice, and each device of a mesh goes through
@@ -253,7 +251,7 @@ class Algorithm:
 
         def of_part(loss, x, y):
             plain = displacement is None
-            outputs, jvp, vjp, statistics = self._products(anchor, x, drawn, transposed_only=plain)
+            outputs, jvp, vjp, statistics = self._products(anchor, x, extra, transposed_only=plain)
             proxy = outputs if plain else outputs + jvp(displacement)
             value, cotangent = jax.value_and_grad(loss)(proxy, y)
             return value, vjp(cotangent), statistics
@@ -263,15 +261,20 @@ class Algorithm:
         size = self.f.size if isinstance(self.f, Sliced) and not whole else None
         return loss_over_slices(of_part, self.loss, size, x, y, None if whole else self.mesh)
 
-    def trained(self, params, x, drawn):
-        """Outputs of the network in training, and the batch's statistics."""
-        if self.normalization is None:
-            return self.f(params, x, *drawn), ()
-        return self.normalization.apply(params, x, *drawn)
+    def _extra(self, state: TrainState, *key: Array | None) -> tuple:
+        """What the network in training takes beside params and x: running statistics and a key."""
+        return key if self.normalization is None else (state.statistics, *key)
 
-    def _products(self, anchor, x, drawn, *, transposed_only):
-        """f(anchor, x), J v and J^T u from one primal pass, and the batch's statistics in it."""
-        network = lambda p: self.trained(p, x, drawn)  # noqa: E731
+    def trained(self, params, x, extra):
+        """Outputs of the network in training, and the running statistics after the batch."""
+        if self.normalization is None:
+            return self.f(params, x, *extra), ()
+        statistics, *key = extra
+        return self.normalization.apply(params, statistics, x, *key)
+
+    def _products(self, anchor, x, extra, *, transposed_only):
+        """f(anchor, x), J v and J^T u from one primal pass, and the statistics after it."""
+        network = lambda p: self.trained(p, x, extra)  # noqa: E731
         if transposed_only:
             outputs, transpose, statistics = jax.vjp(network, anchor, has_aux=True)
             jvp = None
@@ -280,28 +283,23 @@ class Algorithm:
             transpose = jax.linear_transpose(jvp, anchor)
         return outputs, jvp, lambda u: transpose(u)[0], statistics
 
-    def _running(self, state, batch_statistics):
-        if self.normalization is None:
-            return ()
-        return self.normalization.update(state.statistics, batch_statistics)
-
     def _is_solved(self, state, anchor, params, renewed, data) -> Bool[Array, ""]:
         if self.solved is None:
             return state.solved
         return jax.lax.cond(
             (state.step + 1) % self.solved.check_every == 0,
-            lambda: self._meets(anchor, params, data),
+            lambda: self._meets(state, anchor, params, data),
             lambda: state.solved & ~renewed,
         )
 
-    def _meets(self, anchor, params, data) -> Bool[Array, ""]:
+    def _meets(self, state, anchor, params, data) -> Bool[Array, ""]:
         def whole_gradient(gradient, theta):
             if not self.has_further_terms:
                 return gradient
             return tree_add(gradient, jax.grad(self.further_terms)(theta, anchor))
 
-        f = self.f if not self.keyed else lambda params, x: self.f(params, x, None)
-        proxy = linearize(f, anchor)
+        extra = self._extra(state, *((None,) if self.keyed else ()))
+        proxy = linearize(lambda p, x: self.trained(p, x, extra)[0], anchor)
         return self.solved.met(proxy, self.loss, whole_gradient, params, anchor, all_of(data))
 
 

@@ -12,18 +12,19 @@ from iterlin.linearization import tree_sub
 @dataclass(frozen=True)
 class LinearProblem:
     """What a step minimises, as a function of theta: the objective of its batch, linearised at the
-    anchor, penalty and regularizer included. linearizing: whether the anchor is of this step."""
+    anchor, penalty and regularizer included. extra: what the network takes beside params and x, the
+    running statistics and a key. linearizing: whether the anchor is of this step."""
 
     algorithm: Any  # `algorithm.Algorithm`
     anchor: PyTree
     x: PyTree
     y: PyTree
-    drawn: tuple[Array, ...]
+    extra: tuple[PyTree, ...]
     linearizing: Bool[Array, ""]
 
     def outputs(self, theta: PyTree) -> Array:
         """Those of the proxy."""
-        network = lambda p: self.algorithm.trained(p, self.x, self.drawn)[0]  # noqa: E731
+        network = lambda p: self.algorithm.trained(p, self.x, self.extra)[0]  # noqa: E731
         displacement = tree_sub(theta, self.anchor)
         outputs, moved = jax.jvp(network, (self.anchor,), (displacement,))
         return outputs + moved

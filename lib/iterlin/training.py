@@ -276,7 +276,7 @@ def check_drawn_labels(algorithm: Algorithm, init, key: Array, data) -> None:
     none, too."""
     drawn = (key,) if algorithm.keyed else ()
     found = output_shape(
-        lambda params, x: algorithm.trained(params, x, drawn)[0],
+        lambda params, x: algorithm.f(params, x, *drawn),
         jax.eval_shape(init, key),
         data[0],
     )

@@ -16,6 +16,9 @@ from iterlin.networks.normalization import normalize
 RESNET_STRIDES = (1, 2, 2, 2)
 RESNET_BLOCKS = 2
 
+# Of the old running statistics, what a batch keeps.
+MOMENTUM = 0.9
+
 
 class LeNet(nnx.Module):
     """widths: those of the dense layers, the number of their inputs first. Kernels are zero."""
@@ -41,14 +44,14 @@ class LeNet(nnx.Module):
 
 
 class BatchNorm(nnx.Module):
-    """`resnet18` says what it does. As a module, it keeps the statistics of its latest batch."""
+    """Batch normalisation as `resnet18` describes it, with running statistics of momentum 0.9."""
 
     def __init__(self, channels, *, frozen):
         self.scale = nnx.Param(jnp.ones(channels))
         self.bias = nnx.Param(jnp.zeros(channels))
         self.mean = nnx.BatchStat(jnp.zeros(channels))
         self.variance = nnx.BatchStat(jnp.ones(channels))
-        self.frozen, self.use_running_average, self.momentum = frozen, False, 0.0
+        self.frozen, self.use_running_average = frozen, False
 
     def __call__(self, h):
         if self.use_running_average:
@@ -56,8 +59,8 @@ class BatchNorm(nnx.Module):
         else:
             mean, variance = h.mean((0, 1, 2)), h.var((0, 1, 2))
             constant = jax.lax.stop_gradient((mean, variance))
-            self.mean.set_value(constant[0])
-            self.variance.set_value(constant[1])
+            for running, batch in zip((self.mean, self.variance), constant, strict=True):
+                running.set_value(MOMENTUM * running[...] + (1 - MOMENTUM) * batch)
             mean, variance = constant if self.frozen else (mean, variance)
         return normalize(h, mean, variance, scale=self.scale[...], bias=self.bias[...])
 

@@ -53,14 +53,14 @@ class PartlyStale(Algorithm):
             if getattr(self, name) is not None:
                 raise ValueError(f"steps that are partly stale go without {name}")
 
-    def _loss_and_gradient(self, anchor, displacement, x, y, drawn):
+    def _loss_and_gradient(self, anchor, displacement, x, y, extra):
         if displacement is None:  # the anchor is theta
-            return super()._loss_and_gradient(anchor, None, x, y, drawn)
+            return super()._loss_and_gradient(anchor, None, x, y, extra)
         theta = tree_add(anchor, displacement)  # to rounding
         columns = self._columns(theta)
 
         def of_part(loss, x, y):
-            network = lambda p: self.trained(p, x, drawn)[0]  # noqa: E731
+            network = lambda p: self.trained(p, x, extra)[0]  # noqa: E731
             # What is not used of these is not compiled.
             outputs, fresh = jax.vjp(network, theta)
             expanded, tangents = jax.linearize(network, anchor)
