@@ -13,8 +13,6 @@ from iterlin.study import downloads, image_files, images
 from iterlin.study.downloads import DownloadError
 from stored_files import cifar_like, digest, idx, jpeg_archive, tar_gz, write_registry
 
-# ------------------------------------------------------------------ subsets
-
 labels_of_any_size = st.integers(1, 6).flatmap(
     lambda classes: st.lists(st.integers(0, classes - 1), min_size=1, max_size=80)
 )
@@ -51,9 +49,6 @@ def test_the_draw_does_not_change_with_versions():
     np.testing.assert_array_equal(images.nested_subset(labels, 4, (3, 1)), [0, 6, 1, 2])
 
 
-# ------------------------------------------------------------------ splits
-
-
 @given(
     train=st.integers(1, 600),
     fewer=st.integers(1, 600),
@@ -67,11 +62,12 @@ def test_splits_are_nested_disjoint_and_of_the_size_asked_for(train, fewer, vali
     assert split.train.x.shape == (train, 8, 8, 1)
     assert split.validation.x.shape == (validation, 8, 8, 1)
     assert split.test.x.shape == (40, 8, 8, 1)
+    split, smaller = (jax.tree.map(np.asarray, each) for each in (split, smaller))
     for part, less in ((split.train, smaller.train), (split.validation, smaller.validation)):
         np.testing.assert_array_equal(part.x[: len(less.x)], less.x)
         np.testing.assert_array_equal(part.y[: len(less.y)], less.y)
     for part in split:
-        counts = np.bincount(np.asarray(part.y), minlength=10)
+        counts = np.bincount(part.y, minlength=10)
         assert counts.max() - counts.min() <= 1
     # Every digit of the data set is another picture.
     everything = np.concatenate([part.x for part in split]).reshape(-1, 64)
@@ -83,57 +79,54 @@ def test_digits_as_a_whole():
 
     split = images.load("digits", validation=100, seed=4)
     assert [len(part.y) for part in split] == [900, 100, 797]
-    pixels = np.concatenate([part.x for part in split])[..., 0]
-    y = np.concatenate([part.y for part in split])
-    source = load_digits()
-    # Undo the normalisation by the range of the pixels, 0 to 16, and compare as sets of rows.
-    low, high = pixels.min(), pixels.max()
-    back = np.rint((pixels - low) / (high - low) * 16).astype(int).reshape(-1, 64)
-    ours = np.unique(np.column_stack([back, y]), axis=0)
-    np.testing.assert_array_equal(
-        ours, np.unique(np.column_stack([source.data, source.target]), axis=0)
-    )
     assert (split.train.x.dtype, split.train.y.dtype) == (jnp.float32, jnp.int32)
-    assert images.describe("digits") == "scikit-learn's digits, 8x8"
+    assert "digits" in images.describe("digits")
+    x = np.concatenate([part.x for part in split])[..., 0]
+    y = np.concatenate([part.y for part in split])
+    # The normalisation undone by the range of the pixels, 0 to 16; compared as sets of rows.
+    pixels = np.rint((x - x.min()) / (x.max() - x.min()) * 16).reshape(-1, 64)
+    source = load_digits()
+    ours, theirs = np.c_[pixels, y], np.c_[source.data, source.target]
+    np.testing.assert_array_equal(np.unique(ours, axis=0), np.unique(theirs, axis=0))
 
 
 def test_one_normalisation_for_all_subsets_without_the_validation_examples():
     whole = images.load("digits", validation=300, seed=1)
     np.testing.assert_allclose(np.mean(whole.train.x, dtype=float), 0, atol=1e-6)
     np.testing.assert_allclose(np.std(whole.train.x, dtype=float), 1, atol=1e-6)
-    everything = images.load("digits", seed=1)
-    # All 1,000 examples have another mean, so the black pixel is another number.
-    assert float(everything.train.x.min()) != float(whole.train.x.min())
     few = images.load("digits", validation=300, train=20, seed=1)
-    assert float(few.train.x.min()) == float(few.test.x.min()) == float(whole.train.x.min())
+    black = float(whole.train.x.min())
+    assert float(few.train.x.min()) == float(few.test.x.min()) == black
+    # All 1,000 examples have another mean.
+    assert float(images.load("digits", seed=1).train.x.min()) != black
 
 
 def test_seeds_change_training_and_validation_but_not_the_test_set():
     first, other = (images.load("digits", train=50, validation=50, seed=seed) for seed in (0, 1))
-    assert np.any(np.asarray(first.train.y) != np.asarray(other.train.y))
-    assert np.any(np.asarray(first.validation.y) != np.asarray(other.validation.y))
-    np.testing.assert_array_equal(first.test.y, other.test.y)
+    for part in ("train", "validation"):
+        assert np.any(np.asarray(getattr(first, part).y) != np.asarray(getattr(other, part).y))
     few = images.load("digits", test=30, seed=7)
-    np.testing.assert_array_equal(few.test.y, first.test.y[:30])
+    for y in (other.test.y[:30], few.test.y):
+        np.testing.assert_array_equal(y, first.test.y[:30])
+
+
+IMAGE = jnp.zeros((1, 4, 4, 1))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: images.load("imagenet"), "'imagenet'; allowed: cifar10, cifar10-jpeg, digits, m"),
-        (lambda: images.describe("imagenet"), "unknown image data set 'imagenet'"),
-        (lambda: images.load("digits", train=0), "train must be a positive integer, got 0"),
-        (lambda: images.load("digits", train=1001), "has 1000 training images: train=1001"),
+        (lambda: images.load("imagenet"), "'imagenet'; allowed: .*digits"),
+        (lambda: images.describe("imagenet"), "'imagenet'"),
+        (lambda: images.load("digits", train=0), "train must"),
+        (lambda: images.load("digits", train=1001), "1000 training images: train=1001"),
         (lambda: images.load("digits", train=1, validation=1000), "train=1 and validation=1000"),
         (lambda: images.load("digits", validation=1000), "train=None and validation=1000"),
-        (lambda: images.load("digits", validation=-1), "validation must be a non-negative integer"),
-        (lambda: images.load("digits", test=798), "has 797 test images, fewer than test=798"),
-        (lambda: images.load("digits", seed=-1), "seed must be a non-negative integer, got -1"),
-        (lambda: images.nested_subset([0, 1], 3, 0), "size 3 cannot be drawn from 2 examples"),
-        (
-            lambda: images.augment(jax.random.key(0), jnp.zeros((1, 4, 4, 1)), padding=-1),
-            "padding must be a non-negative integer, got -1",
-        ),
+        (lambda: images.load("digits", validation=-1), "validation must"),
+        (lambda: images.load("digits", test=798), "797 test images, fewer than test=798"),
+        (lambda: images.load("digits", seed=-1), "seed must"),
+        (lambda: images.nested_subset([0, 1], 3, 0), "size 3 .* from 2 examples"),
+        (lambda: images.augment(jax.random.key(0), IMAGE, padding=-1), "padding must"),
     ],
 )
 def test_bad_settings_are_refused(make, message):
@@ -141,23 +134,24 @@ def test_bad_settings_are_refused(make, message):
         make()
 
 
-# ------------------------------------------------------------------ augmentation
+augment = jax.jit(images.augment, static_argnames="padding")
 
 
 @given(
-    shape=st.sampled_from([(1, 1, 1, 1), (5, 3, 6, 2), (4, 6, 2, 3)]),
-    padding=st.sampled_from([0, 1, 4]),
+    case=st.sampled_from([((1, 1, 1, 1), 0), ((5, 3, 6, 2), 4), ((4, 6, 2, 3), 1)]),
     seed=st.integers(0, 99),
 )
-def test_augmentation_is_padding_slicing_and_mirroring(shape, padding, seed):
-    size, height, width, _ = shape
+def test_augmentation_is_padding_slicing_and_mirroring(case, seed):
+    (size, height, width, _), padding = shape, _ = case
     x = np.random.default_rng(seed).normal(size=shape)
     key = jax.random.key(seed)
-    found = np.asarray(images.augment(key, jnp.asarray(x), padding=padding))
+    found = np.asarray(augment(key, jnp.asarray(x), padding=padding))
     crop_key, flip_key = jax.random.split(key)
     offsets = jax.random.randint(crop_key, (size, 2), 0, 2 * padding + 1, dtype=jnp.int32)
     flips = jax.random.randint(flip_key, (size,), 0, 2, dtype=jnp.int32)
-    for image, result, (down, across), flip in zip(x, found, offsets, flips, strict=True):
+    for image, result, (down, across), flip in zip(
+        x, found, np.asarray(offsets), np.asarray(flips), strict=True
+    ):
         padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
         expected = padded[down : down + height, across : across + width]
         np.testing.assert_array_equal(result, expected[:, ::-1] if flip else expected)
@@ -170,7 +164,7 @@ def test_every_crop_and_mirror_image_is_equally_likely():
     outcomes = {crop.tobytes(): 0 for c in crops for crop in (c, c[:, ::-1])}
     assert len(outcomes) == 18
     copies = jnp.broadcast_to(image, (9000, 3, 3, 1))
-    found = np.asarray(images.augment(jax.random.key(3), copies, padding=1))
+    found = np.asarray(augment(jax.random.key(3), copies, padding=1))
     for result in found:
         outcomes[result.tobytes()] += 1  # a KeyError here is a picture that no crop gives
     counts = np.asarray(list(outcomes.values()))
@@ -181,19 +175,16 @@ def test_every_crop_and_mirror_image_is_equally_likely():
     assert equal == pytest.approx(1 / 18, abs=0.012)
 
 
-def test_augmentation_under_jit_and_vmap_and_in_single_precision():
+def test_augmentation_under_vmap_and_in_single_precision():
     x = jax.random.normal(jax.random.key(0), (6, 8, 8, 3))
-    keys = jax.random.split(jax.random.key(1), 4)
-    expected = np.stack([images.augment(key, x) for key in keys])
-    np.testing.assert_array_equal(jax.jit(jax.vmap(images.augment, (0, None)))(keys, x), expected)
+    keys = jax.random.split(jax.random.key(1), 2)
+    expected = [augment(key, x) for key in keys]
+    np.testing.assert_array_equal(jax.jit(jax.vmap(augment, (0, None)))(keys, x), expected)
+    assert np.any(np.asarray(expected[0]) != np.asarray(expected[1]))
     with jax.enable_x64(False):
-        single = images.augment(keys[0], x.astype(jnp.float32))
+        single = augment(keys[0], x.astype(jnp.float32))
     assert single.dtype == jnp.float32
-    np.testing.assert_array_equal(single, expected[0].astype(np.float32))
-    assert np.any(expected[0] != expected[1])
-
-
-# ------------------------------------------------------------------ files
+    np.testing.assert_array_equal(single, np.asarray(expected[0], np.float32))
 
 
 @pytest.fixture
@@ -220,49 +211,31 @@ MNIST_NAMES = (
 )
 
 
-def mnist_like(rng, train, test):
-    """Arrays, and the four files that hold them."""
-    arrays = (
-        rng.integers(0, 256, (train, 28, 28), dtype=np.uint8),
-        np.arange(train, dtype=np.uint8) % 10,
-        rng.integers(0, 256, (test, 28, 28), dtype=np.uint8),
-        np.arange(test, dtype=np.uint8) % 10,
-    )
-    return arrays, [gzip.compress(idx(array)) for array in arrays]
-
-
 def normalised(pixels, pool):
     pixels, pool = pixels.astype(float), pool.astype(float)
     return (pixels - pool.mean(axis=(0, 1, 2))) / pool.std(axis=(0, 1, 2))
 
 
-def rows(dataset):
-    """Images with their labels as a sorted list of rows, for comparison in any order."""
-    x = np.asarray(dataset.x, dtype=float).reshape(len(dataset.x), -1).round(4)
-    return np.unique(np.column_stack([np.asarray(dataset.y), x]), axis=0)
-
-
-def assert_same_images(found, x, y):
-    expected = np.column_stack([y, x.reshape(len(x), -1).round(4)])
-    expected = expected[np.lexsort(expected.T[::-1])]
-    np.testing.assert_allclose(rows(found), expected, atol=2e-4)
+def assert_images(part, x, y):
+    order = images.nested_subset(y, len(y), 0)
+    np.testing.assert_array_equal(part.y, y[order])
+    np.testing.assert_allclose(part.x, x[order], atol=1e-5)
 
 
 def test_mnist_files(folder):
-    (x, y, x_test, y_test), files = mnist_like(np.random.default_rng(0), 30, 20)
-    store(folder, "mnist", dict(zip(MNIST_NAMES, files, strict=True)), train=30, test=20)
+    rng = np.random.default_rng(0)
+    x, x_test = (rng.integers(0, 256, (n, 28, 28, 1), dtype=np.uint8) for n in (30, 20))
+    y, y_test = (np.arange(n)[::-1] % 10 for n in (30, 20))
+    arrays = (x[..., 0], y, x_test[..., 0], y_test)
+    contents = dict(zip(MNIST_NAMES, (gzip.compress(idx(a)) for a in arrays), strict=True))
+    store(folder, "mnist", contents, train=30, test=20)
     split = images.load("mnist")
     assert split.train.x.shape == (30, 28, 28, 1)
-    assert_same_images(split.train, normalised(x[..., None], x[..., None]), y)
-    assert_same_images(split.test, normalised(x_test[..., None], x[..., None]), y_test)
-    assert images.describe("mnist") == "MNIST, sha256 " + ", ".join(
-        digest(file)[:16] for file in files
-    )
-
-
-def test_mnist_files_of_another_size_than_the_registry_says(folder):
-    _, files = mnist_like(np.random.default_rng(0), 30, 20)
-    store(folder, "mnist", dict(zip(MNIST_NAMES, files, strict=True)), train=31, test=20)
+    assert_images(split.train, normalised(x, x), y)
+    assert_images(split.test, normalised(x_test, x), y_test)
+    for file in contents.values():
+        assert digest(file)[:16] in images.describe("mnist")
+    store(folder, "mnist", contents, train=31, test=20)  # than which there are fewer
     with pytest.raises(DownloadError, match=r"mnist: the train images have shape \(30, 2"):
         images.load("mnist")
 
@@ -272,14 +245,11 @@ def test_cifar_binary_archive(folder):
     archive = {"cifar-10-binary.tar.gz": tar_gz(members)}
     store(folder, "cifar10", archive, train=20, test=4)
     split = images.load("cifar10", train=20)
-    assert_same_images(split.train, normalised(x[:20], x[:20]), y[:20])
-    assert_same_images(split.test, normalised(x[20:], x[:20]), y[20:])
+    assert_images(split.train, normalised(x[:20], x[:20]), y[:20])
+    assert_images(split.test, normalised(x[20:], x[:20]), y[20:])
     # Each channel by itself.
     np.testing.assert_allclose(np.mean(split.train.x, axis=(0, 1, 2)), 0, atol=1e-5)
     np.testing.assert_allclose(np.std(split.train.x, axis=(0, 1, 2)), 1, atol=1e-5)
-
-
-# ------------------------------------------------------------------ decoded arrays
 
 
 @pytest.fixture
@@ -301,16 +271,6 @@ def kept():
     return sorted((downloads.cache_folder() / "decoded").iterdir())
 
 
-def test_arrays_are_decoded_once(decodings):
-    first, second = images.load("cifar10-jpeg"), images.load("cifar10-jpeg")
-    assert len(decodings) == 1
-    for part, again in zip(first, second, strict=True):
-        np.testing.assert_array_equal(part.x, again.x)
-        np.testing.assert_array_equal(part.y, again.y)
-    (file,) = kept()
-    assert file.name == f"cifar10-jpeg-{digest(decodings[0].read_bytes())[:16]}-1.npz"
-
-
 class Trap:
     """Makes a folder when it is unpickled."""
 
@@ -321,11 +281,8 @@ class Trap:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "another", "pickled", "fewer"])
-def test_damaged_arrays_are_decoded_again(decodings, damage):
-    expected = images.load("cifar10-jpeg")
-    (file,) = kept()
-    parts = {"x": np.zeros((10, 32, 32, 3), np.uint8), "y": np.zeros(10, np.uint8)}
+def damaged(file, damage):
+    pixels, labels = np.zeros((10, 32, 32, 3), np.uint8), np.zeros(10, np.uint8)
     if damage == "truncated":
         file.write_bytes(file.read_bytes()[:5000])
     elif damage == "another":
@@ -333,13 +290,21 @@ def test_damaged_arrays_are_decoded_again(decodings, damage):
     elif damage == "pickled":
         np.savez(file, x=np.asarray([Trap(downloads.cache_folder() / "sprung")], dtype=object))
     else:
-        np.savez(file, **parts, x_test=parts["x"][:5], y_test=parts["y"][:5])
-    found = images.load("cifar10-jpeg")
-    assert len(decodings) == 2
-    np.testing.assert_array_equal(found.train.x, expected.train.x)
-    assert len(kept()) == 1
-    images.load("cifar10-jpeg")
-    assert len(decodings) == 2
+        np.savez(file, x=pixels, y=labels, x_test=pixels[:5], y_test=labels[:5])
+
+
+@pytest.mark.parametrize("damage", ["truncated", "another", "pickled", "fewer"])
+def test_arrays_are_decoded_once_and_again_where_their_copy_is_damaged(decodings, damage):
+    expected = images.load("cifar10-jpeg")
+    (file,) = kept()
+    damaged(file, damage)
+    for _ in range(2):
+        found = images.load("cifar10-jpeg")
+        for part, before in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(part.x, before.x)
+            np.testing.assert_array_equal(part.y, before.y)
+        assert len(decodings) == 2
+    assert kept() == [file]
     assert not (downloads.cache_folder() / "sprung").exists()
 
 
@@ -348,31 +313,26 @@ def test_another_archive_or_decoder_is_decoded_anew(decodings, folder, monkeypat
     monkeypatch.setattr(images, "DECODER", 2)
     images.load("cifar10-jpeg")
     assert len(decodings) == 2
-    changed = jpeg_archive()
-    changed["any/README.md"] = b"other pictures"
+    changed = jpeg_archive() | {"any/README.md": b"other pictures"}
     store(folder, "cifar10-jpeg", {"pictures.tar.gz": tar_gz(changed)}, train=10, test=10)
     images.load("cifar10-jpeg")
     assert len(decodings) == len(kept()) == 3
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(decodings, monkeypatch):
-    downloads.cache_folder().write_text("a file where the folder should be")
-    images.load("cifar10-jpeg")
-    images.load("cifar10-jpeg")
-    assert len(decodings) == 2
-
-
-def test_a_disk_that_is_full_leaves_no_part_behind(decodings, monkeypatch):
     def fill(written, **arrays):
         written.write(b"a part")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(images.np, "savez", fill)
-    assert len(images.load("cifar10-jpeg").train.y) == 10
+    with monkeypatch.context() as full:
+        full.setattr(images.np, "savez", fill)
+        assert len(images.load("cifar10-jpeg").train.y) == 10
     assert kept() == []
-
-
-# ------------------------------------------------------------------ the real files
+    (downloads.cache_folder() / "decoded").rmdir()
+    downloads.cache_folder().rmdir()
+    downloads.cache_folder().write_text("a file where the folder should be")
+    assert len(images.load("cifar10-jpeg").train.y) == 10
+    assert len(decodings) == 2
 
 
 def needs(name):
@@ -383,29 +343,26 @@ def needs(name):
         pytest.skip(f"ITERLIN_DATA has no {name}")
 
 
-def test_the_real_mnist():
-    needs("mnist")
-    x, y, x_test, _ = images._read_mnist()
-    assert (x.shape, x_test.shape) == ((60_000, 28, 28, 1), (10_000, 28, 28, 1))
-    assert y[:5].tolist() == [5, 0, 4, 1, 9]
-    assert np.bincount(y)[[1, 5]].tolist() == [6742, 5421]
-    # The constants that every tutorial prints.
-    mean, std = images._channel_statistics(x, np.arange(len(x)))
-    np.testing.assert_allclose([mean[0] / 255, std[0] / 255], [0.1307, 0.3081], atol=5e-5)
-    split = images.load("mnist", train=500, validation=5000, test=1000)
-    for part, size in zip(split, (500, 5000, 1000), strict=True):
-        assert part.x.shape == (size, 28, 28, 1)
-        np.testing.assert_array_equal(np.bincount(part.y), size // 10)
+REAL = {  # sizes, shape, and the means of the channels that every tutorial prints
+    "mnist": (60_000, (28, 28, 1), [0.1307], 5e-5),
+    "cifar10": (50_000, (32, 32, 3), [0.4914, 0.4822, 0.4465], 0.002),
+    "cifar10-jpeg": (50_000, (32, 32, 3), [0.4914, 0.4822, 0.4465], 0.002),
+}
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar10-jpeg"])
-def test_the_real_cifar(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", REAL)
+def test_the_real_files(name, tmp_path, monkeypatch):
     needs(name)
     monkeypatch.setattr(downloads, "cache_folder", lambda: tmp_path)
-    x, y, x_test, y_test = images._READERS[name]()
-    assert (x.shape, x_test.shape) == ((50_000, 32, 32, 3), (10_000, 32, 32, 3))
-    np.testing.assert_array_equal(np.bincount(y), 5000)
-    np.testing.assert_array_equal(np.bincount(y_test), 1000)
-    # The training set's channel means that are usually quoted; JPEG hardly moves them.
-    mean, _ = images._channel_statistics(x, np.arange(len(x)))
-    np.testing.assert_allclose(mean / 255, [0.4914, 0.4822, 0.4465], atol=0.002)
+    size, shape, means, atol = REAL[name]
+    whole = images.load(name, validation=0)
+    assert whole.train.x.shape == (size, *shape)
+    assert whole.test.x.shape == (10_000, *shape)
+    if name == "mnist":
+        assert np.bincount(whole.train.y)[[1, 5]].tolist() == [6742, 5421]
+    else:
+        np.testing.assert_array_equal(np.bincount(whole.train.y), size // 10)
+        np.testing.assert_array_equal(np.bincount(whole.test.y), 1000)
+    x = images._READERS[name]()[0]
+    mean, _ = images._channel_statistics(x, np.arange(size))
+    np.testing.assert_allclose(mean / 255, means, atol=atol)
