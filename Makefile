@@ -88,7 +88,8 @@ nightly: lint book ## the same at length: pages executed again, other tiers, ran
 	@$(BIN)/python -m pytest -q -rs tests/test_gpu.py
 
 links: book ## ask other sites for what the book refers to (needs the network; no part of the tests)
-	@$(BIN)/python -m iterlin_book.links _build/html
+	@$(BIN)/jupyter-book build _build/source --path-output _build/links --config $(CURDIR)/_config.yml \
+	  --toc $(CURDIR)/_toc.yml --builder linkcheck --quiet
 
 library: $(DEV) ## the library's tests alone: no book, no notebooks
 	@$(PYTEST) tests --ignore-glob 'tests/test_book_*.py' --ignore tests/test_mutations.py \

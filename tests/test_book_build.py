@@ -111,12 +111,6 @@ def test_a_repository_brings_its_buttons_to_every_page(book):
     compile(TransformerManager().transform_cell(notebook.cells[1].source), "cell", "exec")
     assert "git clone" not in html(book, "index")
     assert toy_book.run(book, "offline").returncode == 0
-    # The same pages where none is set: buttons to other sites are refused.
-    edit(book, "_config.yml", f'repository_url: "{URL}"', UNSET)
-    done = toy_book.run(book, "offline")
-    assert done.returncode == 1
-    assert f"index.html: button to {URL}\n" in done.stdout
-    assert done.stdout.count("button to") == len(done.stdout.splitlines()) == 5 * len(PAGES)
 
 
 def test_nothing_runs_twice_nor_where_only_prose_changed(book):

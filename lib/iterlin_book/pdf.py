@@ -1,106 +1,93 @@
-"""Print the built book as one PDF: ``python -m iterlin_book.pdf``, or `make pdf`.
+"""Print the book as one PDF: ``python -m iterlin_book.pdf``, or `make pdf`.
 
-All pages are one document (iterlin_book.document), so that the browser itself makes links between
-pages, the outline and the tags for screen readers. It is printed twice: the first print tells on
-which sheet each page begins.
+Sphinx puts all pages into one document, in the order of the contents; the browser makes its links,
+its outline and the tags for screen readers.
 """
 
-import argparse
 import asyncio
-import re
 import sys
 import time
-from io import BytesIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from iterlin_book import chromium, document, pages
+import yaml
+
+from iterlin_book import chromium, render
 from iterlin_book.pages import BookError
 
+# Sphinx leaves anchors that several pages have as they are, and links that cells print lead to the
+# pages' files. What is folded is opened, and pictures stand for what scripts draw.
+MEND = """() => {
+  for (const details of document.querySelectorAll("details")) details.open = true;
+  for (const still of document.querySelectorAll("noscript")) still.outerHTML = still.textContent;
+  for (const page of document.querySelectorAll("span[id^=document-] + section")) {
+    for (const target of page.querySelectorAll("[id]")) {
+      if (document.getElementById(target.id) === target) continue;
+      const links = page.querySelectorAll(`a[href="#${CSS.escape(target.id)}"]`);
+      target.id = `${page.previousElementSibling.id}--${target.id}`;
+      for (const link of links) link.setAttribute("href", `#${target.id}`);
+    }
+  }
+  for (const link of document.querySelectorAll("article a[href]")) {
+    const [page, anchor] = link.getAttribute("href").split("#");
+    if (page === "index.html" && anchor) link.setAttribute("href", `#${anchor}`);
+    else if (document.getElementById(`document-${page.replace(".html", "")}`))
+      link.setAttribute("href", `#${anchor || `document-${page.replace(".html", "")}`}`);
+    else if (page && !page.includes(":")) link.removeAttribute("href");
+  }
+}"""
+HEADINGS = """[...document.querySelectorAll("h1, h2, h3, h4, h5, h6, [role=heading]")]
+  .filter((heading) => heading.getClientRects().length)
+  .map((heading) => heading.textContent.trim().replace(/\\s+/g, " "))"""
 
-async def _printed(root, folder, path):
-    """Print to a path; the texts of all headings, as they stand in the outline."""
-    import pikepdf
 
-    wanted = {"path": path, "prefer_css_page_size": True, "print_background": True}
+async def printed(folder, path):
+    """Print the document in a folder and return the texts of its headings, in their order."""
     async with chromium.launched() as browser:
         page = await browser.new_page()
         page.set_default_timeout(600_000)
         with chromium.served(folder) as address:
-            text = document.whole(root, folder)
-            kind = "text/html; charset=utf-8"
-            await page.route(
-                f"{address}print", lambda route: route.fulfill(body=text, content_type=kind)
-            )
-            for last in (False, True):
-                await page.goto(f"{address}print")
-                await chromium.typeset(page)
-                await page.pdf(**wanted, outline=last, tagged=last)
-                if not last:
-                    with pikepdf.open(path) as first:
-                        text = document.whole(root, folder, _starts(root, first))
-            return await page.evaluate(
-                "[...document.querySelectorAll('h1, h2, h3, h4, h5, h6')]"
-                ".map((heading) => heading.textContent.trim().replace(/\\s+/g, ' '))"
-            )
+            await page.goto(address)
+            await page.emulate_media(media="print")
+            await page.evaluate(MEND)
+            await chromium.typeset(page)
+            wanted = {"prefer_css_page_size": True, "print_background": True}
+            await page.pdf(path=path, outline=True, tagged=True, **wanted)
+            return await page.evaluate(HEADINGS)
 
 
-def _starts(root, pdf):
-    """Page of the book -> number of the sheet where it begins."""
-    numbers = {sheet.objgen: number for number, sheet in enumerate(pdf.pages, 1)}
-    places = pdf.Root.get("/Dests", {})
-    found = {name: places.get(f"/{document.chapter(name)}") for name in pages.toc(root)}
-    return {name: numbers[place[0].objgen] for name, place in found.items() if place is not None}
-
-
-def _entries(items):
-    """An outline's entries, each before those below it."""
+def entries(items):
+    """The entries of an outline, each before those below it."""
     for item in items:
         yield item
-        yield from _entries(item.children)
+        yield from entries(item.children)
 
 
-def _numbered(data):
-    """Names of tagged elements by their order: the browser counts what else it has made."""
-    names = sorted(set(re.findall(rb"\(node(\d{8})\)", data)))
-    order = {name: b"(node%08d)" % number for number, name in enumerate(names)}
-    return re.sub(rb"\(node(\d{8})\)", lambda match: order[match[1]], data)
-
-
-def write(root, folder, path):
+def write(root, path):
     """Write the PDF and return its number of sheets; chromium.Missing without a browser."""
-    root, path = Path(root), Path(path)
     chromium.found()
     import pikepdf
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory() as scratch:
-        raw = Path(scratch) / "raw.pdf"
-        headings = asyncio.run(_printed(root, Path(folder), raw))
-        with pikepdf.open(BytesIO(_numbered(raw.read_bytes()))) as pdf:
-            with pdf.open_outline() as outline:
-                entries = list(_entries(outline.root))
-                if len(entries) == len(headings):  # the browser runs lines of a title together
-                    for entry, heading in zip(entries, headings, strict=True):
-                        entry.title = heading
-            for key in list(pdf.docinfo):  # dates and versions of tools among them
-                del pdf.docinfo[key]
-            pdf.docinfo["/Title"] = document.about(root)["title"]
-            pdf.docinfo["/Author"] = document.authors(document.about(root))
-            pdf.save(path, object_stream_mode=pikepdf.ObjectStreamMode.generate,
-                     deterministic_id=True)  # fmt: skip
-            return len(pdf.pages)
+    if status := render.sphinx(root, "singlehtml", root / "_build" / "print").returncode:
+        raise BookError(f"Sphinx ended with status {status}: `make book` first")
+    headings = asyncio.run(printed(root / "_build/print/_build/singlehtml", path))
+    about = yaml.safe_load((root / "CITATION.cff").read_text("utf8"))
+    with pikepdf.open(path, allow_overwriting_input=True) as pdf:
+        with pdf.open_outline() as outline:
+            found = list(entries(outline.root))
+            if len(found) == len(headings):  # the browser repeats what lies on two lines
+                for entry, heading in zip(found, headings, strict=True):
+                    entry.title = heading.removesuffix("#")
+        pdf.docinfo["/Title"] = about["title"]
+        pdf.save(path, object_stream_mode=pikepdf.ObjectStreamMode.generate)
+        return len(pdf.pages)
 
 
-def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="iterlin_book.pdf", description=__doc__)
-    parser.add_argument("--root", default=".", type=Path, help="the project's folder")
-    options = parser.parse_args(arguments)
-    path = options.root / "_build" / "iterlin.pdf"
+def main(root):
+    path = root / "_build" / "iterlin.pdf"
     started = time.monotonic()
     path.unlink(missing_ok=True)  # none is better than one of another book
     try:
-        count = write(options.root, options.root / "_build" / "html", path)
+        count = write(root, path)
     except chromium.Missing as reason:
         print(f"no PDF was made: {reason}", file=sys.stderr)
         return 3
@@ -112,4 +99,4 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Path().resolve()))

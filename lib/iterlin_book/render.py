@@ -45,19 +45,27 @@ def render(root):
     # After a build that failed or was killed all pages are read again: kept state would hide the
     # warnings of those that have not changed since.
     frame_file.unlink(missing_ok=True)
-    # With the package's way of looking for garbage.
-    code = "import iterlin_book; from jupyter_book.cli.main import main; main()"
-    command = [sys.executable, "-c", code]
-    command += ["build", str(build / "source")]
-    command += ["--path-output", str(root), "--config", str(root / "_config.yml")]
-    command += ["--toc", str(root / "_toc.yml"), "-W", "--keep-going", "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = sphinx(root, "html", root)
     if done.returncode:
         print(_warnings(done.stderr or done.stdout, root), file=sys.stderr)
         return done.returncode
     add_vega(html)
     frame_file.write_text(frame)
     return 0
+
+
+def sphinx(root, builder, output):
+    """Run one of Sphinx's builders on the merged pages; the finished process, its output captured.
+
+    What is built lies in output/_build/<builder>.
+    """
+    # With the package's way of looking for garbage.
+    code = "import iterlin_book; from jupyter_book.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "build", str(root / "_build" / "source")]
+    command += ["--path-output", str(output), "--config", str(root / "_config.yml")]
+    command += ["--toc", str(root / "_toc.yml"), "--builder", builder]
+    command += ["-W", "--keep-going", "--quiet"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def drop_damaged(root):

@@ -1,7 +1,7 @@
-"""The public repository of the book, where there is one: `repository_url` in `_config.yml`.
+"""The public repository of the book, if there is one: `repository_url` in `_config.yml`.
 
-It is set there and nowhere else: the buttons of every page, the first cell of the notebooks and
-the check of the built book read it here. Unset, the book knows of no other site.
+The buttons of every page and the first cell of the notebooks lead there. Without it the book names
+no other site.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import yaml
 
-from iterlin_book.pages import BookError, one_line
+from iterlin_book.pages import BookError
 
 CONFIG = "_config.yml"
 # What the hosted build publishes, notebooks with their outputs among it (.github/workflows).
@@ -44,26 +44,13 @@ class Repository(NamedTuple):
         place = f"{BINDER}/v2/gh/{self.owner}/{self.name}/{PUBLISHED}"
         return f"{place}?urlpath=lab/tree/_sources/{page}.ipynb"
 
-    def leads_to(self, address):
-        """Whether an address is one of those above, of any page."""
-        of_pages = (self.colab(""), self.binder(""))
-        starts = (f"{self.url}/", *(start.removesuffix(".ipynb") for start in of_pages))
-        return address == self.url or address.startswith(starts)
-
 
 def read(root):
-    """The project's repository, or None where `_config.yml` names none.
+    """The project's repository, or None if `_config.yml` names none.
 
-    Raises BookError for what is not the address of a repository on GitHub.
+    Raises BookError for an address that is not of a repository on GitHub.
     """
-    path = Path(root) / CONFIG
-    if not path.is_file():
-        return None
-    try:
-        settings = yaml.safe_load(path.read_text("utf8")) or {}
-    except yaml.YAMLError as error:
-        raise BookError(f"{path}: not valid YAML: {one_line(error)}") from None
-    settings = (settings.get("sphinx") or {}).get("config") or {}
+    settings = yaml.safe_load((Path(root) / CONFIG).read_text("utf8"))["sphinx"]["config"]
     return parse(settings.get("repository_url"), settings.get("repository_branch"))
 
 

@@ -1,14 +1,9 @@
-"""Sphinx extension: what the theme lacks. Where `_config.yml` names a repository, each page has
-buttons that lead there; MathJax is on every page, since the side bar has formulas in titles; and
-the search keeps its index entries when few pages are built.
+"""Sphinx extension: buttons that lead to the repository, where `_config.yml` names one, and MathJax
+on every page, since the side bar has formulas in titles.
 
 The theme's own buttons take the built notebooks for the files of the repository, whose pages are
 Markdown, and know one branch: pages are edited on one and launched from another.
 """
-
-import contextlib
-
-from sphinx.util.index_entries import split_index_msg
 
 from iterlin_book import repository
 
@@ -20,7 +15,6 @@ def setup(app):
     app.add_config_value("repository_branch", "main", "html", types=[str])
     app.set_html_assets_policy("always")
     app.connect("html-page-context", _add, priority=_AFTER_THE_THEME)
-    app.connect("html-collect-pages", _keep_index_entries)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -28,20 +22,6 @@ def _add(app, page, template, context, doctree):
     home = repository.parse(app.config.repository_url, app.config.repository_branch)
     if home is not None and doctree is not None:  # the search and the indices are no pages
         context["header_buttons"] += groups(home, page)
-
-
-def _keep_index_entries(app):
-    """Sphinx stores its environment before it feeds the search, which so knows the index entries
-    (terms of the glossary, names of the library) of the pages that this build writes, no others."""
-    known = app.builder.indexer._index_entries
-    for page, entries in app.env.get_domain("index").entries.items():
-        if not known.get(page):
-            found = set()
-            for kind, value, target, main, _ in entries:
-                with contextlib.suppress(ValueError):  # as Sphinx: what is no entry is left out
-                    found |= {(part, target, main) for part in split_index_msg(kind, value)}
-            known[page] = sorted(found)
-    return []
 
 
 def groups(home, page):
