@@ -14,7 +14,6 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from iterlin.study import plotting
 
@@ -32,15 +31,10 @@ PROBES = Path(__file__).with_suffix(".js")
 
 @dataclass
 class Visit:
-    """A page at one width: what was measured there, and its faults as (selector, what)."""
+    """A page at one width, and its faults as (selector, what)."""
 
     page: str
     width: int
-    seconds: float = 0.0
-    requests: int = 0
-    kilobytes: float = 0.0
-    violations: int = 0
-    text: float = float("inf")  # the smallest print of a figure, CSS pixels
     faults: list = field(default_factory=list)
 
 
@@ -64,10 +58,7 @@ async def visit(context, address, name, width, axe):
     page = await context.new_page()
 
     def on_request(request):
-        seen.requests += 1
-        if urlsplit(request.url).scheme not in ("data", "blob") and not request.url.startswith(
-            address
-        ):
+        if not request.url.startswith((address, "data:", "blob:")):
             seen.faults.append((request.url, "is asked of another site"))
 
     def on_console(message):
@@ -81,20 +72,15 @@ async def visit(context, address, name, width, axe):
     try:
         await page.set_viewport_size({"width": width, "height": 900})
         await page.emulate_media(color_scheme=SCHEMES[width])
-        started = time.monotonic()
         await page.goto(address + name)
         await chromium.typeset(page)
-        seen.seconds = time.monotonic() - started
-        seen.kilobytes = 1e-3 * await page.evaluate(
-            "performance.getEntries().reduce((sum, e) => sum + (e.decodedBodySize ?? 0), 0)"
-        )
         await page.evaluate(axe)
         await page.evaluate(PROBES.read_text("utf8"))
         await page.evaluate("(scheme) => iterlin.open(scheme)", SCHEMES[width])
         await _look(page, seen)
         if await page.query_selector("input[type=range]"):
             seen.faults += await turned(page)
-            seen.faults += await broken_rules(page, seen)
+            seen.faults += await broken_rules(page)
     finally:
         await page.close()
     seen.faults = list(dict.fromkeys(seen.faults))
@@ -108,18 +94,15 @@ async def _look(page, seen):
     drawn = await page.evaluate("iterlin.drawn()")
     scales = await page.evaluate("iterlin.scales()")
     texts = drawn + [(where, scale * PIXELS_OF_TEXT) for where, scale in scales]
-    seen.text = min((size for _, size in texts), default=seen.text)
+    small = [(where, size) for where, size in texts if size < LEAST_TEXT - 0.05]
     if seen.width == PHONE:
-        small = [(where, size) for where, size in texts if size < LEAST_TEXT - 0.05]
         seen.faults += [(where, f"text of {size:.1f} pixels") for where, size in small]
-    seen.faults += await broken_rules(page, seen)
+    seen.faults += await broken_rules(page)
 
 
-async def broken_rules(page, seen):
-    """What axe-core finds, counted in the visit, as faults."""
-    found = await page.evaluate("iterlin.axe()")
-    seen.violations += len(found)
-    return [tuple(fault) for fault in found]
+async def broken_rules(page):
+    """What axe-core finds, as faults."""
+    return [tuple(fault) for fault in await page.evaluate("iterlin.axe()")]
 
 
 async def turned(page):
@@ -178,24 +161,10 @@ async def visits(folder, pages, workers=None):
     return sorted(done, key=lambda seen: (pages.index(seen.page), -seen.width))
 
 
-def table(seen):
-    """The visits as lines of text."""
-    yield (
-        f"{'page':40} {'width':>5} {'s':>5} {'requests':>8} {'kB':>6} {'axe':>3} {'text':>5} faults"
-    )
-    for one in seen:
-        size = f"{one.text:5.1f}" if one.text < float("inf") else f"{'':5}"
-        yield (
-            f"{one.page:40} {one.width:5} {one.seconds:5.1f} {one.requests:8} "
-            f"{one.kilobytes:6.0f} {one.violations:3} {size} {len(one.faults):6}"
-        )
-
-
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="iterlin_book.browser", description=__doc__)
     parser.add_argument("folder", nargs="?", default="_build/html", type=Path)
     parser.add_argument("--page", action="append", default=[], help="one such as experiments/xor")
-    parser.add_argument("--table", type=Path, help="a file for the table, too")
     options = parser.parse_args(arguments)
     started = time.monotonic()
     try:
@@ -209,10 +178,6 @@ def main(arguments=None):
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    lines = "\n".join(table(seen))
-    print(lines)
-    if options.table:
-        options.table.write_text(f"{lines}\n", "utf8")
     faults = {}  # (page, where, what) -> the widths at which it is so
     for one in seen:
         for fault in one.faults:
