@@ -1,5 +1,7 @@
 """Losses are sums with the right gradients; shapes that would broadcast are refused."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +43,6 @@ def test_mean_divides_by_the_examples_alone():
 def test_only_known_losses_are_sums():
     total = losses.cross_entropy
     assert losses.as_sum(total) is losses.as_sum(losses.mean(total)) is total
-    assert losses.as_sum(losses.mean(losses.mean(total))) is None
     assert losses.as_sum(lambda outputs, targets: jnp.max(outputs)) is None
 
 
@@ -69,24 +70,122 @@ def test_accuracy_refuses_another_number_of_labels(shape):
         bare(losses.accuracy)(OUTPUTS, jnp.zeros(shape, int))
 
 
-@pytest.mark.parametrize("loss", [losses.cross_entropy, losses.mean(losses.cross_entropy)])
-def test_labels_are_checked_where_the_loss_is_known(loss):
-    shape = jax.eval_shape(lambda: OUTPUTS)
+ENTROPY = losses.cross_entropy
+
+
+class Weighted:
+    """A loss that is an object without a hash."""
+
+    __hash__ = None
+
+    def __call__(self, outputs, targets):
+        return 2 * ENTROPY(outputs, targets)
+
+
+# Losses and metrics that are given the labels 0 to 2 of a set as they are.
+WRAPPED = {
+    "itself": ENTROPY,
+    "mean": losses.mean(ENTROPY),
+    "accuracy": losses.accuracy,
+    "lambda": lambda outputs, targets: ENTROPY(outputs, targets),
+    "partial": functools.partial(ENTROPY),
+    "mean of a lambda": losses.mean(lambda outputs, targets: ENTROPY(outputs, targets)),
+    "jit": jax.jit(ENTROPY),
+    "jit of accuracy": jax.jit(losses.accuracy),
+    "checkpoint": jax.checkpoint(ENTROPY),
+    "vmap": lambda outputs, targets: jax.vmap(
+        lambda output, target: ENTROPY(output[None], target[None])
+    )(outputs, targets).sum(),
+    "map": lambda outputs, targets: jax.lax.map(
+        lambda both: ENTROPY(both[0][None], both[1][None]), (outputs, targets)
+    ).sum(),
+    "object": Weighted(),
+    "perplexity": lambda outputs, targets: jnp.exp(ENTROPY(outputs, targets) / len(outputs)),
+}
+
+
+@pytest.mark.parametrize("loss", WRAPPED)
+def test_labels_outside_the_classes_are_found_in_any_loss(loss):
+    shape = jax.ShapeDtypeStruct((4, 3), jnp.float32)
+    losses.check_labels(WRAPPED[loss], shape, jnp.asarray([0, 2, 1, 0]))
     for label in (-1, 3):
-        targets = jnp.asarray([0, label])
+        targets = np.asarray([0, 2, label, 0])
         message = f"targets must be labels of 3 classes, 0 to 2: got {label}"
         with pytest.raises(ValueError, match=message):
-            losses.check_labels(loss, shape, targets)
-        losses.check_labels(losses.squared_error, shape, targets)
-        losses.check_labels(lambda outputs, targets: loss(outputs, targets), shape, targets)
-        jax.jit(lambda y: losses.check_labels(loss, shape, y))(targets)
-    losses.check_labels(loss, shape, jnp.asarray([0, 2]))
-    places = jax.ShapeDtypeStruct((2, 4, 3), jnp.float32)
-    losses.check_labels(loss, places, jnp.full((2, 4), 2))
-    with pytest.raises(ValueError, match="targets must be labels of 3 classes, 0 to 2: got 3"):
-        losses.check_labels(loss, places, jnp.full((2, 4), 3))
-    # What is no array of labels the loss itself refuses.
-    losses.check_labels(loss, shape, {"label": jnp.asarray([0, 3])})
+            losses.check_labels(WRAPPED[loss], shape, targets)
+        # Nothing can be raised for traced labels: the loss is NaN.
+        traced = jax.jit(lambda *given: WRAPPED[loss](*given))
+        assert jnp.isnan(traced(jnp.zeros((4, 3)), targets))
+        jax.jit(lambda y: losses.check_labels(WRAPPED[loss], shape, y))(targets)
+
+
+def test_a_loss_may_change_its_targets():
+    """It is asked about what the cross-entropy within it is given."""
+    shape = jax.ShapeDtypeStruct((3, 3), jnp.float32)
+    from_one = lambda outputs, targets: ENTROPY(outputs, targets - 1)  # noqa: E731
+    one_hot = lambda outputs, targets: ENTROPY(outputs, targets.argmax(-1))  # noqa: E731
+    within = lambda outputs, targets: ENTROPY(outputs, targets["label"])  # noqa: E731
+
+    def padded(outputs, targets):
+        each = jax.vmap(lambda o, t: ENTROPY(o[None], t[None]))(outputs, targets)
+        return jnp.where(targets >= 0, each, 0).sum()
+
+    def counts(outputs, targets):
+        return jnp.sum(outputs[:, 0] - targets * jnp.log(outputs[:, 0]))  # NaN at 0
+
+    fits = [
+        (from_one, [1, 2, 3]),
+        (jax.jit(from_one), [1, 2, 3]),
+        (one_hot, np.eye(3, dtype=int)),
+        (within, {"label": jnp.asarray([0, 1, 2]), "other": jnp.asarray([7, 8, 9])}),
+        (padded, [0, -100, 2]),
+        (counts, [0, 7, 2]),
+        (lambda outputs, targets: outputs.sum(), {"name": jnp.asarray([5, 5, 5])}),
+    ]
+    for loss, targets in fits:
+        targets = jnp.asarray(targets) if isinstance(targets, list) else targets
+        losses.check_labels(loss, shape, targets)
+    for loss in (from_one, jax.jit(from_one)):
+        with pytest.raises(ValueError, match="labels of 3 classes, 0 to 2: got -1"):
+            losses.check_labels(loss, shape, jnp.asarray([0, 1, 2]))
+    with pytest.raises(ValueError, match="labels of 3 classes, 0 to 2: got 3"):
+        losses.check_labels(within, shape, {"label": jnp.asarray([0, 1, 3])})
+
+
+def test_labels_of_every_place_are_checked_a_part_at_a_time(monkeypatch):
+    monkeypatch.setattr(losses, "PART", 24)  # two examples of 4 places and 3 classes
+    shapes = set()
+
+    def noted(outputs, targets):
+        shapes.add(outputs.shape)
+        return ENTROPY(outputs, targets)
+
+    places = jax.ShapeDtypeStruct((5, 4, 3), jnp.float32)
+    losses.check_labels(noted, places, jnp.full((5, 4), 2))
+    assert shapes == {(2, 4, 3), (1, 4, 3)}
+    for loss in (ENTROPY, noted):
+        with pytest.raises(ValueError, match="targets must be labels of 3 classes, 0 to 2: got 3"):
+            losses.check_labels(loss, places, jnp.full((5, 4), 2).at[4, 3].set(3))
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int16, jnp.uint32, jnp.int64])
+def test_labels_of_any_integer_type(dtype):
+    """There may be more classes than the type can count."""
+    outputs, targets = jnp.zeros((2, 300)), jnp.asarray([0, 100], dtype)
+    assert jax.jit(ENTROPY)(outputs, targets) == pytest.approx(2 * np.log(300))
+    assert jax.jit(losses.accuracy)(outputs, targets) == 0.5
+
+
+def test_labels_seen_by_the_losses_themselves_are_checked():
+    for loss in (ENTROPY, losses.mean(ENTROPY), losses.accuracy):
+        for label in (-1, 3):
+            with pytest.raises(ValueError, match=f"labels of 3 classes, 0 to 2: got {label}"):
+                loss(OUTPUTS, jnp.asarray([0, label]))
+
+
+def test_a_mean_of_a_mean_is_refused():
+    with pytest.raises(ValueError, match="a mean already: a mean of it would divide by N twice"):
+        losses.mean(losses.mean(ENTROPY))
 
 
 def test_outputs_without_classes_are_refused():

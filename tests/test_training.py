@@ -554,11 +554,13 @@ def test_empty_data_are_called_empty():
 
 
 @pytest.mark.parametrize("label", [-1, 2])
-def test_labels_outside_the_classes_are_refused(label):
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_labels_outside_the_classes_are_refused(label, wrapped):
     """By training, by sweeps and by all else that takes the cross-entropy."""
     model, x, key = mlp((3, 2)), jnp.ones((4, 3)), jax.random.key(0)
     params, y = model.init(key), jnp.asarray([0, 1, label, 1])
-    loss = losses.mean(losses.cross_entropy)
+    within = lambda outputs, y: losses.cross_entropy(outputs, y)  # noqa: E731
+    loss, total = (within, within) if wrapped else (MEAN_ENTROPY, losses.cross_entropy)
     algorithm = Algorithm(model.apply, loss, 0.1)
     steps, newton = {"schedule": 1, "num_steps": 2}, {"max_steps": 1, "tolerance": 0.0}
     keys, prior = jax.random.split(key), {"prior_precision": 1.0}
@@ -575,10 +577,36 @@ def test_labels_outside_the_classes_are_refused(label):
         lambda: iterlin.truncated_gauss_newton(
             model.apply, params, x, y, loss=loss, beta=0.1, damping=1.0, **newton
         ),
-        lambda: iterlin.laplace(model.apply, params, x, y, loss=losses.cross_entropy, **prior),
+        lambda: iterlin.laplace(model.apply, params, x, y, loss=total, **prior),
         lambda: iterlin.ggn_product(model.apply, params, x, y, loss),
     ):
         with pytest.raises(ValueError, match=f"labels of 2 classes, 0 to 1: got {label}"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        None,
+        {"accuracy": losses.accuracy},
+        {"top": lambda outputs, y: losses.accuracy(outputs, y)},
+    ],
+)
+def test_labels_of_watched_sets_are_checked(metrics):
+    """In runs, sweeps, exact runs and grids."""
+    model, x, key = mlp((3, 2)), jnp.ones((4, 3)), jax.random.key(0)
+    params, y = model.init(key), jnp.asarray([0, 1, 0, 1])
+    algorithm = Algorithm(model.apply, MEAN_ENTROPY, 0.1)
+    watch = Watch({"train": (x, y), "test": (x[:3], y[:3] - 1)}, metrics)
+    steps, keys = {"num_steps": 2, "watch": watch}, jax.random.split(key)
+    problem = Problem(algorithm, model.init, (x, y), watch)
+    for call in (
+        lambda: iterlin.train(algorithm, params, (x, y), schedule=1, **steps),
+        lambda: iterlin.train_sweep(algorithm, model.init, (x, y), periods=[1], keys=keys, **steps),
+        lambda: iterlin.integrate(algorithm, params, (x, y), schedule=1, **steps),
+        lambda: runs.run_all(problem, [runs.Run(0, 2, 0.1, (0, 3))]),
+    ):
+        with pytest.raises(ValueError, match=r"set 'test' of watch: .* 2 classes.*got -1"):
             call()
 
 
@@ -657,7 +685,7 @@ TWICE = [
 def test_a_name_twice_is_refused_before_compute(watch, name):
     """In runs, sweeps, exact runs of any engine and grids."""
     f, params, data = regression()
-    metrics = watch.metrics and dict.fromkeys(watch.metrics, lambda o, y: pytest.fail("computed"))
+    metrics = watch.metrics and dict.fromkeys(watch.metrics, lambda o, y: o.sum())
     watch = watch._replace(sets=dict.fromkeys(watch.sets, data), metrics=metrics)
     algorithm = Algorithm(f, losses.squared_error, 0.1)
     steps = {"num_steps": 3, "watch": watch}

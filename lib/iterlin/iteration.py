@@ -96,7 +96,7 @@ def prepare(
         same_shape(outputs, y)
     elif as_sum(loss) is not None:  # of another loss the targets may be anything
         examples.count((x, y), "inputs and targets")
-        check_labels(loss, outputs, y)
+    check_labels(loss, outputs, y)
     y = jax.tree.map(converted, y)
     same = f if outputs.dtype == dtype else lambda p, x: f(p, x).astype(dtype)
     found = jax.eval_shape(lambda: loss(jnp.zeros(outputs.shape, dtype), y))

@@ -10,6 +10,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree, Shaped
@@ -17,7 +18,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 from iterlin import examples
 from iterlin.runtime.devices import sum_over_devices
 from iterlin.runtime.slices import sum_over_slices
-from iterlin.validation import labels, same_shape
+from iterlin.validation import LabelError, is_traced, labels, same_shape
 
 Loss = Callable[[Array, Array], Array]
 
@@ -36,7 +37,8 @@ def cross_entropy(outputs: Float[Array, "N ... O"], targets: Shaped[Array, "N ..
 
     Labels are (N,) for outputs (N, O) and (N, T) for one of O classes at each of T places. The
     softmax belongs to the loss, so that linearising the network leaves probabilities intact (paper,
-    section 3 and appendix A). Raises ValueError if targets are not that many integers.
+    section 3 and appendix A). Raises ValueError if targets are not that many integers, or for a
+    label outside the O classes; where JAX traces the labels, one outside makes the loss NaN.
     """
     if outputs.ndim < 2:
         raise ValueError(f"outputs must be (N, classes) or more, got shape {outputs.shape}")
@@ -45,14 +47,70 @@ def cross_entropy(outputs: Float[Array, "N ... O"], targets: Shaped[Array, "N ..
             f"targets must be {_counted(outputs)} integer labels, "
             f"got shape {targets.shape} of {targets.dtype}"
         )
-    return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(outputs, targets))
+    known = _checked(targets, outputs.shape[-1])
+    return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(outputs, known))
+
+
+def _checked(targets, classes):
+    """Integer labels. Of concrete ones outside the classes an error tells; traced ones below 0,
+    which would count from the last class, become too large, of which the loss is NaN."""
+    labels("targets", targets, classes)
+    if not is_traced(targets):
+        return targets
+    wide = targets.astype(jnp.promote_types(targets.dtype, jnp.int32))  # may hold `classes`
+    return jnp.where(wide < 0, classes, wide)
+
+
+# Numbers in the outputs that `check_labels` makes at a time.
+PART = 2**24
 
 
 def check_labels(loss: Loss, outputs: jax.ShapeDtypeStruct, targets: PyTree) -> None:
-    """Raises ValueError where the loss is the cross-entropy, or its mean, and a target is no label
-    of its classes, of which nothing else would tell. Traced targets are not looked at."""
-    if as_sum(loss) is cross_entropy and hasattr(targets, "dtype") and outputs.ndim > 1:
-        labels("targets", targets, outputs.shape[-1])
+    """Raises `LabelError` where the loss, or metric, is given a label of none of its classes.
+
+    Any function but the losses of this module is called for it, on outputs of zeros and the
+    targets, so that the cross-entropy within sees the labels that it is given. If it fails for
+    another reason, nothing is found. Traced targets are not looked at.
+    """
+    leaves = jax.tree.leaves(targets)
+    total = as_sum(loss)
+    if total is squared_error or outputs.ndim < 2 or any(map(is_traced, leaves)):
+        return
+    if total is cross_entropy or loss is accuracy:
+        if hasattr(targets, "dtype"):
+            labels("targets", targets, outputs.shape[-1])
+        return
+    value_of = jax.jit(lambda *given: loss(*given))  # of a loss that has no hash, too
+    size = max(1, PART * outputs.shape[0] // max(1, outputs.size))
+    try:
+        # On no device: the data may be dealt out to several.
+        numbers = jax.tree.map(np.asarray, targets)
+        with jax.ensure_compile_time_eval():
+            for start in range(0, outputs.shape[0], size):
+                stop = min(start + size, outputs.shape[0])
+                zeros = jnp.zeros((stop - start, *outputs.shape[1:]), outputs.dtype)
+                part = jax.tree.map(jnp.asarray, examples.part(numbers, start, stop))
+                if np.any(np.isnan(value_of(zeros, part))):
+                    _blame(loss, value_of, zeros, part)
+    except LabelError:
+        raise
+    except Exception:  # of the user's function, which this is no test of
+        return
+
+
+def _blame(loss, value_of, outputs, targets):
+    """Raise `LabelError` if a label is why the loss is NaN."""
+    classes = outputs.shape[-1]
+
+    def into_range(y):
+        return jnp.clip(y, 0, classes - 1) if jnp.issubdtype(y.dtype, jnp.integer) else y
+
+    within = jax.tree.map(into_range, targets)
+    if not np.any(np.isnan(value_of(outputs, within))):
+        for leaf in jax.tree.leaves(targets):
+            labels("targets", leaf, classes)
+    with jax.disable_jit():  # the loss may have changed the targets: it sees its own
+        loss(outputs, targets)
 
 
 def _counted(outputs) -> str:
@@ -65,12 +123,19 @@ class Mean:
 
     total: Loss
 
+    def __post_init__(self):
+        if isinstance(self.total, Mean):
+            raise ValueError("the loss is a mean already: a mean of it would divide by N twice")
+
     def __call__(self, outputs, targets):
         return self.total(outputs, targets) / outputs.shape[0]
 
 
 def mean(loss: Loss) -> Loss:
-    """The same loss divided by the number of examples N, whatever an example's outputs are."""
+    """The same loss divided by the number of examples N, whatever an example's outputs are.
+
+    Raises ValueError for a loss that is such a mean already.
+    """
     return Mean(loss)
 
 
@@ -125,10 +190,15 @@ def loss_over_slices(
 def accuracy(outputs: Float[Array, "N ... O"], targets: Shaped[Array, "N ..."]) -> Array:
     """Fraction of labels (all of them: N, or N x T) whose output is the largest.
 
-    Raises ValueError if targets are not that many: broadcasting would hide an error.
+    Raises ValueError if targets are not that many (broadcasting would hide an error), or for a
+    label outside the O classes; where JAX traces the labels, one outside makes it NaN.
     """
     if jnp.shape(targets) != outputs.shape[:-1]:
         raise ValueError(
             f"targets must be {_counted(outputs)} labels, got shape {jnp.shape(targets)}"
         )
-    return jnp.mean(jnp.argmax(outputs, axis=-1) == targets)
+    right = jnp.argmax(outputs, axis=-1) == targets
+    if jnp.issubdtype(jnp.result_type(targets), jnp.integer):
+        known = _checked(targets, outputs.shape[-1]) < outputs.shape[-1]
+        right = jnp.where(known, right, jnp.nan)
+    return jnp.mean(right)

@@ -5,20 +5,20 @@ periods, seeds and data are arguments, so that nothing is compiled twice and a w
 vmapped program. The step itself is `algorithm`'s.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, PyTree
 
 from iterlin import examples
 from iterlin.algorithm import Algorithm
-from iterlin.linearization import output_shape
+from iterlin.checks import batches_of, check_resumed, check_run, check_targets
 from iterlin.losses import check_labels
 from iterlin.parameters import split, warn_of_statistics
 from iterlin.runtime import checkpoints
@@ -28,8 +28,8 @@ from iterlin.runtime.precision import full_precision
 from iterlin.runtime.slices import Sliced
 from iterlin.schedules import as_schedule, check_answer, every, of_whole, periods_array
 from iterlin.state import RUN_AXES, TrainState, parted, whole
-from iterlin.validation import accepts, positive_integer
-from iterlin.watching import UPDATES, Watch, check_sets, check_watch, log_steps, observer
+from iterlin.validation import accepts
+from iterlin.watching import UPDATES, Watch, check_watch, observer
 
 
 @full_precision()
@@ -49,9 +49,10 @@ def train(
 
     params may be the state of an earlier run, which then goes on, exactly, up to num_steps in all.
     data is (x, y), arrays or pytrees that lead with N; or an iterable of batches (x, y) of one
-    shape, each the whole of a step. `schedule(step, state)` says when to re-linearise: `every(K)`
-    or K, `never()`, `when(...)` or any function. key orders the examples of minibatches, and draws
-    what a keyed f draws.
+    shape, each the whole of a step. A loss or metric of one's own is called once more, before the
+    run, on outputs of zeros and all targets, to find labels that are none. `schedule(step, state)`
+    says when to re-linearise: `every(K)` or K, `never()`, `when(...)` or any function. key orders
+    the examples of minibatches, and draws what a keyed f draws.
 
     history maps "step" to the steps looked at (T,), "updates" to the feature updates by then, and
     what `watch` names to (T,). A look at a multiple of K sees the proxy at the end of its period,
@@ -69,12 +70,12 @@ def train(
 
     Raises ValueError before any compute for an algorithm without optimizer, a num_steps that is not
     a positive integer below 2^31, a batch larger than the data, labels of a cross-entropy outside
-    its classes (of an iterable, in the first batch), a minibatch, augmentation or a keyed f without
-    key, inputs and targets of different lengths, an f that does not return one array (N, ...), a
-    resumed state whose optimiser or order of examples is another, a `watch` that is none, steps to
-    look at that are not whole, increasing and in [0, num_steps], or a schedule that returns
-    anything but one bool; of an iterable, for all that needs the data as a whole; and as
-    `parameters.split`.
+    its classes (in the sets of `watch`, too; of an iterable, in the first batch), a minibatch,
+    augmentation or a keyed f without key, inputs and targets of different lengths, an f that does
+    not return one array (N, ...), a resumed state whose optimiser or order of examples is another,
+    a `watch` that is none, steps to look at that are not whole, increasing and in [0, num_steps],
+    or a schedule that returns anything but one bool; of an iterable, for all that needs the data as
+    a whole; and as `parameters.split`.
 
     >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)
@@ -96,7 +97,6 @@ def train(
             raise ValueError("data has no batch")
     check_watch(watch)
     looks = check_run(algorithm, data, num_steps, key, watch.at, first)
-    check_sets(watch)
     if begun:
         check_resumed(begun, algorithm, examples.count(data[1]))
         state, fixed = parted(begun, algorithm.trainable)
@@ -106,8 +106,7 @@ def train(
         state = algorithm.start(moving, data, jax.random.key(0) if key is None else key)
     data, state = on_device((tuple(data), state))
     params = whole(state, on_device(fixed)).params
-    outputs = output_shape(algorithm.network(state), params, data[0])
-    check_labels(algorithm.loss, outputs, data[1])
+    check_targets(algorithm, params, key, data, watch)
     check_answer(of_whole(schedule, fixed), state)
     algorithm = dealt_out(algorithm, data)
 
@@ -185,10 +184,12 @@ def train_sweep(
     accepts("schedule", schedule, ("period",), of_all)
     fixed = jax.vmap(lambda key: split(init(key), algorithm.trainable)[1])(keys)
     looks = check_run(algorithm, example, num_steps, keys, watch.at)
-    check_sets(watch)
+    drawn = jax.eval_shape(init, keys[0])
+    outputs = check_targets(algorithm, drawn, keys[0], example, watch)
+    for number in range(1, len(keys) if callable(data) else 1):
+        targets = jax.tree.map(itemgetter(number), datasets[1])
+        check_labels(algorithm.loss, outputs, targets)
     datasets = on_device(tuple(datasets))
-    inputs = datasets[0] if data_axis is None else jax.tree.map(lambda a: a[0], datasets[0])
-    check_drawn_labels(algorithm, init, keys[0], (inputs, datasets[1]))
     if data_axis is None:
         algorithm = dealt_out(algorithm, datasets)
     periods = periods_array(periods)
@@ -251,80 +252,9 @@ def _run(state, advance, observe, inputs, seen, looks, first, checkpoint, progre
     return outcome.state, outcome.history
 
 
-def batches_of(data, algorithm: Algorithm, checkpoint) -> Iterator:
-    """An iterator over data; ValueError where that is none, or the run needs all data at once."""
-    if not isinstance(data, Iterable) or hasattr(data, "shape") or isinstance(data, Mapping | str):
-        raise ValueError(f"data must be (inputs, targets), or batches of these: got {type(data)}")
-    for name in ("batch_size", "solved"):
-        if getattr(algorithm, name) is not None:
-            raise ValueError(f"{name} needs all data at once: give (inputs, targets), no iterable")
-    if checkpoint is not None:
-        raise ValueError("a run on an iterable cannot go on from a checkpoint: resume its state")
-    return iter(data)
-
-
 def dealt_out(algorithm: Algorithm, data) -> Algorithm:
     """The algorithm on the devices that its data lie on, where its network is in slices, so that it
     is said to treat its examples independently; of any other, `mesh` says so."""
     if algorithm.mesh is None and isinstance(algorithm.f, Sliced):
         return replace(algorithm, mesh=mesh_of(data))
     return algorithm
-
-
-def check_drawn_labels(algorithm: Algorithm, init, key: Array, data) -> None:
-    """`losses.check_labels` of the network at init(key). Raises ValueError for outputs that are
-    none, too."""
-    drawn = (key,) if algorithm.keyed else ()
-    found = output_shape(
-        lambda params, x: algorithm.f(params, x, *drawn),
-        jax.eval_shape(init, key),
-        data[0],
-    )
-    check_labels(algorithm.loss, found, data[1])
-
-
-def check_resumed(state: TrainState, algorithm: Algorithm, count: int) -> None:
-    """Raises ValueError for the state of a run with another optimiser or order of examples."""
-    if algorithm.batch_size is not None and state.order.size != count:
-        if state.order.size == 0:
-            raise ValueError("the state is of a full-batch run: it cannot go on with a batch_size")
-        raise ValueError(f"the state is of a run on {state.order.size} examples, not {count}")
-    moving = split(state.params, algorithm.trainable)[0]
-    wanted = jax.eval_shape(algorithm.transformation.init, moving)
-    if jax.tree.structure(wanted) != jax.tree.structure(state.optimizer_state):
-        raise ValueError(
-            "the state is of a run with another optimizer, or with other parameters trained"
-        )
-
-
-def check_run(algorithm: Algorithm, data, num_steps, key, at, first=0) -> np.ndarray:
-    """The steps to look at, num_steps the last; ValueError as `train` says."""
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise ValueError("data must be two: inputs and targets, each an array or a pytree")
-    algorithm.transformation  # noqa: B018 (raises where there is none)
-    positive_integer("num_steps", num_steps, below=2**31)
-    count, targets = examples.count(data[0]), examples.count(data[1], "targets")
-    if isinstance(data[0], list) and len(data[0]) == targets != count:
-        raise ValueError(f"inputs are a list of the {targets} examples: give one array of them all")
-    if count != targets:
-        raise ValueError(f"inputs and targets differ in length: {count} and {targets}")
-    batch_size = algorithm.batch_size
-    if batch_size is not None:
-        if batch_size > count:
-            raise ValueError(f"batch_size {batch_size} exceeds the {count} examples there are")
-        if key is None:
-            raise ValueError("a minibatch run needs a key to order its examples")
-    if algorithm.augment is not None and key is None:
-        raise ValueError("an augmented run needs a key to draw from")
-    if algorithm.keyed and key is None:
-        raise ValueError("a keyed f needs a key to draw from")
-    if num_steps < first:
-        raise ValueError(f"num_steps {num_steps} is below the {first} steps already taken")
-    steps = np.unique(np.maximum(log_steps(num_steps), first)) if at is None else np.asarray(at)
-    whole = np.issubdtype(steps.dtype, np.integer)
-    if steps.ndim != 1 or steps.size == 0 or not whole or np.any(np.diff(steps) <= 0):
-        raise ValueError("watch.at must be a strictly increasing list of whole steps")
-    if steps[0] < first or steps[-1] > num_steps:
-        limits = f"[{first}, {num_steps}]"
-        raise ValueError(f"watch.at must lie in {limits}, got {steps[0]}..{steps[-1]}")
-    return steps if steps[-1] == num_steps else np.append(steps, num_steps)

@@ -130,6 +130,10 @@ def finite(name: str, tree) -> None:
             raise ValueError(f"{name}{jax.tree_util.keystr(path)} must be finite, not NaN or inf")
 
 
+class LabelError(ValueError):
+    """A label is of none of the classes."""
+
+
 def labels(name: str, values, classes: int) -> None:
     """Refuses integers outside [0, classes); values of another type are not looked at."""
     if is_traced(values) or not jnp.issubdtype(jnp.result_type(values), jnp.integer):
@@ -137,7 +141,7 @@ def labels(name: str, values, classes: int) -> None:
     values = np.asarray(values)
     outside = values[(values < 0) | (values >= classes)]
     if outside.size:
-        raise ValueError(
+        raise LabelError(
             f"{name} must be labels of {classes} classes, 0 to {classes - 1}: got {outside.min()}"
         )
 

@@ -15,9 +15,10 @@ from jaxtyping import Array, PyTree
 from iterlin import examples
 from iterlin.algorithm import Algorithm
 from iterlin.linearization import linearize
+from iterlin.losses import Loss, check_labels
 from iterlin.runtime.slices import in_slices
 from iterlin.state import TrainState
-from iterlin.validation import positive_integer
+from iterlin.validation import LabelError, positive_integer
 
 Metrics = Mapping[str, Callable[[Array, Array], Array]]
 Sets = Mapping[str, tuple[PyTree, PyTree] | list[PyTree]]
@@ -63,7 +64,7 @@ def observer(algorithm: Algorithm, watch: Watch, taken: tuple[str, ...] = ("step
     Tracing observe raises ValueError for a name that is there twice, or that is `taken`: that the
     history has besides.
     """
-    metrics = {"loss": algorithm.loss} if watch.metrics is None else watch.metrics
+    metrics = _metrics(watch, algorithm.loss)
 
     def observe(state: TrainState, sets: Sets):
         measures = [metric + suffix for metric in metrics for suffix in ("", "_proxy")]
@@ -144,10 +145,21 @@ def check_watch(watch) -> None:
         positive_integer("batch_size of watch", watch.batch_size)
 
 
-def check_sets(watch: Watch) -> None:
-    """Raises ValueError for a set whose inputs do not lead with one number of examples or more."""
-    for name, (x, _) in watch.sets.items():
+def check_sets(watch: Watch, loss: Loss, outputs_of: Callable) -> None:
+    """Raises ValueError for a set whose inputs do not lead with one number of examples or more, or
+    with a label of none of the classes of outputs_of(x), their shape and type."""
+    for name, (x, y) in watch.sets.items():
         examples.count(x, f"watch.sets[{name!r}][0]")
+        outputs = outputs_of(x)
+        for metric in _metrics(watch, loss).values():
+            try:
+                check_labels(metric, outputs, y)
+            except LabelError as error:
+                raise ValueError(f"the set '{name}' of watch: {error}") from None
+
+
+def _metrics(watch: Watch, loss: Loss) -> Metrics:
+    return {"loss": loss} if watch.metrics is None else watch.metrics
 
 
 def log_steps(num_steps: int, per_decade: int = 6) -> np.ndarray:

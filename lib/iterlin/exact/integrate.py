@@ -18,6 +18,7 @@ from jaxtyping import PyTree
 
 from iterlin import training
 from iterlin.algorithm import Algorithm
+from iterlin.checks import cached_outputs, check_run
 from iterlin.exact.calendar import Answers, ends_when_solved, looks_at
 from iterlin.exact.checks import check_engine, check_outputs, needs_steps, unfit_types
 from iterlin.exact.choice import ENGINES, choose, default_memory
@@ -131,7 +132,6 @@ def integrator(
     open_unit("tolerance", tolerance)
     check_watch(watch)
     task = _task(algorithm, data, tolerance, memory_limit)
-    check_sets(watch)
     sets = jax.tree.map(jnp.asarray, dict(watch.sets))
     engines = {}
 
@@ -154,7 +154,7 @@ def integrator(
                 "state.params, or a checkpoint from which to go on"
             )
         schedule = as_schedule(schedule)
-        looks = training.check_run(algorithm, data, num_steps, None, watch.at if at is None else at)
+        looks = check_run(algorithm, data, num_steps, None, watch.at if at is None else at)
         if num_steps >= NEVER:
             raise ValueError(f"num_steps must be below {NEVER}, got {num_steps}")
         moving, fixed = split(params, algorithm.trainable)
@@ -169,6 +169,7 @@ def integrator(
                 f"'{engine}'"
             )
         check_outputs(wanted, params)
+        check_sets(watch, algorithm.loss, cached_outputs(algorithm.f, params))
         if name == "auto":
             name, why = "steps", reason or unfit_types(wanted, params)
             if not why:
@@ -209,7 +210,7 @@ def _task(algorithm: Algorithm, data, tolerance: float, memory_limit: int | None
             "exact engines are for gradient descent: give its step size as optimizer; for periods "
             "of a fixed time (`timed.for_time`), with the schedule every(time / step size)"
         )
-    training.check_run(algorithm, data, 1, None, None)
+    check_run(algorithm, data, 1, None, None)
     if memory_limit is not None:
         positive_integer("memory_limit", memory_limit)
     return Task(

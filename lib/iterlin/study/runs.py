@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from iterlin.checks import check_targets
 from iterlin.runtime import checkpoints, costs
 from iterlin.runtime.chunks import PROGRESS, OutOfTime
 from iterlin.runtime.precision import full_precision
@@ -34,7 +35,6 @@ from iterlin.study.groups import (
     step_operations,
     trainer,
 )
-from iterlin.training import check_drawn_labels
 from iterlin.validation import non_negative, one_of, positive, positive_integer, whole_number
 from iterlin.watching import named_once
 
@@ -71,7 +71,9 @@ def run_all(
     for run in runs:
         check_settings(problem, run)
     if runs:
-        check_drawn_labels(problem.algorithm, problem.init, key_of(runs[0].seed), problem.train)
+        key = key_of(runs[0].seed)
+        drawn = jax.eval_shape(problem.init, key)
+        check_targets(problem.algorithm, drawn, key, problem.train, problem.watch)
     memory = group_memory() if memory is None else memory
     results: dict[int, Result] = {}
     seconds, digest = 0.0, None
