@@ -21,21 +21,19 @@ def objective_of(loss=MEAN_CROSS_ENTROPY, *, penalty=0.0, examples=12):
     return Objective(model, loss, targets, penalty), f, params, x, y
 
 
-def flow_for(objective, time, tolerance=1e-3, max_steps=100_000, **rule):
-    @jax.jit
+def flow_for(objective, time, tolerance=1e-3):
     def run(start):
-        return advance(
-            objective, start, jnp.asarray(time), tolerance=tolerance, max_steps=max_steps, **rule
-        )
+        until = jnp.asarray(time)
+        return advance(objective, start, until, tolerance=tolerance, max_steps=100_000)
 
-    return run(begin(objective))
+    return jax.jit(run)(begin(objective))
 
 
 def by_diffrax(objective, time):
-    """Kvaerno's implicit method of order 5 at 1e-10: another method, another library."""
+    """Kvaerno's implicit method of order 5: another method, another library."""
 
     def rate(_, image, __):
-        return -objective.slope(_coordinates(objective, image), image)[1]
+        return -objective.slope(jnp.zeros_like(image), image)[1]
 
     return diffrax.diffeqsolve(
         diffrax.ODETerm(rate),
@@ -49,28 +47,19 @@ def by_diffrax(objective, time):
     ).ys[-1]
 
 
-def _coordinates(objective, image):
-    # Without a penalty the slope does not look at them; with one, only their image matters here.
-    return jnp.zeros_like(image)
-
-
 @pytest.mark.parametrize("time", [1.0, 100.0, 1e4])
-def test_agrees_with_an_implicit_method_to_the_tolerance_of_its_steps(time):
+def test_flow_agrees_with_an_implicit_method_to_its_tolerance(time):
     objective, *_ = objective_of()
     expected = by_diffrax(objective, time)
     size = max(1.0, float(jnp.sqrt(jnp.mean(expected**2))))
-    errors = []
-    for tolerance in (1e-3, 1e-5, 1e-7):
+    # A step's error is of third order in its length, so that of them all goes as tolerance^(2/3).
+    for tolerance, bound in ((1e-3, 2e-2), (1e-5, 1e-3), (1e-7, 5e-5)):
         found = flow_for(objective, time, tolerance)
         assert float(found.time) == time
-        errors.append(float(jnp.max(jnp.abs(found.image - expected))) / size)
-    # A step's error is of third order in its length, so that of them all goes as tolerance^(2/3).
-    assert errors[0] < 2e-2
-    assert errors[1] < 1e-3
-    assert errors[2] < 5e-5
+        assert float(jnp.max(jnp.abs(found.image - expected))) / size < bound
 
 
-def test_is_the_closed_form_for_the_squared_loss_with_a_penalty():
+def test_flow_is_the_closed_form_for_the_squared_loss_with_a_penalty():
     penalty, time = 0.02, 50.0
     objective, f, params, x, y = objective_of(losses.squared_error, penalty=penalty)
     found = flow_for(objective, time, 1e-8)
@@ -85,46 +74,26 @@ def test_is_the_closed_form_for_the_squared_loss_with_a_penalty():
     )
 
 
-def test_how_it_is_cut_into_pieces_hardly_matters():
+def test_a_flow_in_pieces_is_the_whole_flow():
     objective, *_ = objective_of()
 
     def some(flow, until, steps):
         return advance(objective, flow, until, tolerance=1e-3, max_steps=steps)
 
     pieces = jax.jit(some, static_argnums=2)
-    whole = pieces(begin(objective), 300.0, 999)
-    flow = begin(objective)
-    for _ in range(10_000):
-        if flow.time >= 300.0:
-            break
+    whole, flow = pieces(begin(objective), 300.0, 999), begin(objective)
+    while flow.time < 300.0:
         flow = pieces(flow, 300.0, 3)
     np.testing.assert_array_equal(flow.image, whole.image)
     stopped = pieces(begin(objective), 41.0, 999)
     assert float(stopped.time) == 41.0
-    on = pieces(stopped, 300.0, 999)
-    np.testing.assert_allclose(on.image, whole.image, atol=2e-2)
+    np.testing.assert_allclose(pieces(stopped, 300.0, 999).image, whole.image, atol=2e-2)
 
 
-def test_stays_where_it_is_solved():
-    objective, *_ = objective_of()
-
-    def fits(flow):
-        outputs = objective.model.outputs + flow.image
-        return jnp.all(jnp.argmax(outputs, 1) == objective.targets)
-
-    found = flow_for(objective, 1e6, solved=fits)
-    assert bool(found.solved)
-    assert float(found.time) < 1e4
-    assert bool(fits(found))
-
-
-def test_costs_about_the_cube_root_of_the_time_where_steps_cost_the_time():
+def test_a_long_flow_costs_far_fewer_products_than_steps():
     objective, *_ = objective_of(losses.mean(losses.squared_error))
-    curvature = float(begin(objective).curvature)
-    spent = [int(flow_for(objective, time).evaluations) for time in (1e2, 1e4)]
-    steps = 1e4 * curvature / 2  # of the largest size that is stable
-    assert spent[1] < 10 * spent[0]
-    assert spent[1] < steps / 10
+    steps = 1e4 * float(begin(objective).curvature) / 2  # of the largest size that is stable
+    assert int(flow_for(objective, 1e4).evaluations) < steps / 10
 
 
 def test_evaluations_are_the_products_that_were_taken():
@@ -139,12 +108,9 @@ def test_evaluations_are_the_products_that_were_taken():
     flow = flow_for(counting, 100.0)
     jax.effects_barrier()
     assert int(flow.evaluations) == len(taken)
-    taken.clear()
-    assert int(begin(counting, flow).evaluations) == len(taken) < 10
 
 
-@pytest.mark.parametrize("offset", [100.0, -100.0])
-def test_the_tolerance_is_relative_to_the_outputs(offset):
+def test_the_tolerance_is_relative_to_the_outputs():
     """Outputs of size 100 take as many products as those of size 1 at 100 times the tolerance."""
     f, params, x, y = problems.network((3, 6, 4), examples=12)
 
@@ -153,17 +119,13 @@ def test_the_tolerance_is_relative_to_the_outputs(offset):
         objective = Objective(model, losses.mean(losses.squared_error), y + shift)
         return flow_for(objective, 1e3, tolerance)
 
-    found, expected = flow_from(offset, 1e-5), flow_from(0.0, 1e-3)
-    assert float(found.time) == 1e3
+    found, expected = flow_from(-100.0, 1e-5), flow_from(0.0, 1e-3)
     assert int(found.evaluations) == pytest.approx(int(expected.evaluations), rel=0.02)
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4, 7, 20, 100])
-def test_a_step_is_its_polynomial_and_stable_as_far_as_it_is_said_to_reach(stages):
-    """The polynomial of RKC2 in closed form; it leaves [-1, 1] hardly farther than at its reach.
-
-    Its stages do not get out of there on the way either, where the loss has a wall.
-    """
+@pytest.mark.parametrize("stages", [2, 3, 7, 100])
+def test_a_step_is_its_polynomial_and_stable_to_its_reach(stages):
+    """RKC2's polynomial in closed form; no stage leaves [-1, 1], where the loss has a wall."""
 
     def walled(outputs, y):
         error = outputs - y
@@ -202,7 +164,7 @@ def at_rest(tolerance):
 
 
 def test_a_step_has_the_stages_that_keep_it_stable_and_no_more():
-    """Were the curvature a tenth larger; and it is cut to what the most stages can bear."""
+    """With a tenth to spare; and a step is cut to what the most stages can bear."""
     start, run, powers = at_rest(1e-12)
     most = max_stages(1e-12, jnp.float64)
     longest = REACH * (most**2 - 1) / (1.1 * 9)
@@ -215,7 +177,7 @@ def test_a_step_has_the_stages_that_keep_it_stable_and_no_more():
         assert stages == 2 or reaches[0] < found.time
 
 
-def test_no_remainder_is_left_before_the_end_and_the_attempts_are_counted():
+def test_no_remainder_is_left_before_the_end_and_attempts_are_limited():
     start, run, _ = at_rest(1e-3)
     for wanted, reached in ((9.985, 9.985), (9.995, 10.0), (30.0, 10.0)):
         assert float(run(start._replace(step=jnp.asarray(wanted)), 10.0, 1).time) == reached
@@ -237,9 +199,7 @@ def test_a_loss_without_curvature_is_followed_in_a_straight_line():
     ("ratio", "until", "factor"),
     [
         (0.5, 9.0, 0.8 * 2 ** (1 / 3)),
-        (0.9, 9.0, 0.8 * 0.9 ** (-1 / 3)),
         (1.5, 9.0, 0.8 * 1.5 ** (-1 / 3)),
-        (8.0, 9.0, 0.4),
         (8.0, 0.25, 0.4),
         (1e-6, 9.0, 5.0),
         (1e6, 9.0, 0.1),
@@ -247,8 +207,7 @@ def test_a_loss_without_curvature_is_followed_in_a_straight_line():
         (0.5, 0.25, 2.0),  # cut short by the end: the next is as long as this one was to be
     ],
 )
-def test_a_step_is_judged_and_followed_as_its_estimated_error_says(ratio, until, factor):
-    """By the estimate of RKC2, of a step of two stages that ends far from where it began."""
+def test_the_estimated_error_decides_a_step_and_the_next(ratio, until, factor):
     model = linear_model.from_products(lambda p, x: p, jnp.zeros(3), None)
     objective = Objective(model, losses.squared_error, jnp.array([100.0, 200.0, -300.0]))
     h = min(0.5, until)
@@ -265,10 +224,11 @@ def test_a_step_is_judged_and_followed_as_its_estimated_error_says(ratio, until,
     np.testing.assert_allclose(found.step, h * factor, rtol=1e-6)
 
 
-def test_stages_are_limited_by_rounding():
-    assert max_stages(1e-3, jnp.float32) == 28
-    assert max_stages(1e-3, jnp.float64) == 1000
-    assert max_stages(1e-12, jnp.float32) == 4
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_the_rounding_of_a_steps_stages_is_below_its_tolerance(dtype):
+    for tolerance in (1e-3, 1e-5):
+        rounding = max_stages(tolerance, dtype) ** 2 * float(jnp.finfo(dtype).eps)
+        assert rounding <= tolerance / 5 or max_stages(tolerance, dtype) == 4
 
 
 def test_curvature_is_the_largest_eigenvalue_of_the_problem():
@@ -282,13 +242,13 @@ def test_curvature_is_the_largest_eigenvalue_of_the_problem():
         largest = np.linalg.eigvalsh(matrix)[-1] + 0.6
         assert 0.9 * largest < float(flow.curvature) < 1.001 * largest
     np.testing.assert_allclose(start.step * start.curvature, 0.1)
-    # The next one goes on from the direction that was found, and with the step that was to come.
+    # The next linearisation goes on from this direction and step.
     after = begin(objective, start._replace(step=jnp.asarray(0.123)))
     assert float(after.step) == 0.123
     assert float(after.curvature) >= float(start.curvature)
 
 
-def test_norm_of_the_gradient_is_that_in_the_parameters():
+def test_gradient_norm_is_that_in_the_parameters():
     objective, f, params, x, _ = objective_of(penalty=0.3)
     jacobian = problems.dense(f, params, x)
     coordinates, image = objective.model.push(0.1 * objective.model.outputs)

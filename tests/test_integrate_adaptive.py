@@ -1,7 +1,5 @@
 """Schedules that look at the parameters, followed exactly by engines that take no steps."""
 
-from functools import cache
-
 import iterlin
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +7,9 @@ import optax
 import problems
 import pytest
 from iterlin import losses
-from iterlin.exact import run as exact_run
 from iterlin.exact.integrate import integrate
 from iterlin.linearization import tree_sub
 from iterlin.ntk import empirical_ntk, kernel_drift
-from iterlin.runtime.chunks import OutOfTime
 from iterlin.schedules import Solved, when, when_solved
 from iterlin.watching import Watch
 
@@ -33,49 +29,43 @@ def moved_far(state):
     return optax.tree.norm(tree_sub(state.params, state.anchor)) > 0.3
 
 
-@cache
-def by_steps(loss, max_period):
-    problem, watch = setting(loss)
-    schedule = when(moved_far, check_every=4, max_period=max_period)
-    settings = {"schedule": schedule, "num_steps": LENGTH, "watch": watch}
-    return problem, settings, iterlin.train(*problem, **settings)
-
-
 @pytest.mark.parametrize(
     ("engine", "loss", "max_period"),
     [
         ("function_space", ENTROPY, 27),
-        ("function_space", ENTROPY, np.inf),
         ("kept_steps", ENTROPY, np.inf),
         ("closed_form", SQUARED, np.inf),
         ("steps", ENTROPY, np.inf),
     ],
 )
-def test_is_followed_as_by_the_steps_of_train(engine, loss, max_period):
-    problem, settings, (reference, history) = by_steps(loss, max_period)
+def test_a_schedule_is_followed_as_by_the_steps_of_train(engine, loss, max_period):
+    problem, watch = setting(loss)
+    schedule = when(moved_far, check_every=4, max_period=max_period)
+    settings = {"schedule": schedule, "num_steps": LENGTH, "watch": watch}
+    reference, history = iterlin.train(*problem, **settings)
     state, found = integrate(*problem, engine=engine, progress=False, **settings)
     assert 2 <= int(reference.updates) < LENGTH // 4
+    assert int(state.anchored_at) == int(reference.anchored_at)
     for name, values in history.items():
         np.testing.assert_allclose(found[name], values, atol=1e-10, err_msg=name)
-    assert int(state.anchored_at) == int(reference.anchored_at)
     np.testing.assert_allclose(
         problems.flat(state.params), problems.flat(reference.params), atol=1e-10
     )
 
 
-def events(run, check_every, looks, *, step_size=0.01, **settings):
+FLOW = {"engine": "function_space_flow", "tolerance": 1e-6}
+
+
+def events(run, check_every, looks, **settings):
     """The steps at which it re-linearises, as far as the looks tell."""
-    (algorithm, params, data), _ = setting(step_size=step_size)
+    (algorithm, params, data), _ = setting(step_size=0.01)
     watch = Watch(at=looks, observe=lambda state: {"at": state.anchored_at})
     schedule = when(moved_far, check_every=check_every)
     settings = {"schedule": schedule, "num_steps": int(looks[-1]), "watch": watch} | settings
     return np.unique(run(algorithm, params, data, progress=False, **settings)[1]["at"])[1:]
 
 
-FLOW = {"engine": "function_space_flow", "tolerance": 1e-6}
-
-
-def test_the_events_of_a_flow_are_those_of_small_steps_to_within_one_check():
+def test_events_of_a_flow_are_those_of_small_steps_within_one_check():
     check_every, looks = 20, np.arange(0, 1201, 20)
     taken = events(iterlin.train, check_every, looks)
     flowed = events(integrate, check_every, looks, **FLOW)
@@ -84,22 +74,20 @@ def test_the_events_of_a_flow_are_those_of_small_steps_to_within_one_check():
     assert np.abs(np.diff(flowed, prepend=0) - np.diff(taken, prepend=0)).max() <= check_every
 
 
-@pytest.mark.parametrize("check_every", [4, 16, 60])
-def test_a_flow_stops_at_the_first_check_after_the_event(check_every):
-    """The finest check locates the event to a step; a coarser one is late by less than itself."""
+def first_moved_far(state):
+    return moved_far(state) & (state.updates == 0)
 
+
+def test_a_flow_stops_at_the_first_check_after_the_event():
     def first(check_every):
         schedule = when(first_moved_far, check_every=check_every)
         (found,) = events(integrate, check_every, [0, 500], **FLOW, schedule=schedule)
         return found
 
-    event, found = first(1), first(check_every)
+    event = first(1)
     assert event > 60
-    assert found == -(-event // check_every) * check_every
-
-
-def first_moved_far(state):
-    return moved_far(state) & (state.updates == 0)
+    for check_every in (4, 16, 60):
+        assert first(check_every) == -(-event // check_every) * check_every
 
 
 def drifted(state):
@@ -110,36 +98,11 @@ def drifted(state):
 def test_a_drift_of_the_kernel_renews_it_within_a_hundred_million_steps():
     steps = 10**8
     problem, watch = setting(at=[0, steps], step_size=0.01)
-    schedule = when(drifted, check_every=steps // 40)
-    state, history = integrate(
-        *problem, schedule=schedule, num_steps=steps, watch=watch, progress=False
-    )
+    settings = {"schedule": when(drifted, check_every=steps // 40), "num_steps": steps}
+    state, history = integrate(*problem, watch=watch, progress=False, **settings)
     assert 0 < int(state.updates) < 40
     assert int(state.anchored_at) % (steps // 40) == 0
     assert history["evaluations"][-1] < 1e5
-    assert set(history["engine"]) <= {"flow", "function_space_flow"}
-
-
-def test_what_was_stopped_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
-    problem, watch = setting()
-    settings = {
-        "schedule": when(moved_far, check_every=4),
-        "num_steps": LENGTH,
-        "watch": watch,
-        "engine": "flow",
-    }
-    whole = integrate(*problem, **settings)
-    settings["checkpoint"] = tmp_path / "run.npz"
-    monkeypatch.setattr(exact_run, "CHECKPOINT", 0.0)
-    looks = iter([False] * 12 + [True])
-    monkeypatch.setattr(exact_run, "out_of_time", lambda: next(looks, False))
-    with pytest.raises(OutOfTime):
-        integrate(*problem, **settings)
-    again = integrate(*problem, **settings)
-    np.testing.assert_array_equal(problems.flat(again[0].params), problems.flat(whole[0].params))
-    for name in whole[1].keys() - {"seconds"}:
-        np.testing.assert_array_equal(again[1][name], whole[1][name])
-    assert int(whole[0].updates) > 1
 
 
 def test_a_schedule_may_look_at_the_step_in_the_state():
@@ -151,36 +114,32 @@ def test_a_schedule_may_look_at_the_step_in_the_state():
     np.testing.assert_array_equal(problems.flat(found.params), problems.flat(expected.params))
 
 
-def at_every_step(step, state):
-    return moved_far(state)
-
-
-def solved_by_tens(step, state):
-    return state.solved & (step % 10 == 0)
-
-
 @pytest.mark.parametrize(
-    ("algorithm", "schedule", "engine", "message"),
+    ("algorithm", "schedule", "message"),
     [
-        ({}, at_every_step, "flow", "check_every"),
-        ({"penalty": 0.1}, when(moved_far, check_every=4), "minimum", "look at the parameters"),
-        ({"solved": Solved(5, 0.3)}, solved_by_tens, "flow", "looks at `solved`"),
+        ({}, lambda step, state: moved_far(state), "check_every"),
+        ({"solved": Solved(5, 0.3)}, lambda step, s: s.solved & (step % 10 == 0), "at `solved`"),
     ],
 )
-def test_refuses_looks_that_an_engine_does_not_follow(algorithm, schedule, engine, message):
+def test_looks_that_only_steps_follow_are_refused_and_left_to_them(algorithm, schedule, message):
     problem, watch = setting(**algorithm)
+    settings = {"schedule": schedule, "num_steps": LENGTH, "watch": watch}
     with pytest.raises(ValueError, match=message):
-        integrate(*problem, schedule=schedule, num_steps=LENGTH, engine=engine)
-    if engine == "flow":
-        settings = {"schedule": schedule, "num_steps": LENGTH, "watch": watch}
-        state, history = integrate(*problem, progress=False, **settings)
-        assert set(history["engine"]) == {"steps"}
-        reference, _ = iterlin.train(*problem, **settings)
-        assert int(state.updates) == int(reference.updates) > 0
+        integrate(*problem, engine="flow", **settings)
+    state, history = integrate(*problem, progress=False, **settings)
+    assert set(history["engine"]) == {"steps"}
+    reference, _ = iterlin.train(*problem, **settings)
+    assert int(state.updates) == int(reference.updates) > 0
 
 
-def test_a_rule_for_solved_is_left_alone_by_looks_elsewhere():
-    """`when` says when to go on: that a problem is solved does not end it."""
+def test_a_minimum_takes_no_steps_at_which_a_schedule_could_look():
+    problem, _ = setting(penalty=0.1)
+    schedule = when(moved_far, check_every=4)
+    with pytest.raises(ValueError, match="look at the parameters"):
+        integrate(*problem, schedule=schedule, num_steps=LENGTH, engine="minimum")
+
+
+def test_when_goes_on_where_a_problem_is_solved():
     problem, watch = setting(solved=Solved(5, accuracy=0.3))
     settings = {"num_steps": LENGTH, "watch": watch}
     schedule = when(moved_far, check_every=4)
