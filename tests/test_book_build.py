@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -191,6 +192,7 @@ def test_a_damaged_record_is_refused_before_anything_runs(tmp_path, capsys, argu
         (["book"], "_build", "{root}/_build is no folder"),
         (["book"], "home", "{root}/home is no folder"),
         (["book"], None, "{root} cannot be written to"),
+        (["results", "--tier", "laptop"], "full", "{root} has room for 1 MB: 16 MB are needed"),
     ],
 )
 def test_a_place_that_cannot_be_written_to_is_told_before_anything_runs(
@@ -198,7 +200,10 @@ def test_a_place_that_cannot_be_written_to_is_told_before_anything_runs(
 ):
     root = toy_book.create(tmp_path)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    if broken:
+    if broken == "full":
+        state = SimpleNamespace(free=1 << 20)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: state)
+    elif broken:
         (root / broken).write_text("in the way")
         monkeypatch.setenv("HOME", str(root / "home"))
     else:  # tests may run as root, who may write anywhere
@@ -320,11 +325,23 @@ def test_an_interrupted_build_goes_on_with_the_same_command(book, how):
         process.kill()  # the build alone: its notebooks have to notice
     else:
         os.killpg(process.pid, how)  # as a terminal does
-    process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=30)
     assert process.returncode != 0
+    if how == signal.SIGINT:
+        assert output.splitlines()[-2:] == [
+            f"{OTHER} (quick): interrupted",
+            "interrupted: run the same command again to go on",
+        ]
+        assert "Traceback" not in output
     assert not (book / "ended").exists()
     assert build(book) == [OTHER]
     assert "-7" in html(book, OTHER)
+
+
+def test_an_interrupt_while_modules_are_loaded_prints_no_traceback():
+    code = "import iterlin_book; raise KeyboardInterrupt"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
 
 
 def test_a_build_may_end_with_the_process_that_started_it(book):

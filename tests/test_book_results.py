@@ -280,6 +280,29 @@ def test_a_kernel_that_dies_fails_its_page_in_one_line(book):
     assert "Traceback" not in done.stderr
 
 
+FULL = """\
+import errno
+from pathlib import Path
+
+def full(path, content):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+Path.write_bytes = full
+"""
+
+
+def test_a_full_disk_under_a_record_is_told_in_one_line(book):
+    add(book, "grows", FULL + SAVES)
+    done = run(book, "execute", "grows", "--tier", "gpu")
+    assert done.returncode == page_states.FAILED
+    path = book / "data" / "results" / "grows" / "gpu.nc"
+    assert done.stderr == (
+        f"grows: {path} could not be written: No space left on device; its runs are kept: "
+        "run the same command again\n"
+    )
+    assert list(path.parent.iterdir()) == []
+
+
 @pytest.mark.parametrize("length", [3, 90])
 def test_a_notebook_is_reached_through_a_folder_that_goes_with_it(book, monkeypatch, length):
     """No ports, which another process may take first; wherever temporary files are kept."""

@@ -144,7 +144,6 @@ def _results(root, request, outputs, digests, arguments):
     if waiting:
         told = _configured(tier=tier, pages=waiting, shares=request.shares, digests=digests)
         if _snakemake(root, ["results", *arguments, *told]) == states.INTERRUPTED:
-            print("interrupted: run the same command again to go on", file=sys.stderr)
             return states.INTERRUPTED
     outcomes = {
         page: states.of(root, tier, page) if page in waiting else (states.EARLIER, None)
@@ -156,14 +155,14 @@ def _results(root, request, outputs, digests, arguments):
 
 def _snakemake(root, arguments):
     """Run Snakemake in this process and return its exit status, or that of an interrupt."""
-    from snakemake.cli import main  # takes a second: after the checks
-
     arguments += ["--snakefile", str(SNAKEFILE), "--directory", str(root)]
     # Locks are this module's. File names carry digests of their content, so nothing depends on
     # time stamps; what a killed job left is made again.
     arguments += ["--nolock", "--rerun-incomplete", "--keep-going"]
     arguments += ["--rerun-triggers", "params", "code"]
     with _interrupts() as interrupts:
+        from snakemake.cli import main  # takes a second: after the checks
+
         try:
             main(arguments)
         except SystemExit as end:
@@ -241,6 +240,11 @@ def main(arguments=None):
     except BookError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        status = states.INTERRUPTED
+    if status == states.INTERRUPTED:
+        print("interrupted: run the same command again to go on", file=sys.stderr)
+        return status
     seconds = time.monotonic() - started
     if options.target == "results":
         return status

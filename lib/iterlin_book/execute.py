@@ -6,13 +6,16 @@ is over saves a partial record; it is not taken for done, and the exit status is
 time to begin with is the same status.
 """
 
+import atexit
 import json
+import logging
 import os
 import re
+import shutil
 import sys
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 
 import nbformat
 from iterlin.runtime.shares import ShareDone
@@ -26,6 +29,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _TRACEBACK_LINES = 16
 # What iterlin.runtime.chunks raises at the deadline, where the page does not go on without the run.
 _OUT_OF_TIME = "OutOfTime"
+_NOT_WRITTEN = "NotWritten"  # of iterlin.study.records
 # A quick page traces and compiles: looking for garbage would take a twelfth of its time.
 _FEW_COLLECTIONS = ["__import__('gc').set_threshold(10_000, 10, 10)"]
 
@@ -143,6 +147,7 @@ def run(root, page, notebook, values, partial, echo):
     from nbclient.exceptions import DeadKernelError
     from traitlets.config import Config
 
+    logging.getLogger("papermill").setLevel(logging.CRITICAL)  # what went wrong is said below
     # Figures must land in the notebook whatever backend the caller's shell prefers.
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
@@ -153,9 +158,10 @@ def run(root, page, notebook, values, partial, echo):
     else:
         os.environ.setdefault("ITERLIN_PROGRESS", "1")  # lines now and then
     # Sockets in a folder of its own: another process could take a free port first. The paths of
-    # sockets must be short.
-    folder = TemporaryDirectory(prefix="iterlin-", dir="/tmp")
-    sockets = {"ip": f"{folder.name}/socket", "connection_file": f"{folder.name}/kernel.json"}
+    # sockets must be short. The folder goes at the end, when an interrupted kernel has gone.
+    folder = mkdtemp(prefix="iterlin-", dir="/tmp")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    sockets = {"ip": f"{folder}/socket", "connection_file": f"{folder}/kernel.json"}
     try:
         return papermill.execute_notebook(
             notebook,
@@ -176,13 +182,16 @@ def run(root, page, notebook, values, partial, echo):
                 f"{page}: out of time before there was anything to record: {error.evalue}; "
                 "run the same command again"
             ) from None
+        if error.ename == _NOT_WRITTEN:
+            raise CellFailed(
+                f"{page}: {error.evalue}; its runs are kept: run the same command again"
+            ) from None
         raise CellFailed(_failure(root, page, error, partial)) from None
     except DeadKernelError:
         raise CellFailed(
             f"{page}: its process ended: interrupted, killed (out of memory?) or crashed"
         ) from None
     finally:
-        folder.cleanup()
         if echo:
             echo.end()
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,6 +16,9 @@ TIERS = (
     "gpu",
     "paper",
 )  # those of records, which is slow to import
+
+
+ROOM = 16 * 2**20  # bytes that must be free where something is to be written; records take 1 MB
 
 
 class BookError(Exception):
@@ -160,12 +164,14 @@ def _is_whole(path):
 
 
 def require_writable(path):
-    """Raises BookError, naming the folder, where nothing could be written at a path."""
+    """Raises BookError, naming the folder, where nothing could be written at a path, or little."""
     nearest = next(place for place in (path, *path.parents) if place.exists())
     if not nearest.is_dir():
         raise BookError(f"{nearest} is no folder, so that nothing can be written there")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise BookError(f"{nearest} cannot be written to")
+    if (free := shutil.disk_usage(nearest).free) < ROOM:
+        raise BookError(f"{nearest} has room for {free >> 20} MB: {ROOM >> 20} MB are needed")
 
 
 def say(line, *, error=False):

@@ -1,6 +1,7 @@
 """What all processes that run a page have in common: their options, and how they end."""
 
 import argparse
+import errno
 import logging
 import os
 import threading
@@ -60,6 +61,11 @@ def ended(name, work):
         return REFUSED
     except CellFailed as error:
         pages.say(error, error=True)
+        return FAILED
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        pages.say(f"{name}: {error}", error=True)
         return FAILED
     except Unfinished as unfinished:
         pages.say(unfinished)
