@@ -44,7 +44,8 @@ def test_convolutions_are_found_and_biases_behind_a_pool_are_not_theirs(method):
     assert found == {"conv1.kernel": None, "conv2.kernel": None, **dense}
 
 
-OTHERWISE = {
+# f(params, x) of one example's inputs (2, 3) or (3, 3), with weight w (3, 3).
+NO_LAYERS = {
     "used twice": lambda w, x: x @ w @ w,
     "used twice in one product": lambda w, x: x @ (w @ w),
     "a bias too": lambda w, x: x @ w + w.sum(0)[None],
@@ -60,62 +61,49 @@ OTHERWISE = {
     "repeated": lambda w, x: jnp.einsum("ni,ijk->njk", x, jnp.repeat(w[:, :, None], 2, axis=2)),
     "through integers": lambda w, x: x @ w.astype(int).astype(float),
 }
-
-
-@pytest.mark.parametrize("name", OTHERWISE)
-def test_anything_else_is_left_to_the_general_way(name):
-    assert layers_of(OTHERWISE[name], normal(3, 3), normal(2, 3)) == {}
-
-
-RELAID = {
-    "transposed": lambda p, x: x @ p["w"].T + p["b"][None],
-    "on the left": lambda p, x: (p["w"] @ x.T).T + p["b"][None],
-    "cast": lambda p, x: x @ p["w"].astype(jnp.float32).astype(jnp.float64) + p["b"][None],
-    "reshaped": lambda p, x: x @ p["w"].reshape(9)[None].squeeze(0).reshape(3, 3) + p["b"][None],
+WITH_BIAS = {
+    "transposed": lambda w, b, x: x @ w.T + b[None],
+    "cast": lambda w, b, x: x @ w.astype(jnp.float32).astype(jnp.float64) + b[None],
+    "reshaped": lambda w, b, x: x @ w.reshape(9)[None].squeeze(0).reshape(3, 3) + b[None],
+    "bias reshaped": lambda w, b, x: x @ w + b.reshape(1, 3),
+}
+# With three positions and three features shapes alone do not tell a bias from another vector.
+WITHOUT_BIAS = {
+    "on the left": lambda w, b, x: (w @ x.T).T + b[None],
+    "product used again": lambda w, b, x: (h := x @ w) + b[None] + jnp.sin(h),
+    "along positions": lambda w, b, x: x @ w + b[:, None],
+    "factor": lambda w, b, x: b[None] * (x @ w),
+    "a part of it": lambda w, b, x: x @ w + jnp.broadcast_to(b[:1], 3)[None],
+    "of its inverse": lambda w, b, x: 2.0 / (x @ w) + b[None],
+    "used again": lambda w, b, x: (x @ w + b[None]) * b[None],
+    "behind an unknown factor": lambda w, b, x: (x @ w) * x.sum() + b[None],
+    "behind a factor for each feature": lambda w, b, x: (
+        (x @ w) * np.asarray([[1.0, 2.0, 3.0]]) + b[None]
+    ),
 }
 
 
-@pytest.mark.parametrize("name", RELAID)
-def test_weights_may_be_relaid(name):
-    params = {"w": normal(3, 3), "b": normal(3)}
-    left = {"on the left": None}  # its bias is added to another layout of the product
-    assert layers_of(RELAID[name], params, normal(2, 3)) == {"w": left.get(name, "b")}
+@pytest.mark.parametrize("name", NO_LAYERS)
+def test_other_uses_of_a_weight_are_no_layers(name):
+    assert layers_of(NO_LAYERS[name], normal(3, 3), normal(2, 3)) == {}
 
 
-@pytest.mark.parametrize(
-    "f",
-    [
-        lambda p, x: (h := x @ p["w"]) + p["b"][None] + jnp.sin(h),
-        lambda p, x: x @ p["w"] + p["b"][:, None],
-        lambda p, x: p["b"][None] * (x @ p["w"]),
-        lambda p, x: x @ p["w"] + jnp.broadcast_to(p["b"][:1], 3)[None],
-        lambda p, x: 2.0 / (x @ p["w"]) + p["b"][None],
-        lambda p, x: (x @ p["w"] + (b := p["b"][None])) * b,
-        lambda p, x: (x @ p["w"]) * x.sum() + p["b"][None],
-        lambda p, x: (x @ p["w"]) * np.asarray([[1.0, 2.0, 3.0]]) + p["b"][None],
-    ],
-    ids=[
-        "product used again",
-        "along positions",
-        "factor",
-        "a part of it",
-        "of its inverse",
-        "used again",
-        "behind an unknown factor",
-        "behind a factor for each feature",
-    ],
-)
-def test_vector_that_is_no_bias_is_not_taken_for_one(f):
-    """With three positions and three features shapes alone do not tell."""
-    params = {"w": normal(3, 3), "b": normal(3)}
-    assert layers_of(lambda p, x: f(p, x[0])[None], params, normal(2, 3, 3)) == {"w": None}
+@pytest.mark.parametrize("name", [*WITH_BIAS, *WITHOUT_BIAS])
+def test_a_bias_is_added_to_each_feature_of_the_product_alone(name):
+    f = (WITH_BIAS | WITHOUT_BIAS)[name]
+    found = layers_of(
+        lambda p, x: f(p["w"], p["b"], x[0])[None],
+        {"w": normal(3, 3), "b": normal(3)},
+        normal(2, 3, 3),
+    )
+    assert found == {"w": "b" if name in WITH_BIAS else None}
 
 
-def test_a_number_that_all_features_share_is_no_bias():
+@pytest.mark.parametrize("shared", [lambda b: b[None], lambda b: jnp.broadcast_to(b, (1, 3))])
+def test_a_number_that_all_features_share_is_no_bias(shared):
     params = {"w": normal(3, 3), "b": normal(1)}
-    for shared in (lambda b: b[None], lambda b: jnp.broadcast_to(b, (1, 3))):
-        f = lambda p, x, shared=shared: x @ p["w"] + shared(p["b"])  # noqa: E731
-        assert layers_of(f, params, normal(2, 3)) == {"w": None}
+    found = layers_of(lambda p, x: x @ p["w"] + shared(p["b"]), params, normal(2, 3))
+    assert found == {"w": None}
 
 
 def test_all_factors_between_product_and_bias_count():
@@ -125,12 +113,6 @@ def test_all_factors_between_product_and_bias_count():
     assert (layer.bias, float(layer.scale)) == (1, 1.5)
     rows = layer.inputs(run(program, [w, b, x], {})[1])
     np.testing.assert_allclose(rows, [[*(1.5 * x[0]), 1]], rtol=1e-14)
-
-
-def test_a_bias_may_be_reshaped_along_its_axis():
-    params = {"w": normal(3, 2), "b": normal(2)}
-    f = lambda p, x: x @ p["w"] + p["b"].reshape(1, 2)  # noqa: E731
-    assert layers_of(f, params, normal(2, 3)) == {"w": "b"}
 
 
 NHWC, NCHW, MIXED = (

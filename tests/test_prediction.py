@@ -10,13 +10,7 @@ import pytest
 import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
-from iterlin import (
-    eigenmodes,
-    empirical_ntk,
-    linearize,
-    linearized_gradient_descent,
-    linearized_gradient_flow,
-)
+from iterlin import eigenmodes, empirical_ntk, linearize
 from iterlin.prediction import predict
 from problems import bare, network
 
@@ -30,31 +24,20 @@ def problem():
     return f, params, x, y, x_new, kernels, (f(params, x), f(params, x_new))
 
 
-def predicted(problem, **settings):
-    _, _, _, y, _, (kernel_dd, kernel_td), (outputs, test_outputs) = problem
-    return predict(kernel_dd, y, kernel_td, outputs=outputs, test_outputs=test_outputs, **settings)
-
-
-@pytest.mark.parametrize("time", [0.0, 0.3, 50.0, math.inf])
-def test_is_gradient_flow_of_the_linearised_network(problem, time):
-    f, params, x, y, x_new, *_ = problem
-    trained = linearized_gradient_flow(f, params, x, y, time=time)
+@pytest.mark.parametrize(
+    ("training", "settings"),
+    [
+        *(("flow", {"time": time}) for time in (0.0, 0.3, 50.0, math.inf)),
+        ("descent", {"step_size": 0.02, "num_steps": 31}),
+        ("damped", {"damping": 0.3}),
+    ],
+)
+def test_prediction_is_that_of_the_linearised_network_after_training(problem, training, settings):
+    f, params, x, y, x_new, (kernel_dd, kernel_td), (outputs, test_outputs) = problem
+    trained = getattr(eigenmodes(f, params, x, y), training)(**settings)
     expected = linearize(f, params)(trained, x_new)
-    np.testing.assert_allclose(predicted(problem, time=time), expected, atol=1e-9)
-
-
-def test_is_gradient_descent_of_the_linearised_network(problem):
-    f, params, x, y, x_new, *_ = problem
-    trained = linearized_gradient_descent(f, params, x, y, step_size=0.02, num_steps=31)
-    expected = linearize(f, params)(trained, x_new)
-    found = predicted(problem, step_size=0.02, num_steps=31)
-    np.testing.assert_allclose(found, expected, atol=1e-10)
-
-
-def test_the_end_of_a_damped_run_is_the_damped_gauss_newton_step(problem):
-    f, params, x, y, x_new, *_ = problem
-    expected = linearize(f, params)(eigenmodes(f, params, x, y).damped(0.3), x_new)
-    np.testing.assert_allclose(predicted(problem, damping=0.3), expected, atol=1e-11)
+    settings = {"outputs": outputs, "test_outputs": test_outputs} | settings
+    np.testing.assert_allclose(predict(kernel_dd, y, kernel_td, **settings), expected, atol=1e-9)
 
 
 def gram(examples, tests, rank, seed):
@@ -71,11 +54,10 @@ SHAPES = drawn.shapes(
 
 @given(SHAPES, st.floats(0.01, 20.0), st.sampled_from([0.0, 0.4]), st.integers(0, 99))
 @drawn.at_most(6)
-def test_solves_the_equation_of_the_flow_at_any_rank(shape, time, damping, seed):
-    """du/dt = -K (u - y + damping a), da/dt likewise, by the matrix exponential of the system."""
+def test_prediction_solves_the_equation_of_the_flow_at_any_rank(shape, time, damping, seed):
     kernel_dd, kernel_td = gram(*shape, seed)
     y = jnp.asarray(np.random.default_rng(seed + 1).normal(size=shape[0]))
-    # theta - theta_s = J^T a, da/dt = -(K a - y) - damping a.
+    # theta - theta_s = J^T a, da/dt = -(K a - y) - damping a, by a matrix exponential.
     n = shape[0]
     system = np.zeros((n + 1, n + 1))
     system[:n, :n] = -np.asarray(kernel_dd) - damping * np.eye(n)
@@ -93,21 +75,18 @@ def test_a_singular_kernel_is_inverted_on_its_range(scale):
     np.testing.assert_allclose(predict(kernel_dd, y, kernel_td), expected, atol=1e-10)
 
 
-def test_singular_directions_are_left_untrained_at_any_time():
-    """Though test inputs have a part in them: on the training inputs nothing could be trained."""
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"time": 0.5}, -math.expm1(-1.0) / 2),
+        ({"step_size": 0.1, "num_steps": 2}, (1 - 0.8**2) / 2),
+        ({"damping": 0.5}, 1 / 2.5 + 3 / 0.5),  # kernel ridge regression trains them
+    ],
+)
+def test_singular_directions_are_left_untrained_without_damping(settings, expected):
     kernel_dd, kernel_td = jnp.diag(jnp.array([2.0, 0.0])), jnp.array([[1.0, 1.0]])
-    y = jnp.array([1.0, 3.0])
-    found = predict(kernel_dd, y, kernel_td, time=0.5)
-    np.testing.assert_allclose(found, [-math.expm1(-1.0) / 2], rtol=1e-12)
-    found = predict(kernel_dd, y, kernel_td, step_size=0.1, num_steps=2)
-    np.testing.assert_allclose(found, [(1 - 0.8**2) / 2], rtol=1e-12)
-
-
-def test_the_end_of_a_damped_run_is_kernel_ridge_regression_at_any_rank():
-    """Whatever the kernel to the test inputs, which need not vanish where K_dd does."""
-    kernel_dd, kernel_td = jnp.diag(jnp.array([2.0, 0.0])), jnp.array([[1.0, 1.0]])
-    found = predict(kernel_dd, jnp.array([1.0, 3.0]), kernel_td, damping=0.5)
-    np.testing.assert_allclose(found, [1 / 2.5 + 3 / 0.5], rtol=1e-12)
+    found = predict(kernel_dd, jnp.array([1.0, 3.0]), kernel_td, **settings)
+    np.testing.assert_allclose(found, [expected], rtol=1e-12)
 
 
 def test_one_kernel_for_all_outputs_is_the_full_one_with_nothing_between_them():
@@ -134,16 +113,12 @@ def test_many_times_by_vmap_and_derivatives():
     found = jax.vmap(lambda t: predict(kernel_dd, y, kernel_td, time=t))(times)
     for time, row in zip(times, found, strict=True):
         np.testing.assert_allclose(predict(kernel_dd, y, kernel_td, time=time), row, atol=1e-13)
-    with pytest.raises(ValueError, match="give either a time or step_size and num_steps"):
-        jax.vmap(lambda t: predict(kernel_dd, y, kernel_td, time=t, step_size=0.1, num_steps=3))(
-            times
-        )
     # The equation of the flow at the start: du/dt = K_td y.
     slope = jax.jacfwd(lambda t: predict(kernel_dd, y, kernel_td, time=t))(0.0)
     np.testing.assert_allclose(slope, kernel_td @ y, atol=1e-12)
 
 
-def test_whole_numbers_and_numpy_arrays_serve():
+def test_integers_and_numpy_arrays_are_accepted():
     kernel_dd, kernel_td = (np.asarray(k) for k in gram(4, 3, 6, 1))
     y = np.arange(4)
     found = bare(predict)(kernel_dd, y, kernel_td, time=1)
