@@ -10,10 +10,11 @@ import numpy as np
 import optax
 import pytest
 import roads
-from iterlin import losses
+from iterlin import losses, training
+from iterlin.exact import run
 from iterlin.networks.mlp import mlp
 from iterlin.ntk import empirical_ntk
-from iterlin.runtime import checkpoints, chunks
+from iterlin.runtime import chunks
 from iterlin.schedules import every
 from iterlin.study import groups, runs
 from iterlin.study.runs import Run
@@ -126,11 +127,12 @@ def test_data_are_arguments_of_the_programs(road, tmp_path, monkeypatch):
     """As constants they would be folded, copied into each program and kept on one device."""
     programs = []
 
-    def keep(found, *trees):
+    def keep(found):
         programs.extend(found)
         return "0" * 64
 
-    monkeypatch.setattr(checkpoints, "fingerprint", keep)
+    for module in (training, run):
+        monkeypatch.setattr(module, "program_digest", keep)
     settings = {"loss": ENTROPY, "num_steps": 4, "evaluate": {"test": (X, Y)}, "eval_steps": [0, 4]}
     settings |= {"checkpoint": tmp_path / "run.npz", "step_size": 0.1}
     start = MODEL.init(jax.random.key(0))

@@ -390,7 +390,7 @@ def test_resume_is_bit_identical(engine, loss, schedule, stopped_by, tmp_path, m
             raise KeyboardInterrupt
         return looks == stop_at
 
-    monkeypatch.setattr(exact_run, "out_of_time", look)
+    settings["out_of_time"] = look
     whole = run(params, **settings)
     assert int(whole[0].updates) > 1
     in_all, looks, stop_at = looks, 0, 4
@@ -418,12 +418,13 @@ def test_a_checkpoint_of_another_run_or_without_its_notes_is_refused(tmp_path):
     settings = {"schedule": 4, "num_steps": 8, "checkpoint": tmp_path / "run.npz"}
     run = integrator(f, data, step_size=0.01, **shared)
     run(params, **settings)
-    for other, changes in (
-        (integrator(f, data, step_size=0.02, **shared), {}),
-        (integrator(f, data, step_size=0.01, target_loss=1e-6, **shared), {}),
-        (run, {"schedule": 5}),
+    aiming = integrator(f, data, step_size=0.01, target_loss=1e-6, **shared)
+    for other, changes, words in (
+        (integrator(f, data, step_size=0.02, **shared), {}, r"optimizer .* \(0.01, here 0.02\)"),
+        (aiming, {}, r"target_loss .* \(None, here 1e-06\)"),
+        (run, {"schedule": 5}, r"max_period .* \(4, here 5\)"),
     ):
-        with pytest.raises(checkpoints.CheckpointError, match="other settings"):
+        with pytest.raises(checkpoints.CheckpointError, match=words):
             other(params, **settings | changes)
     with np.load(settings["checkpoint"]) as file:
         leaves = dict(file)

@@ -2,13 +2,17 @@
 
 import contextlib
 import re
+from pathlib import Path
 
+import iterlin
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
+from iterlin import losses
 from iterlin.exact.run import ExactRun
-from iterlin.runtime import chunks, shares
-from iterlin.study import exact_runs, groups, records, runs
+from iterlin.runtime import chunks
+from iterlin.study import environment, exact_runs, groups, records, runs
 from test_exact_runs import AXES, FULL_BATCH
 from test_exact_runs import make as make_exact
 from test_runs import STEPS, problem
@@ -42,13 +46,13 @@ def share(monkeypatch):
     """share(text, work): the work's result in a process of that share."""
 
     def within(text, work):
-        monkeypatch.setenv(shares.SHARE, text)
-        shares.begin()
+        monkeypatch.setenv(environment.SHARE, text)
+        environment.begin()
         try:
             return work()
         finally:
-            monkeypatch.delenv(shares.SHARE)
-            shares.begin()
+            monkeypatch.delenv(environment.SHARE)
+            environment.begin()
 
     return within
 
@@ -127,7 +131,7 @@ def test_a_share_records_nothing(tmp_path, share):
         record(tmp_path / "record.nc")
 
     for text in ("1/2", "2/2"):
-        with pytest.raises(shares.ShareDone, match=f"all runs of share {text} are kept"):
+        with pytest.raises(environment.ShareDone, match=f"all runs of share {text} are kept"):
             share(text, work)
     assert not (tmp_path / "record.nc").exists()
     work()
@@ -143,7 +147,7 @@ def test_a_share_without_time_is_not_done(tmp_path, share, grid, monkeypatch):
             grid(tmp_path)
         record(tmp_path / "record.nc")
 
-    monkeypatch.setenv(chunks.DEADLINE, "0")
+    monkeypatch.setenv(environment.DEADLINE, "0")
     with pytest.raises(chunks.OutOfTime, match="before share 1/2"):
         share("1/2", work)
     assert not list(tmp_path.iterdir())
@@ -152,4 +156,42 @@ def test_a_share_without_time_is_not_done(tmp_path, share, grid, monkeypatch):
 @pytest.mark.parametrize("text", ["0/3", "4/3", "3", "1/0", "a/b", "-1/2", "1/2/3", "1.0/2"])
 def test_a_share_is_one_of_so_many(text):
     with pytest.raises(ValueError, match=re.escape(repr(text))):
-        shares.parse(text)
+        environment.parse(text)
+
+
+def test_a_share_in_the_environment_changes_no_run_of_the_library(tmp_path, share):
+    """`train` and `integrate` of a user who has such a variable set do all of their work."""
+    algorithm = iterlin.Algorithm(lambda p, x: jnp.tanh(x @ p), losses.squared_error, 0.5)
+    data = jnp.eye(2), jnp.array([0.5, -0.5])
+    settings = {"schedule": 10, "num_steps": 20}
+
+    def work(name):
+        run = settings | {"checkpoint": tmp_path / name}
+        trained = iterlin.train(algorithm, jnp.zeros(2), data, **run)
+        return *trained, *iterlin.integrate(algorithm, jnp.zeros(2), data, **settings)
+
+    alone = work("alone.npz")
+    for text in ("1/2", "2/2"):
+        found = share(text, lambda text=text: work(f"{text[0]}.npz"))
+        for one, two in zip(found, alone, strict=True):
+            one, two = (r if isinstance(r, dict) else r._asdict() for r in (one, two))
+            for name in two.keys() - {"seconds", "key"}:
+                np.testing.assert_array_equal(one[name], two[name], err_msg=name)
+
+
+@pytest.mark.parametrize("variable", [environment.DEADLINE, environment.SHARE])
+def test_a_variable_that_cannot_be_read_is_named(tmp_path, monkeypatch, variable):
+    def make_one(seed):
+        return runs.Run(seed, 2, 0.1, (1,))
+
+    monkeypatch.setenv(variable, "soon")
+    with pytest.raises(ValueError, match=f"^{variable}.*'soon'$"):
+        runs.grid(problem(), {"seed": [0]}, make_one, folder=tmp_path)
+
+
+def test_the_library_reads_no_environment_variable():
+    """But for the study and the book, which run in processes that are told so."""
+    package = Path(iterlin.__file__).parent
+    for path in package.rglob("*.py"):
+        if "study" not in path.parts:
+            assert not re.search(r"\bos\.(environ|getenv)\b", path.read_text()), path

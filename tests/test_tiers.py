@@ -279,8 +279,8 @@ def checkout(tmp_path_factory):
     library = root / "lib" / "iterlin"
     shutil.copytree(PACKAGE, library, ignore=shutil.ignore_patterns("__pycache__"))
     toy_data(root / "images", library)
-    with (library / "runtime" / "chunks.py").open("a") as chunks:
-        chunks.write(STRIKES)
+    with (library / "study" / "environment.py").open("a") as environment:
+        environment.write(STRIKES)
     for page, values in TINY.items():
         path = pages.parameter_file(root, page, TIER)
         own = experiment_pages.tier_values(ROOT / path.relative_to(root))

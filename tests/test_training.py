@@ -1,6 +1,7 @@
 """Algorithm 3: the compiled loop against a plain one, its limits in K, and how runs end."""
 
 import math
+from itertools import count
 
 import iterlin
 import jax
@@ -339,16 +340,23 @@ def test_a_run_goes_on_from_its_checkpoint_and_from_no_other_s(tmp_path, monkeyp
 
     whole, _ = train(f, x, **settings)
     settings["checkpoint"] = tmp_path / "run"
-    looks = iter([False, True])  # The time is up after the look at step 5.
+
+    def killed(*arguments, notes, save=checkpoints.save, **settings):
+        save(*arguments, notes=notes, **settings)
+        if notes["taken"] == 5:
+            raise KeyboardInterrupt
+
     with monkeypatch.context() as patched:
-        patched.setattr(chunks, "out_of_time", lambda: next(looks))
-        with pytest.raises(chunks.OutOfTime, match="at step 5"):
+        patched.setattr(checkpoints, "save", killed)
+        patched.setattr(chunks.time, "monotonic", count(step=chunks.CHECKPOINT).__next__)
+        with pytest.raises(KeyboardInterrupt):
             train(f, x, **settings)
     state, history = train(f, x, **settings)
     np.testing.assert_array_equal(state.params, whole.params)
     assert history["updates"].tolist() == [0, 1, 2]
-    for change in ({"data": (x, x)}, {"optimizer": 0.2}):
-        with pytest.raises(checkpoints.CheckpointError, match="other settings"):
+    changes = {"the data": {"data": (x, x)}, r"optimizer .* \(0.1, here 0.2\)": {"optimizer": 0.2}}
+    for words, change in changes.items():
+        with pytest.raises(checkpoints.CheckpointError, match=f"it differs in {words}"):
             train(f, x, **settings | change)
 
 

@@ -77,7 +77,7 @@ def every(period: Any) -> Schedule:
     def due(step, state):
         return step % period == 0
 
-    return Schedule(due, every_step=not isinstance(period, Array) and period == 1)
+    return Schedule(due, not isinstance(period, Array) and period == 1, max_period=period)
 
 
 def never() -> Schedule:
@@ -109,7 +109,7 @@ def when_solved(max_period: int | float | Array) -> Schedule:
     def due(step, state):
         return state.solved | (step - state.anchored_at >= max_period)
 
-    return Schedule(due)
+    return Schedule(due, max_period=max_period)
 
 
 def when(

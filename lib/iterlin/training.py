@@ -21,9 +21,17 @@ from iterlin.algorithm import Algorithm
 from iterlin.checks import batches_of, check_resumed, check_run, check_targets
 from iterlin.losses import check_labels
 from iterlin.parameters import split, warn_of_statistics
-from iterlin.runtime import checkpoints
 from iterlin.runtime.chunks import History, run_in_chunks
 from iterlin.runtime.devices import mesh_of, on_device
+from iterlin.runtime.identity import (
+    RECORDED,
+    STEP,
+    Identity,
+    first_numbers,
+    plain_fields,
+    program_digest,
+    start_of,
+)
 from iterlin.runtime.precision import full_precision
 from iterlin.runtime.slices import Sliced
 from iterlin.schedules import as_schedule, check_answer, every, of_whole, periods_array
@@ -65,8 +73,9 @@ def train(
     `mesh`; any other f is left to the compiler.
 
     With a checkpoint, a file, a run that is killed goes on from there when it is called again, to
-    the same bits; the file is refused with CheckpointError if it is of another run. `progress`
-    shows a bar (default: on a terminal).
+    the same bits; the file is refused with CheckpointError, which names what differs, if it is of
+    another run. A file that another version of JAX wrote is compared by the first numbers that the
+    run computes. `progress` shows a bar (default: on a terminal).
 
     Raises ValueError before any compute for an algorithm without optimizer, a num_steps that is not
     a positive integer below 2^31, a batch larger than the data, labels of a cross-entropy outside
@@ -118,6 +127,7 @@ def train(
     def observe(state, sets, fixed):
         return observer(algorithm, watch)(whole(state, fixed), sets)
 
+    settings = plain_fields(algorithm=algorithm, schedule=schedule, rule=algorithm.solved)
     state, history = _run(
         state,
         advance if batches is None else _each_with_its_batch(advance, data, batches),
@@ -128,6 +138,7 @@ def train(
         first,
         checkpoint,
         progress,
+        settings,
     )
     return whole(state, fixed), history
 
@@ -221,24 +232,32 @@ def train_sweep(
 
     jax.eval_shape(over_both(answer, (0, None), (None, 0), out=0), states, fixed, periods)
     run = (fixed, datasets, periods), (watch.sets, fixed)
-    states, history = _run(states, advance, observe, *run, looks, 0, checkpoint, progress)
+    settings = plain_fields(algorithm=algorithm, rule=algorithm.solved)
+    settings |= {"the periods": periods.tolist()}
+    states, history = _run(states, advance, observe, *run, looks, 0, checkpoint, progress, settings)
     over_periods = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(periods), *a.shape)), fixed)
     return whole(states, over_periods), history
 
 
-def _run(state, advance, observe, inputs, seen, looks, first, checkpoint, progress):
+def _run(state, advance, observe, inputs, seen, looks, first, checkpoint, progress, settings):
     """Chunks of advance(state, *inputs, count) between looks observe(state, *seen)."""
     # Arguments, and on the device once: as constants they would be copied into the programs.
     sets, fixed = seen
     state, inputs, seen = on_device((state, inputs, (dict(sets), fixed)))
-    fingerprint = ""
+    identity = None
     if checkpoint is not None:
-        # A run is its two programs and all the numbers that go into them.
-        programs = [
-            advance.trace(state, *inputs, jnp.asarray(1, jnp.int32)).jaxpr,
-            observe.trace(state, *seen).jaxpr,
-        ]
-        fingerprint = checkpoints.fingerprint(programs, state, inputs, seen, looks)
+        one = jnp.asarray(1, jnp.int32)
+        programs = {
+            STEP: advance.trace(state, *inputs, one).jaxpr,
+            RECORDED: observe.trace(state, *seen).jaxpr,
+        }
+        identity = Identity(
+            start_of(state, fixed, inputs[1:], sets, looks) | settings,
+            {name: program_digest([program]) for name, program in programs.items()},
+            lambda: first_numbers(
+                state, fixed, lambda s: advance(s, *inputs, one), lambda s: observe(s, *seen)
+            ),
+        )
     outcome = run_in_chunks(
         state,
         lambda state, count: advance(state, *inputs, count),
@@ -247,7 +266,7 @@ def _run(state, advance, observe, inputs, seen, looks, first, checkpoint, progre
         first=first,
         progress=progress,
         checkpoint=checkpoint,
-        fingerprint=fingerprint,
+        identity=identity,
     )
     return outcome.state, outcome.history
 

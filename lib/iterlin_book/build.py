@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
+from iterlin.study import environment
 
 from iterlin_book import execute, freshness, pages, processes, render, states
 from iterlin_book.pages import BookError
@@ -140,7 +141,7 @@ def _results(root, request, outputs, digests, arguments):
         states.forget(root, tier, page)
     if request.deadline is not None:
         told = time.time() + request.deadline - time.monotonic()
-        os.environ[states.DEADLINE] = f"{told:.0f}"
+        os.environ[environment.DEADLINE] = f"{told:.0f}"
     if waiting:
         told = _configured(tier=tier, pages=waiting, shares=request.shares, digests=digests)
         if _snakemake(root, ["results", *arguments, *told]) == states.INTERRUPTED:

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import nbformat
-from iterlin.runtime.shares import ShareDone
+from iterlin.study.environment import PROGRESS, ShareDone
 
 from iterlin_book import freshness, pages, parameters, processes, xla
 from iterlin_book.pages import BookError
@@ -156,7 +156,7 @@ def run(root, page, notebook, values, partial, echo):
     if echo is None:
         told.append(f"--IPKernelApp.exec_lines={_FEW_COLLECTIONS!r}")
     else:
-        os.environ.setdefault("ITERLIN_PROGRESS", "1")  # lines now and then
+        os.environ.setdefault(PROGRESS, "1")  # lines now and then
     # Sockets in a folder of its own: another process could take a free port first. The paths of
     # sockets must be short. The folder goes at the end, when an interrupted kernel has gone.
     folder = mkdtemp(prefix="iterlin-", dir="/tmp")

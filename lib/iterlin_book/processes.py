@@ -8,6 +8,8 @@ import threading
 import time
 from pathlib import Path
 
+from iterlin.study import environment
+
 from iterlin_book import pages, states
 from iterlin_book.pages import BookError
 from iterlin_book.states import DONE, FAILED, INTERRUPTED, PARTIAL, REFUSED
@@ -79,8 +81,12 @@ def ended(name, work):
 
 def noted(root, page, tier, part, work):
     """`ended`, announced, and noted for the build; nothing where there is no time to begin."""
-    if states.too_late():
-        return PARTIAL
+    try:
+        if environment.out_of_time():
+            return PARTIAL
+    except ValueError as error:
+        pages.say(error, error=True)
+        return REFUSED
     note = states.Note(root, tier, f"{page}{part}")
     name = f"{page} ({tier}{part.replace('.', ' ')})"
     pages.say(f"{name}: started")

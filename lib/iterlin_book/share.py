@@ -1,7 +1,7 @@
 """Train a share of one page's runs: ``python -m iterlin_book.share few_updates 3/8 --tier gpu``.
 
 The page runs as ever, up to where it would record its runs; of those it trains every eighth, from
-the third on, and keeps them in the run store (`iterlin.runtime.shares`). The process that then runs
+the third on, and keeps them in the run store (`study.environment`). The process that then runs
 the page finds them there.
 """
 
@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from iterlin.runtime import shares
+from iterlin.study import environment
 
 from iterlin_book import execute, pages, processes
 from iterlin_book.pages import BookError
@@ -40,11 +40,11 @@ def train(root, page, tier, share, prepared, expected=None):
     notebook, values, digest = prepared
     execute.require_same(page, digest, expected)
     partial = execute.partial_path(root, page, tier, _part(share))
-    os.environ[shares.SHARE] = "{}/{}".format(*share)
+    os.environ[environment.SHARE] = "{}/{}".format(*share)
     echo = execute.Echo("{} {}/{}".format(page, *share))
     try:
         execute.run(root, page, notebook, values, partial, echo)
-    except shares.ShareDone as done:
+    except environment.ShareDone as done:
         partial.unlink(missing_ok=True)
         pages.write_atomically(stamp_of(root, page, tier, digest, share), "")
         return str(done)
@@ -64,7 +64,7 @@ def main(arguments=None):
         prepared = execute.prepare(*asked)  # nothing is announced that cannot start
         if not keeps_runs(*asked):
             raise BookError(f"{page} ({options.tier}): keeps no runs that could be shared out")
-        share = shares.parse(options.share)
+        share = environment.parse(options.share)
     except (BookError, ValueError) as error:
         pages.say(error, error=True)
         return REFUSED

@@ -5,14 +5,11 @@ share of a page's runs has a note of its own.
 """
 
 import json
-import os
 import time
 from pathlib import Path
 
 from iterlin_book import pages
 
-# Unix time at which the library stops training, keeps checkpoints and lets the page go on.
-DEADLINE = "ITERLIN_DEADLINE"
 DONE, FAILED, REFUSED, PARTIAL, INTERRUPTED = 0, 1, 2, 3, 130  # exit statuses of these processes
 WORDS = {DONE: "done", PARTIAL: "partial"}  # of others: failed
 EARLIER, NOT_STARTED = "done earlier", "not started"
@@ -20,11 +17,6 @@ EARLIER, NOT_STARTED = "done earlier", "not started"
 
 def folder(root, tier):
     return Path(root) / "_build" / "states" / tier
-
-
-def too_late():
-    """Whether the time for all pages is over."""
-    return time.time() >= float(os.environ.get(DEADLINE, "inf"))
 
 
 class Note:

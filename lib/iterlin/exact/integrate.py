@@ -25,7 +25,8 @@ from iterlin.exact.choice import ENGINES, choose, default_memory
 from iterlin.exact.run import SPENT, ExactRun
 from iterlin.exact.task import Task
 from iterlin.parameters import bound, split
-from iterlin.runtime.chunks import History
+from iterlin.runtime.chunks import History, never
+from iterlin.runtime.identity import plain_fields
 from iterlin.runtime.precision import full_precision
 from iterlin.schedules import NEVER, as_schedule, check_answer, of_whole
 from iterlin.state import TrainState, whole
@@ -79,7 +80,7 @@ def integrate(
     step_size lambda_max of the loss at the proxy's outputs (NaN where it is not followed),
     "seconds", by the clock (engine "steps": at the end alone, and of this call), and the "engine".
     With a checkpoint, a file, or a folder in which the run finds its own, a run that was ended goes
-    on from there.
+    on from there, as in `train`.
 
     Raises ValueError before any compute: as `train`; for an algorithm with another optimizer,
     minibatches, augmentation, normalisation or a keyed f; the state of a run in the place of
@@ -124,9 +125,10 @@ def integrator(
     watch: Watch = UPDATES,
     memory_limit: int | None = None,
 ) -> Callable[..., tuple[TrainState, History]]:
-    """run(params, *, schedule, num_steps, at=None, checkpoint=None, progress=None), as `integrate`
-    does it: compiled once for runs that differ in these alone. `at`: the steps to look at, those of
-    `watch` if None.
+    """run(params, *, schedule, num_steps, at=None, checkpoint=None, progress=None, out_of_time), as
+    `integrate` does it: compiled once for runs that differ in these alone. `at`: the steps to look
+    at, those of `watch` if None. out_of_time: as for `chunks.run_in_chunks` (not of engine
+    "steps").
     """
     one_of("engine", engine, ENGINES)
     open_unit("tolerance", tolerance)
@@ -147,7 +149,16 @@ def integrator(
     reached = None if algorithm.target_loss is None else at_target
 
     @full_precision()
-    def run(params, *, schedule, num_steps, at=None, checkpoint=None, progress=None):
+    def run(
+        params,
+        *,
+        schedule,
+        num_steps,
+        at=None,
+        checkpoint=None,
+        progress=None,
+        out_of_time=never,
+    ):
         if isinstance(params, TrainState):
             raise ValueError(
                 "integrate starts from parameters, not from the state of a run: give its "
@@ -188,8 +199,19 @@ def integrator(
         kind = name, wanted.solved
         if kind not in engines:
             engines[kind] = ENGINES[name](wanted)
+        settings = plain_fields(algorithm=algorithm, schedule=schedule, rule=wanted.solved)
         exact = ExactRun(
-            engines[kind], asked, state, fixed, observe, sets, looks, checkpoint, reached=reached
+            engines[kind],
+            asked,
+            state,
+            fixed,
+            observe,
+            sets,
+            looks,
+            checkpoint,
+            reached=reached,
+            settings=settings | {"engine": name, "tolerance": tolerance},
+            out_of_time=out_of_time,
         )
         state, history = exact.to_the_end(progress)
         return state, history | named

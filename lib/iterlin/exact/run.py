@@ -2,7 +2,11 @@
 
 import sys
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,22 +14,36 @@ import numpy as np
 from jaxtyping import PyTree
 from tqdm import tqdm
 
+from iterlin import examples
 from iterlin.exact.calendar import Answers
-from iterlin.exact.task import Position
+from iterlin.exact.task import Position, Task
+from iterlin.parameters import bound
 from iterlin.runtime import checkpoints
-from iterlin.runtime.chunks import CHECKPOINT, History, OutOfTime, out_of_time
+from iterlin.runtime.chunks import CHECKPOINT, History, OutOfTime, never
+from iterlin.runtime.identity import (
+    PARAMETERS,
+    RECORDED,
+    STEP,
+    Identity,
+    program_digest,
+    start_of,
+    summary,
+)
 from iterlin.state import TrainState, whole
 
 # What the history of an exact engine has beside that of `train`.
 SPENT = ("evaluations", "stability", "seconds")
 # Fields of a position that are arrays, or of the run.
 NOT_NOTED = {"anchor", "inner", "fixed"}
+# Examples that tell one network from another between versions of JAX.
+SAMPLE = 64
 
 
 class ExactRun:
     """One run on its way: `state`, of what is trained, is as of the latest stop, `position` within
     its linearisation; fixed are the other parameters. reached(params, fixed, x, y): whether the
-    network is at the target loss, asked at each linearisation."""
+    network is at the target loss, asked at each linearisation. settings: plain ones that tell the
+    run from others (`Identity`). out_of_time: as for `chunks.run_in_chunks`."""
 
     def __init__(
         self,
@@ -39,25 +57,31 @@ class ExactRun:
         checkpoint,
         *,
         reached=None,
+        settings: Mapping[str, Any] = MappingProxyType({}),
+        out_of_time: Callable[[], bool] = never,
     ):
         self.engine, self.asked, self.fixed = engine, asked, fixed
-        self.reached = reached
+        self.reached, self.out_of_time = reached, out_of_time
         self.observe = lambda state: observe(state, sets, fixed)
         self.state, self.eval_steps, self.checkpoint = state, eval_steps, checkpoint
         self.position: Position = engine.begin(state.params, fixed=fixed)
         seen = jax.eval_shape(self.observe, state)
         self.names = [*seen, *SPENT]
-        self.spent, self.rows, self.fingerprint = 0, [], ""
+        self.spent, self.rows = 0, []
         self.written = self.begun = time.monotonic()
         if checkpoint is not None:
-            programs = [*engine.programs(state.params, fixed), asked.program(state)]
-            programs.append(observe.trace(state, sets, fixed).jaxpr)
+            data = engine.task.data
+            step = [*engine.programs(state.params, fixed), asked.program(state)]
             if reached is not None:
-                programs.append(reached.trace(state.params, fixed, *engine.task.data).jaxpr)
-            inputs = (state, fixed, engine.task.data, sets, np.asarray(eval_steps))
-            self.fingerprint = checkpoints.fingerprint(programs, *inputs)
+                step.append(reached.trace(state.params, fixed, *data).jaxpr)
+            seen = observe.trace(state, sets, fixed).jaxpr
+            self.identity = Identity(
+                start_of(state, fixed, data, sets, eval_steps) | dict(settings),
+                {STEP: program_digest(step), RECORDED: program_digest([seen])},
+                partial(_first_numbers, engine.task, state, fixed, self.observe),
+            )
             if Path(checkpoint).is_dir():
-                self.checkpoint = Path(checkpoint) / f"{self.fingerprint[:24]}.npz"
+                self.checkpoint = checkpoints.file_in(Path(checkpoint), self.identity)
             self._load()
 
     def to_the_end(self, progress: bool | None) -> tuple[TrainState, History]:
@@ -130,7 +154,7 @@ class ExactRun:
         return position.solved or position.failed or position.steps >= steps
 
     def _write_now_and_then(self) -> None:
-        ending = out_of_time()
+        ending = self.out_of_time()
         late = time.monotonic() - self.written >= CHECKPOINT
         if self.checkpoint is not None and (ending or late):
             self._write()
@@ -142,14 +166,14 @@ class ExactRun:
         notes = {k: v for k, v in self.position._asdict().items() if k not in NOT_NOTED}
         notes |= {"spent": self.spent, "seconds": seconds}
         tree = (self.state, self.position.inner, self._history())
-        checkpoints.save(self.checkpoint, tree, fingerprint=self.fingerprint, notes=notes)
+        checkpoints.save(self.checkpoint, tree, identity=self.identity, notes=notes)
         self.written = time.monotonic()
 
     def _load(self) -> None:
         """Goes on from the file, if there is one."""
         like = (self.state, self.position.inner, {name: np.zeros(0) for name in self.names})
         names = set(Position._fields) - NOT_NOTED | {"spent", "seconds"}
-        wanted = {"fingerprint": self.fingerprint, "notes": sorted(names)}
+        wanted = {"identity": self.identity, "notes": sorted(names)}
         found = checkpoints.load(self.checkpoint, like, **wanted)
         if found is None:
             return
@@ -164,3 +188,20 @@ class ExactRun:
         if not self.rows:
             return {name: np.zeros(0) for name in self.names}
         return {name: np.stack([row[name] for row in self.rows], -1) for name in self.names}
+
+
+def _first_numbers(task: Task, state: TrainState, fixed: PyTree, observe) -> dict[str, list[float]]:
+    """`Identity.first` of a run: its parameters, the loss of some examples and its gradient there,
+    and what is recorded."""
+    some = slice(None, None, max(1, examples.count(task.data[0]) // SAMPLE))
+    x, y = jax.tree.map(lambda leaf: np.asarray(leaf)[some], task.data)
+
+    @jax.jit
+    @jax.value_and_grad
+    def slope(params, fixed, x, y):
+        return task.loss(bound(task.f, fixed)(params, x), y)
+
+    loss, gradient = slope(state.params, fixed, x, y)
+    found = {PARAMETERS: (state.params, state.anchor, fixed), STEP: gradient, "the loss": loss}
+    found |= {f"{RECORDED}: {name}": value for name, value in observe(state).items()}
+    return {name: summary(value) for name, value in found.items()}

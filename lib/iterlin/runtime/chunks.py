@@ -4,7 +4,6 @@ A chunk is one compiled loop whose length is traced, so that how a run is cut in
 neither its numbers nor what is compiled.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -16,11 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from iterlin.runtime import checkpoints, clock
-from iterlin.runtime.shares import shared
+from iterlin.runtime import checkpoints
+from iterlin.runtime.identity import Identity
 
-DEADLINE = "ITERLIN_DEADLINE"
-PROGRESS = "ITERLIN_PROGRESS"
 # Seconds: what a chunk should take, between two checkpoints, between two lines of progress.
 CHUNK, CHECKPOINT, LINE = 4.0, 15.0, 30.0
 FIRST_CHUNK = 32
@@ -37,26 +34,14 @@ class Outcome(NamedTuple):
 
 
 class OutOfTime(RuntimeError):
-    """The deadline of ITERLIN_DEADLINE has passed; the run's checkpoint is written."""
+    """A run was stopped because its time is over; its checkpoint is written."""
 
 
-def out_of_time() -> bool:
-    """Whether the deadline (seconds since the epoch, in the environment) has passed, by a clock
-    that nobody sets."""
-    return clock.time() >= float(os.environ.get(DEADLINE, "inf"))
+def never() -> bool:
+    """The answer of a run that has as much time as it takes."""
+    return False
 
 
-def _not_run(state, advance, observe, eval_steps, **settings) -> Outcome:
-    """The outcome of a run that is left to others: nothing is known of it."""
-    length = len(eval_steps)
-    history = {
-        name: np.full((*shape.shape, length), np.nan)
-        for name, shape in jax.eval_shape(observe, state).items()
-    }
-    return Outcome(state, {"step": np.asarray(eval_steps), **history}, 0.0)
-
-
-@shared("checkpoint", _not_run)
 def run_in_chunks(
     state,
     advance: Callable,
@@ -64,10 +49,11 @@ def run_in_chunks(
     eval_steps: np.ndarray,
     *,
     first: int = 0,
-    progress: bool | None = None,
+    progress: bool | str | None = None,
     label: str = "",
     checkpoint: Path | None = None,
-    fingerprint: str = "",
+    identity: Identity | None = None,
+    out_of_time: Callable[[], bool] = never,
     checkpoint_seconds: float = CHECKPOINT,
 ) -> Outcome:
     """Alternate advance(state, count) -> state and observe(state) -> {name: array}.
@@ -75,16 +61,19 @@ def run_in_chunks(
     The history holds "step" (T,) and each observation stacked along a new last axis. Once every run
     in `state` has ended, only evaluations are left. advance may take over its argument's buffers:
     `state` is copied first. With a checkpoint the run goes on from the file if there is one (of
-    this fingerprint) and is bit for bit what it would have been; the file stays.
-    Raises OutOfTime at the deadline, CheckpointError as `checkpoints` does.
+    this identity) and is bit for bit what it would have been; the file stays.
+
+    progress: True shows a bar, "lines" prints a line now and then; None shows a bar on a terminal.
+    out_of_time: asked before each chunk. Once it returns True, the run writes its checkpoint and
+    raises OutOfTime. Raises CheckpointError as `checkpoints` does.
     """
     shapes = jax.eval_shape(observe, state)
     rows = {name: [] for name in shapes}
     taken, before = first, 0.0
     if checkpoint is not None:
         like = (state, {name: np.zeros(0) for name in shapes})
-        wanted = {"fingerprint": fingerprint, "notes": ("taken", "seconds")}
-        found = checkpoints.load(checkpoint, like, **wanted)
+        identity = Identity({}) if identity is None else identity
+        found = checkpoints.load(checkpoint, like, identity=identity, notes=("taken", "seconds"))
         if found is not None:
             (state, kept), notes = found
             rows = {name: list(kept[name]) for name in shapes}
@@ -99,7 +88,7 @@ def run_in_chunks(
             stacked = {name: _stack(rows[name], shape) for name, shape in shapes.items()}
             notes = {"taken": taken, "seconds": seconds}
             tree = (state, stacked)
-            checkpoints.save(checkpoint, tree, fingerprint=fingerprint, notes=notes)
+            checkpoints.save(checkpoint, tree, identity=identity, notes=notes)
 
     def done():
         return len(next(iter(rows.values())))
@@ -148,12 +137,12 @@ def _stack(values: list, shape) -> np.ndarray:
 
 
 class _Report:
-    """A bar on a terminal; elsewhere, where ITERLIN_PROGRESS is set, a line now and then."""
+    """A bar, or a line now and then, as `run_in_chunks` describes."""
 
     def __init__(self, total, taken, progress, label):
         self.total, self.label = total, label
-        self.lines = progress is None and bool(os.environ.get(PROGRESS))
-        shown = sys.stderr.isatty() and not self.lines if progress is None else progress
+        self.lines = progress == "lines"
+        shown = sys.stderr.isatty() if progress is None else progress is True
         self.bar = tqdm(total=total, initial=taken, unit="step", desc=label, disable=not shown)
         self.started, self.first, self.said = time.monotonic(), taken, time.monotonic()
 

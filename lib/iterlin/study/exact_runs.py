@@ -12,8 +12,8 @@ import xarray as xr
 from iterlin.exact.choice import ENGINES
 from iterlin.exact.integrate import STEPWISE, integrator
 from iterlin.exact.run import SPENT
-from iterlin.runtime.chunks import OutOfTime, out_of_time
-from iterlin.runtime.shares import shared
+from iterlin.runtime.chunks import OutOfTime
+from iterlin.study import environment
 from iterlin.study.extension import unless_recorded
 from iterlin.study.groups import (
     SLICE,
@@ -70,7 +70,7 @@ def exact_grid(
         say(said)
         if name == "steps":
             results[index] = _by_steps(problem, run, said, folder)
-        elif not out_of_time():
+        elif not environment.out_of_time():
             data = None if run.examples is None else (run.examples, run.seed)
             kind = name, data, run.step_size, run.penalty, run.until_solved
             # Those of the examples of earlier seeds are done with, and hold their kernels.
@@ -107,8 +107,8 @@ def _integrator(problem: Problem, run: Run, engine: str, tolerance: float):
     return integrator(algorithm, (x, y), engine=engine, tolerance=tolerance, watch=watch)
 
 
-def _not_integrated(integrated, problem: Problem, run: Run, folder: Path) -> Result:
-    """The result of a run that is left to others: nothing is known of it."""
+def _not_run(problem: Problem, run: Run) -> Result:
+    """The result of a run that is left to another share: its history is NaN."""
     data = problem.train, dict(problem.watch.sets)
     seen = jax.eval_shape(programs(problem, run, 1)[1], *inputs(problem, [run]), *data)
     shapes = {name: shape.shape for name, shape in seen.items()}
@@ -118,9 +118,10 @@ def _not_integrated(integrated, problem: Problem, run: Run, folder: Path) -> Res
     return Result(run, {"step": np.asarray(run.eval_steps), **history}, -1)
 
 
-@shared("folder", _not_integrated)
 def _integrate(integrated, problem: Problem, run: Run, folder: Path | None):
     if folder is not None:
+        if environment.is_left_to_others():
+            return _not_run(problem, run)
         folder.mkdir(parents=True, exist_ok=True)
     try:
         state, history = integrated(
@@ -130,6 +131,7 @@ def _integrate(integrated, problem: Problem, run: Run, folder: Path | None):
             at=np.asarray(run.eval_steps),
             checkpoint=folder,
             progress=False,
+            out_of_time=environment.out_of_time,
         )
     except OutOfTime:
         return None

@@ -19,9 +19,19 @@ from jaxtyping import Array, PyTree
 from iterlin.algorithm import Algorithm
 from iterlin.exact.run import SPENT
 from iterlin.runtime import checkpoints, costs
-from iterlin.runtime.chunks import Outcome, OutOfTime, out_of_time, run_in_chunks
+from iterlin.runtime.chunks import Outcome, OutOfTime, run_in_chunks
+from iterlin.runtime.identity import (
+    RECORDED,
+    STEP,
+    Identity,
+    first_numbers,
+    plain_fields,
+    program_digest,
+    start_of,
+)
 from iterlin.schedules import NEVER, Schedule, as_schedule, every, when_solved
 from iterlin.state import RUN_AXES, TrainState
+from iterlin.study import environment
 from iterlin.study.diagnostics import kernel_diagnostics
 from iterlin.watching import Sets, Watch, named_once, observer
 
@@ -151,9 +161,9 @@ def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
     """run(runs, *, label, folder, data_digest) for runs of the example's kind, which may be called
     with groups of any size; a size is compiled once.
 
-    The leaves of the outcome lead with the run. In `folder` the file's name is the digest of the
-    programs and of all that goes into them. Raises OutOfTime where the deadline has passed and
-    nothing is kept to report.
+    The leaves of the outcome lead with the run. In `folder` the group has a file of its own
+    (`checkpoints.file_in`); there, groups of other shares (`environment`) are not run, and their
+    history is NaN. Raises OutOfTime where the deadline has passed and nothing is kept to report.
     """
 
     digests = {}
@@ -165,31 +175,62 @@ def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
         state, values, examples = inputs(problem, runs)
         train, sets = problem.train, dict(problem.watch.sets)
         eval_steps = np.asarray(runs[0].eval_steps)
-        checkpoint, fingerprint = None, ""
+        checkpoint = identity = None
+
+        def take(state, count):
+            return advance(state, values, examples, train, count)
+
+        def look(state):
+            return observe(state, values, examples, train, sets)
+
         if folder is not None:
+            one = jnp.asarray(1, jnp.int32)
             if size not in digests:
-                one = jnp.asarray(1, jnp.int32)
                 steps = advance.trace(state, values, examples, train, one).jaxpr
                 looks = observe.trace(state, values, examples, train, sets).jaxpr
-                digests[size] = checkpoints.fingerprint([steps, looks])
-            fingerprint = checkpoints.fingerprint(
-                [digests[size], data_digest], state, values, examples, eval_steps
+                digests[size] = {STEP: program_digest([steps]), RECORDED: program_digest([looks])}
+            settings = start_of(state, (), (data_digest, values, examples), {}, eval_steps)
+            settings |= plain_fields(problem=problem, algorithm=problem.algorithm)
+            settings |= plain_fields(rule=problem.algorithm.solved)
+            identity = Identity(
+                settings | {"the kind": _kind_in_words(example)},
+                digests[size],
+                lambda: first_numbers(state, (), lambda s: take(s, one), look),
             )
-            checkpoint = folder / f"{fingerprint[:24]}.npz"
-        if out_of_time() and (checkpoint is None or not checkpoint.exists()):
+            checkpoint = checkpoints.file_in(folder, identity)
+        if folder is not None and environment.is_left_to_others():
+            outcome = _not_run(state, look, eval_steps)
+            return outcome if size > 1 else _led_by_the_run(outcome)
+        if environment.out_of_time() and (checkpoint is None or not checkpoint.exists()):
             raise OutOfTime(label)
         outcome = run_in_chunks(
             state,
-            lambda s, count: advance(s, values, examples, train, count),
-            lambda s: observe(s, values, examples, train, sets),
+            take,
+            look,
             eval_steps,
+            progress="lines" if environment.reporting() else None,
             label=label,
             checkpoint=checkpoint,
-            fingerprint=fingerprint,
+            identity=identity,
+            out_of_time=environment.out_of_time,
         )
         return outcome if size > 1 else _led_by_the_run(outcome)
 
     return run
+
+
+def _kind_in_words(example: Run) -> str:
+    """What runs that share a program have in common, but for a schedule."""
+    numbers = {"seed": 0, "period": int(is_plain(example)), "step_size": 0.0}
+    numbers |= {"penalty": float(example.penalty > 0), "eval_steps": (), "schedule": None}
+    return str(example._replace(**numbers))
+
+
+def _not_run(state: TrainState, observe: Callable, eval_steps: np.ndarray) -> Outcome:
+    """The outcome of a group that is left to another share: its history is NaN."""
+    seen = jax.eval_shape(observe, state)
+    unknown = {n: np.full((*v.shape, len(eval_steps)), np.nan) for n, v in seen.items()}
+    return Outcome(state, {"step": eval_steps, **unknown}, 0.0)
 
 
 def programs(problem: Problem, example: Run, size: int):

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import xarray as xr
 
-from iterlin.runtime import shares
-from iterlin.runtime.chunks import OutOfTime, out_of_time
+from iterlin.runtime.chunks import OutOfTime
 from iterlin.runtime.files import replaced
 from iterlin.runtime.precision import product_precision
-from iterlin.study import experiment_pages, extension, provenance, record_file
+from iterlin.study import environment, experiment_pages, extension, provenance, record_file
 from iterlin.validation import one_of, whole_number
 
 TIERS = ("quick", "laptop", "gpu", "paper")
@@ -60,10 +59,10 @@ def save(
     process that has only a share of the runs records nothing: ShareDone if it has trained them all,
     and OutOfTime if it may not have.
     """
-    if share := shares.mine():
-        if out_of_time():
+    if share := environment.share():
+        if environment.out_of_time():
             raise OutOfTime("{}: the deadline came before share {}/{}".format(experiment, *share))
-        raise shares.ShareDone("all runs of share {}/{} are kept".format(*share))
+        raise environment.ShareDone("all runs of share {}/{} are kept".format(*share))
     one_of("tier", tier, TIERS)
     whole_number("missing", missing)
     stamped = dataset.assign_attrs(

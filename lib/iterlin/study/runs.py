@@ -3,27 +3,26 @@
 A grid is a list of `Run`s of one `Problem`. Runs that differ only in numbers (period, seed, step
 size, penalty, examples) share a program; how many of them go through it together is decided by an
 estimate of the memory that one takes. Finished and half finished groups of runs lie in a folder
-under the digest of all that they compute (`checkpoints.fingerprint`), so that the same call after
-an interruption goes on, and a changed setting is another run.
+under the digest of their settings (`runtime.identity`), so that the same call after an interruption
+goes on, and a changed setting is another run.
 """
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
 import xarray as xr
 
 from iterlin.checks import check_targets
-from iterlin.runtime import checkpoints, costs
-from iterlin.runtime.chunks import PROGRESS, OutOfTime
+from iterlin.runtime import costs
+from iterlin.runtime.chunks import OutOfTime
+from iterlin.runtime.identity import digest
 from iterlin.runtime.precision import full_precision
 from iterlin.schedules import as_schedule
-from iterlin.study import provenance
+from iterlin.study import environment, provenance
 from iterlin.study.extension import unless_recorded
 from iterlin.study.groups import (
     OPTIMIZERS,
@@ -76,10 +75,9 @@ def run_all(
         check_targets(problem.algorithm, drawn, key, problem.train, problem.watch)
     memory = group_memory() if memory is None else memory
     results: dict[int, Result] = {}
-    seconds, digest = 0.0, None
+    seconds, data_digest = 0.0, None
     if folder is not None:
-        data = (problem.train, dict(problem.watch.sets))
-        digest = checkpoints.fingerprint([], jax.tree.map(np.asarray, data))
+        data_digest = digest((problem.train, dict(problem.watch.sets)))
     trainers: dict[tuple, Callable] = {}
     # Runs of one kind share a program; the seeds come one after the other, so that an
     # interrupted grid has whole seeds rather than whole periods.
@@ -94,7 +92,7 @@ def run_all(
         each = step_memory(problem, example)
         size = max(1, min(len(members), memory // max(1, each)))
         size = -(-len(members) // -(-len(members) // size))
-        if reporting():
+        if environment.reporting():
             steps = kind.eval_steps[-1]
             total = len(members) * steps * step_operations(problem, example)
             say(
@@ -108,7 +106,10 @@ def run_all(
         chosen = [runs[index] for index in members]
         try:
             outcome = trainers[kind.program](
-                chosen, label=f"{label} {number}/{len(groups)}", folder=folder, data_digest=digest
+                chosen,
+                label=f"{label} {number}/{len(groups)}",
+                folder=folder,
+                data_digest=data_digest,
             )
         except OutOfTime:
             continue
@@ -222,12 +223,8 @@ def group_memory() -> int:
     return costs.device_memory(24 * 2**20, 0.5)
 
 
-def reporting() -> bool:
-    return bool(os.environ.get(PROGRESS))
-
-
 def say(line: str) -> None:
-    if reporting():
+    if environment.reporting():
         print(line, file=sys.stderr, flush=True)
 
 

@@ -1,0 +1,77 @@
+"""What the environment tells the process that runs a page: its deadline, its share, and whether to
+print progress. The library itself reads no environment variable.
+
+A share i/n of a page's runs: every process makes the same calls in the same order, and runs that
+are kept on disk are dealt out in that order, so that no two shares have one in common and all
+shares together have each. A run of another share is left out, its history NaN. No record is made of
+such a mixture: the process that makes the record has no share, and finds the runs of all.
+"""
+
+import os
+import re
+from itertools import count
+from time import monotonic
+from time import time as _now
+
+DEADLINE, PROGRESS, SHARE = "ITERLIN_DEADLINE", "ITERLIN_PROGRESS", "ITERLIN_SHARE"
+# A clock that is set while the process runs must not move the deadline.
+_AT_ZERO = _now() - monotonic()
+
+
+class ShareDone(Exception):
+    """All runs of this share are kept; what the page would make of them is not its task."""
+
+
+def out_of_time() -> bool:
+    """Whether the deadline, a Unix time in ITERLIN_DEADLINE, has passed.
+
+    Raises ValueError if the variable holds no number.
+    """
+    text = os.environ.get(DEADLINE) or "inf"
+    try:
+        deadline = float(text)
+    except ValueError:
+        raise ValueError(f"{DEADLINE} must be a Unix time in seconds, not {text!r}") from None
+    return _AT_ZERO + monotonic() >= deadline
+
+
+def reporting() -> bool:
+    """Whether a run should print a line now and then: ITERLIN_PROGRESS is set."""
+    return bool(os.environ.get(PROGRESS))
+
+
+def parse(text: str) -> tuple[int, int]:
+    """Share i of n, written "i/n"; ValueError unless 1 <= i <= n.
+
+    >>> parse("3/8")
+    (3, 8)
+    """
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    share = tuple(map(int, found.groups())) if found else (0, 0)
+    if not 1 <= share[0] <= share[1]:
+        raise ValueError(f"a share is written i/n with 1 <= i <= n, as 3/8, not {text!r}")
+    return share
+
+
+def share() -> tuple[int, int] | None:
+    """The share (i, n) in ITERLIN_SHARE; None without one. Raises ValueError as `parse`."""
+    text = os.environ.get(SHARE)
+    try:
+        return parse(text) if text else None
+    except ValueError as error:
+        raise ValueError(f"{SHARE}: {error}") from None
+
+
+_numbers = count()  # of the runs that are dealt out
+
+
+def begin() -> None:
+    """Deal out from the start again, as a process does by itself."""
+    global _numbers
+    _numbers = count()
+
+
+def is_left_to_others() -> bool:
+    """Whether the next run that is kept on disk is one of another share. Asked once for each."""
+    mine = share()
+    return mine is not None and next(_numbers) % mine[1] != mine[0] - 1
