@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import xarray as xr
 
