@@ -13,13 +13,10 @@ from iterlin.networks import convnets
 N = 7
 
 
-def convolutions(channels):
-    net = convnets.lenet((8, 8, 3), channels=channels, kernel_size=3, padding="SAME", hidden=(5,))
-    return (
-        net.apply,
-        net.init(jax.random.key(0)),
-        jax.random.normal(jax.random.key(1), (N, 8, 8, 3)),
-    )
+def convolutions():
+    net = convnets.lenet((8, 8, 3), channels=4, kernel_size=3, padding="SAME", hidden=(5,))
+    x = jax.random.normal(jax.random.key(1), (N, 8, 8, 3))
+    return net.apply, net.init(jax.random.key(0)), x
 
 
 def dense():
@@ -52,7 +49,7 @@ def neither():
 
 NETWORKS = {
     "dense": dense,
-    "convolutions": lambda: convolutions(4),
+    "convolutions": convolutions,
     "lookups": lookups,
     "places": places,
     "neither": neither,
@@ -80,50 +77,34 @@ def test_factors_give_the_products_of_the_dense_jacobian(name):
 
 
 @pytest.mark.parametrize("trainable", [None, lambda path: path.startswith("0/")])
-def test_matrix_and_factors_agree_and_what_is_read_less_of_is_kept(trainable):
+def test_matrix_and_factors_agree(trainable):
     f, params, x, _ = problems.network((3, 40, 2), examples=60)
     v = jax.random.normal(jax.random.key(0), (60, 2))
     few, many = (il.kept_ntk(f, params, x[:n], trainable=trainable) for n in (2, 60))
     assert few.factors is None
     expected = few.matrix @ v[:2].reshape(-1)
     np.testing.assert_allclose(few.product(v[:2]).reshape(-1), expected, rtol=1e-12)
-    sizes = ntk.kept_sizes(f, params, x, trainable=trainable)
-    assert (many.matrix is None) == (sizes.form == "factors") == (2 * sizes.factors < 120**2)
+    assert (many.matrix is None) == (
+        ntk.kept_sizes(f, params, x, trainable=trainable).form == "factors"
+    )
     matrix = il.ntk_matrix(f, params, x, trainable=trainable)
     np.testing.assert_allclose(many.product(v).reshape(-1), matrix @ v.reshape(-1), rtol=1e-10)
 
 
-def test_a_limit_decides_and_one_that_nothing_fits_into_is_an_error():
+def test_the_form_that_is_read_faster_is_kept_and_fits_the_limit():
     f, params, x, _ = problems.network((3, 40, 2), examples=4)
-    sizes = ntk.kept_sizes(f, params, x)
-    assert (sizes.matrix, sizes.form, sizes.read) == (64, "matrix", 64)
-    assert sizes.factors == 4 * (4 + 2 * 40 + 41 + 2 * 2)
-    more = x[jnp.arange(32) % 4]
-    found = ntk.kept_sizes(f, params, more, memory_limit=8 * 64**2)
-    assert found == ntk.kept_sizes(f, params, more)
-    assert (found.form, 8 * found.factors) == ("matrix", 33024)
-    # Factors are read twice: 258 numbers of each example, and 4 N of each in the matrix.
-    assert ntk.kept_sizes(f, params, x[jnp.arange(64) % 4]).form == "matrix"
-    assert ntk.kept_sizes(f, params, x[jnp.arange(65) % 4]).form == "factors"
-    with pytest.raises(ValueError, match=r"32 examples takes 32768 bytes .* memory_limit=32767"):
-        il.kept_ntk(f, params, more, memory_limit=32767)
+    many = x[jnp.arange(128) % 4]
+    assert ntk.kept_sizes(f, params, x).form == "matrix"
+    sizes = ntk.kept_sizes(f, params, many)
+    assert (sizes.form, sizes.matrix, sizes.read) == ("factors", 256**2, 2 * sizes.factors)
+    assert sizes.read < sizes.matrix
+    # More examples than fit: by factors of the bytes that are allowed, and not of one less.
     wide, params, x, _ = problems.network((1, 2, 1), examples=100)
     sizes = ntk.kept_sizes(wide, params, x, memory_limit=8 * 100**2 - 1)
-    assert (sizes.form, sizes.read) == ("factors", 2 * sizes.factors)
+    assert sizes.form == "factors"
     assert ntk.kept_sizes(wide, params, x, memory_limit=8 * sizes.factors) == sizes
+    limit = 8 * sizes.factors - 1
+    with pytest.raises(ValueError, match=rf"100 examples takes .* bytes .* memory_limit={limit}"):
+        il.kept_ntk(wide, params, x, memory_limit=limit)
     with pytest.raises(ValueError, match="memory_limit must be a positive integer"):
-        il.kept_ntk(f, params, x, memory_limit=0)
-
-
-def test_a_matrix_is_kept_only_where_it_can_be_made():
-    """Of one example it is small beside the factors that it is made of."""
-    f, params, x, _ = problems.network((3, 40, 2), examples=1)
-    made = next(n for n in range(32, 10**4) if ntk.kept_sizes(f, params, x, memory_limit=n).form)
-    assert made > 8 * ntk.kept_sizes(f, params, x).matrix
-    expected = il.ntk_matrix(f, params, x)
-    kernel = il.kept_ntk(f, params, x, memory_limit=made)
-    v = jnp.asarray([[1.0, -2.0]])
-    np.testing.assert_allclose(kernel.product(v).reshape(-1), expected @ v.reshape(-1), rtol=1e-12)
-    assert ntk.kept_sizes(f, params, x, memory_limit=made - 1).form is None
-    with pytest.raises(ValueError, match="with what it takes to make it, more than memory_limit"):
-        il.kept_ntk(f, params, x, memory_limit=made - 1)
+        il.kept_ntk(wide, params, x, memory_limit=0)

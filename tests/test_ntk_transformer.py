@@ -89,8 +89,16 @@ def assert_forms(f, x, other=None, forms=("full",), trainable=None, **settings):
         np.testing.assert_allclose(found, expected[form], atol=1e-12 * np.abs(full).max())
 
 
-def test_outputs_of_each_token_in_every_form():
-    assert_forms(transformer, X, forms=("full", "matrix", "diagonal", "trace"))
+@pytest.mark.parametrize(
+    ("f", "forms"),
+    [
+        (transformer, ("full", "matrix", "diagonal", "trace")),
+        (pooled, ("full", "trace")),
+        (first, ("full", "trace")),
+    ],
+)
+def test_outputs_of_any_rank_in_every_form(f, forms):
+    assert_forms(f, X, forms=forms)
 
 
 @pytest.mark.parametrize("limit", [3_000, 12_000])
@@ -98,11 +106,6 @@ def test_uneven_parts_of_the_outputs_and_groups_of_examples(limit):
     """9 outputs in parts of 5 and 4, or of 2 and 1."""
     other = jax.tree.map(lambda leaf: leaf[1:4], X)
     assert_forms(transformer, X, other, forms=("full", "trace"), memory_limit=limit)
-
-
-@pytest.mark.parametrize("f", [pooled, first])
-def test_outputs_of_lower_rank(f):
-    assert_forms(f, X, forms=("full", "trace"))
 
 
 TRAINABLE = {
@@ -114,8 +117,8 @@ TRAINABLE = {
 
 
 @pytest.mark.parametrize("name", TRAINABLE)
-def test_parameters_that_are_not_trained_give_nothing(name):
-    assert_forms(pooled, X, forms=("full",), trainable=TRAINABLE[name])
+def test_fixed_parameters_give_nothing(name):
+    assert_forms(pooled, X, trainable=TRAINABLE[name])
 
 
 def test_products_with_part_of_the_parameters():
@@ -132,29 +135,6 @@ def kinds_of_factors(f, params, x, **settings):
     settings = {"form": "full", "count": 5, "total": CLASSES} | settings
     found = network.compiled.factors(network.given, x, jnp.arange(CLASSES), **settings)
     return {name: getattr(found, name) for name in found._fields}
-
-
-def test_tables_are_looked_up_and_of_others_the_used_part_is_taken():
-    """Of two kinds at three positions, rows take less; of six positions three are used."""
-    found = kinds_of_factors(pooled, PARAMS, X)
-    ((rows, cotangents),) = found["lookups"]
-    np.testing.assert_array_equal(rows, X["ids"])
-    assert cotangents.shape == (5, LENGTH, CLASSES, WIDTH)
-    sizes = [leaf.shape[-1] for leaf in found["rows"]]
-    kinds, positions, norm = 2 * WIDTH, LENGTH * WIDTH, 2 * WIDTH
-    assert kinds + positions + norm in sizes
-
-
-def test_parameters_without_a_part_in_the_outputs_take_no_rows():
-    def f(p, x):
-        jnp.tanh(p["unused"] @ p["words"].T)
-        return pooled(p, x)
-
-    unused = PARAMS | {"unused": normal(30, WIDTH)}
-    found = kinds_of_factors(f, unused, X)["rows"]
-    assert [a.shape for a in found] == [
-        a.shape for a in kinds_of_factors(pooled, PARAMS, X)["rows"]
-    ]
 
 
 FEATURES_FIRST = jax.lax.GatherDimensionNumbers(
@@ -221,7 +201,7 @@ NO_LOOKUPS = {
 
 
 @pytest.mark.parametrize("name", NO_LOOKUPS)
-def test_what_has_other_derivatives_is_not_taken_for_a_lookup(name):
+def test_a_gather_of_other_derivatives_is_no_lookup(name):
     for f, number in ((NO_LOOKUPS[name], 0), (LOOKUPS["take"], 1)):
         assert len(find_lookups(flatten(f, PARAMS["words"], X["ids"][:1]), 1)) == number
 
