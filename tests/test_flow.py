@@ -14,22 +14,26 @@ from numpy.polynomial import Chebyshev
 MEAN_CROSS_ENTROPY = losses.mean(losses.cross_entropy)
 
 
-def objective_of(loss=MEAN_CROSS_ENTROPY, *, penalty=0.0, examples=12):
-    f, params, x, y = problems.network((3, 6, 4), examples=examples)
+def objective_of(loss=MEAN_CROSS_ENTROPY, *, penalty=0.0):
+    f, params, x, y = problems.network((3, 6, 4), examples=12)
     targets = jnp.argmax(y, 1) if loss is MEAN_CROSS_ENTROPY else y
     model = linear_model.from_kernel(f, params, x, kept_ntk(f, params, x).product)
     return Objective(model, loss, targets, penalty), f, params, x, y
 
 
-def flow_for(objective, time, tolerance=1e-3):
-    def run(start):
-        until = jnp.asarray(time)
+def flow_for(objective, *times, tolerance=1e-3):
+    """The flow from its start to each of the times, or to the only one."""
+
+    @jax.jit
+    def run(start, until):
         return advance(objective, start, until, tolerance=tolerance, max_steps=100_000)
 
-    return jax.jit(run)(begin(objective))
+    found = [run(begin(objective), jnp.asarray(time)) for time in times]
+    assert [float(flow.time) for flow in found] == list(times)
+    return found if len(found) > 1 else found[0]
 
 
-def by_diffrax(objective, time):
+def by_diffrax(objective, times):
     """Kvaerno's implicit method of order 5: another method, another library."""
 
     def rate(_, image, __):
@@ -39,30 +43,30 @@ def by_diffrax(objective, time):
         diffrax.ODETerm(rate),
         diffrax.Kvaerno5(),
         0,
-        time,
+        times[-1],
         None,
         jnp.zeros_like(objective.model.outputs),
+        saveat=diffrax.SaveAt(ts=jnp.asarray(times)),
         stepsize_controller=diffrax.PIDController(rtol=1e-9, atol=1e-9),
         max_steps=100_000,
-    ).ys[-1]
+    ).ys
 
 
-@pytest.mark.parametrize("time", [1.0, 100.0, 1e4])
-def test_flow_agrees_with_an_implicit_method_to_its_tolerance(time):
+def test_flow_agrees_with_an_implicit_method_to_its_tolerance():
     objective, *_ = objective_of()
-    expected = by_diffrax(objective, time)
-    size = max(1.0, float(jnp.sqrt(jnp.mean(expected**2))))
+    times = [1.0, 100.0, 1e4]
+    expected = by_diffrax(objective, times)
+    sizes = np.maximum(1, np.sqrt(np.mean(expected**2, (1, 2))))
     # A step's error is of third order in its length, so that of them all goes as tolerance^(2/3).
     for tolerance, bound in ((1e-3, 2e-2), (1e-5, 1e-3), (1e-7, 5e-5)):
-        found = flow_for(objective, time, tolerance)
-        assert float(found.time) == time
-        assert float(jnp.max(jnp.abs(found.image - expected))) / size < bound
+        found = np.stack([flow.image for flow in flow_for(objective, *times, tolerance=tolerance)])
+        assert np.all(np.abs(found - expected).max((1, 2)) < bound * sizes)
 
 
 def test_flow_is_the_closed_form_for_the_squared_loss_with_a_penalty():
     penalty, time = 0.02, 50.0
     objective, f, params, x, y = objective_of(losses.squared_error, penalty=penalty)
-    found = flow_for(objective, time, 1e-8)
+    found = flow_for(objective, time, tolerance=1e-8)
     modes = gradient_flow.eigenmodes(f, params, x, y)
     rates = modes.eigenvalues + 2 * penalty
     expected = modes.displaced(flow_filter(rates, time))
@@ -82,18 +86,9 @@ def test_a_flow_in_pieces_is_the_whole_flow():
 
     pieces = jax.jit(some, static_argnums=2)
     whole, flow = pieces(begin(objective), 300.0, 999), begin(objective)
-    while flow.time < 300.0:
+    for _ in range(333):
         flow = pieces(flow, 300.0, 3)
     np.testing.assert_array_equal(flow.image, whole.image)
-    stopped = pieces(begin(objective), 41.0, 999)
-    assert float(stopped.time) == 41.0
-    np.testing.assert_allclose(pieces(stopped, 300.0, 999).image, whole.image, atol=2e-2)
-
-
-def test_a_long_flow_costs_far_fewer_products_than_steps():
-    objective, *_ = objective_of(losses.mean(losses.squared_error))
-    steps = 1e4 * float(begin(objective).curvature) / 2  # of the largest size that is stable
-    assert int(flow_for(objective, 1e4).evaluations) < steps / 10
 
 
 def test_evaluations_are_the_products_that_were_taken():
@@ -117,7 +112,7 @@ def test_the_tolerance_is_relative_to_the_outputs():
     def flow_from(shift, tolerance):
         model = linear_model.from_products(lambda p, x: f(p, x) + shift, params, x)
         objective = Objective(model, losses.mean(losses.squared_error), y + shift)
-        return flow_for(objective, 1e3, tolerance)
+        return flow_for(objective, 1e3, tolerance=tolerance)
 
     found, expected = flow_from(-100.0, 1e-5), flow_from(0.0, 1e-3)
     assert int(found.evaluations) == pytest.approx(int(expected.evaluations), rel=0.02)
@@ -191,7 +186,6 @@ def test_a_loss_without_curvature_is_followed_in_a_straight_line():
     slopes = jnp.array([1.0, -2.0, 3.0])
     objective = Objective(model, jnp.vdot, slopes)
     found = flow_for(objective, 100.0)
-    assert float(found.time) == 100.0
     np.testing.assert_allclose(found.image, -900 * slopes)
 
 

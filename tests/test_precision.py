@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import roads
-from iterlin import losses, schedules
+from iterlin import losses
 from iterlin.runtime import precision
 from iterlin.study import runs
 from iterlin.study.runs import Run
@@ -41,30 +41,15 @@ X, Y = jnp.eye(4, 3), jnp.array([0, 1, 1, 0])
 ENTROPY = losses.mean(losses.cross_entropy)
 
 
-def run_all(f):
-    problem = roads.problem(
-        f=f,
-        init=lambda key: {"weight": jnp.zeros((3, 2))},
-        train=(X, Y),
-        loss=ENTROPY,
-        evaluate={"train": (X, Y)},
-        metrics={"loss": ENTROPY},
-    )
+def run_all(f, params):
+    watched = {"evaluate": {"train": (X, Y)}, "metrics": {"loss": ENTROPY}}
+    problem = roads.problem(f=f, init=lambda key: params, train=(X, Y), loss=ENTROPY, **watched)
     runs.run_all(problem, [Run(0, 2, 0.1, (0, 3))])
 
 
-def integrating(f):
-    integrate(
-        f,
-        {"weight": jnp.zeros((3, 2))},
-        (X, Y),
-        loss=ENTROPY,
-        step_size=0.1,
-        schedule=schedules.every(2),
-        num_steps=4,
-        engine="function_space",
-        progress=False,
-    )
+def integrating(f, params):
+    settings = {"schedule": 2, "num_steps": 4, "engine": "function_space", "progress": False}
+    integrate(f, params, (X, Y), loss=ENTROPY, step_size=0.1, **settings)
 
 
 def test_a_cpu_is_asked_for_nothing():
@@ -93,6 +78,8 @@ PRODUCTS = {
     "vjp": lambda f, p: il.jacobian_products(f, p, X).vjp(jnp.ones((4, 2))),
     "jacobian": lambda f, p: il.jacobian(f, p, X),
     "jacobian of coupled examples": lambda f, p: il.jacobian(f, p, X, independent=False),
+    "ggn_product": lambda f, p: il.ggn_product(f, p, X, Y, ENTROPY)(p),
+    "ggn_product in slices": lambda f, p: il.ggn_product(f, p, X, Y, ENTROPY, slice_size=2)(p),
 }
 
 
@@ -105,8 +92,7 @@ def test_products_with_the_jacobian_are_in_full_precision(accelerator, name):
     assert program.count("dot_general[") == program.count(FULL) > 0
 
 
-def test_a_rule_of_ones_own_is_in_full_precision(accelerator, seen):
-    """That of a custom_vjp is traced where the product is asked for."""
+def test_the_rule_of_a_custom_vjp_is_in_full_precision(accelerator, seen):
     f, found = seen
 
     @jax.custom_vjp
@@ -123,15 +109,12 @@ def test_a_rule_of_ones_own_is_in_full_precision(accelerator, seen):
     assert set(found) == {"highest"}
 
 
+@pytest.mark.parametrize(("backend", "asked"), [("gpu", "highest"), ("cpu", None)])
 @pytest.mark.parametrize("train", [run_all, integrating])
-def test_training_and_integration_are_in_full_precision(accelerator, seen, train):
+def test_training_and_integration_ask_an_accelerator_alone(
+    train, backend, asked, seen, monkeypatch
+):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     f, found = seen
-    train(f)
-    assert set(found) == {"highest"}
-
-
-@pytest.mark.parametrize("train", [run_all, integrating])
-def test_on_a_cpu_programs_are_what_they_were(seen, train):
-    f, found = seen
-    train(f)
-    assert set(found) == {None}
+    train(f, {"weight": jnp.zeros((3, 2))})
+    assert set(found) == {asked}
