@@ -13,30 +13,24 @@ from iterlin.study.intervals import (
 from scipy import optimize, stats
 
 
-def test_mean_interval_is_that_of_the_t_test():
+@pytest.mark.parametrize("confidence", [0.95, 0.5])
+def test_mean_interval_is_that_of_the_t_test(confidence):
     samples = np.random.default_rng(0).normal(2, 3, size=(9, 4))
-    interval = mean_interval(samples)
-    for column in range(4):
-        expected = stats.ttest_1samp(samples[:, column], 0).confidence_interval(0.95)
-        assert interval.estimate[column] == pytest.approx(samples[:, column].mean(), rel=1e-12)
-        assert interval.lower[column] == pytest.approx(expected.low, rel=1e-9)
-        assert interval.upper[column] == pytest.approx(expected.high, rel=1e-9)
-    narrow = mean_interval(samples.T, axis=1, confidence=0.5)
-    assert np.all(narrow.upper - narrow.lower < interval.upper - interval.lower)
+    expected = stats.ttest_1samp(samples, 0).confidence_interval(confidence)
+    for found in (
+        mean_interval(samples, confidence=confidence),
+        mean_interval(samples.T, axis=1, confidence=confidence),
+    ):
+        wanted = samples.mean(0), expected.low, expected.high
+        np.testing.assert_allclose(found, wanted, rtol=1e-9)
 
 
-def test_missing_samples_are_left_out():
-    samples = np.array([[1.0, 4.0], [2.0, np.nan], [3.0, 6.0], [np.nan, np.nan]])
-    interval, kept = mean_interval(samples), mean_interval([[1.0], [2.0], [3.0]])
-    assert interval.estimate.tolist() == [2, 5]
-    assert interval.lower[0] == pytest.approx(kept.lower[0], rel=1e-12)
-
-
-def test_fewer_than_two_samples_tell_nothing_of_the_spread():
-    one = mean_interval([5.0])
-    assert (one.estimate, one.lower, one.upper) == (5, -np.inf, np.inf)
-    none = mean_interval([[np.nan], [np.nan]])
-    assert np.isnan(none.estimate[0])
+def test_missing_samples_are_left_out_and_fewer_than_two_tell_nothing_of_the_spread():
+    nan = np.nan
+    found = mean_interval([[1.0, nan, nan], [2.0, 5.0, nan], [3.0, nan, nan], [nan, nan, nan]])
+    np.testing.assert_array_equal(found.estimate, [2, 5, nan])
+    assert found.lower[0] == pytest.approx(mean_interval([1.0, 2.0, 3.0]).lower, rel=1e-12)
+    assert (found.lower[1], found.upper[1]) == (-np.inf, np.inf)
 
 
 def test_an_interval_as_a_variable_of_a_data_set():
@@ -48,19 +42,30 @@ def test_an_interval_as_a_variable_of_a_data_set():
         over_seeds(np.ones((3, 2)))
 
 
+def logistic(m, b, x):
+    return 1 / (1 + np.exp(-b * (x - m)))
+
+
+def failures(rng):
+    x = np.linspace(-2, 2, 20)
+    return half_point(x, rng.uniform(size=20) < logistic(0.3, 3.0, x))
+
+
 @pytest.mark.parametrize(
-    ("find", "truth"),
+    ("draw", "truth", "times", "least"),
     [
-        (lambda s: mean_interval(s), 0.0),
-        (lambda s: bootstrap_interval(np.mean, s, resamples=300), 0.0),
+        (lambda rng: mean_interval(rng.normal(size=25)), 0.0, 300, 0.9),
+        (lambda rng: bootstrap_interval(np.mean, rng.normal(size=25), resamples=300), 0, 300, 0.9),
+        (failures, 0.3, 15, 0.8),
     ],
-    ids=["mean", "bootstrap"],
+    ids=["mean", "bootstrap", "half point"],
 )
-def test_intervals_cover_the_truth_as_often_as_they_promise(find, truth):
+def test_intervals_cover_the_truth_as_often_as_they_promise(draw, truth, times, least):
     rng = np.random.default_rng(2)
-    runs = [find(rng.normal(size=25)) for _ in range(300)]
+    runs = [draw(rng) for _ in range(times)]
     covered = np.mean([run.lower <= truth <= run.upper for run in runs])
-    assert 0.90 < covered <= 0.995
+    assert least < covered
+    assert covered <= 0.995 or times < 100
 
 
 def test_bootstrap_is_a_function_of_its_samples_and_pairs_them():
@@ -76,16 +81,16 @@ def test_bootstrap_is_a_function_of_its_samples_and_pairs_them():
     assert interval.estimate == difference(a, b)
     # Resampled together the common part cancels: apart, the interval would be 50 times as wide.
     assert interval.upper - interval.lower < 0.02
-    assert interval.lower < 1 < interval.upper or abs(interval.estimate - 1) < 0.01
+    assert abs(interval.estimate - 1) < 0.01
 
 
-def test_bootstrap_of_a_mean_ends_where_normal_tails_do():
+@pytest.mark.parametrize(("confidence", "deviations"), [(0.95, 1.96), (0.5, 0.674)])
+def test_bootstrap_of_a_mean_ends_where_normal_tails_do(confidence, deviations):
     sample = np.random.default_rng(4).normal(size=200)
-    for confidence, deviations in ((0.95, 1.96), (0.5, 0.674)):
-        interval = bootstrap_interval(np.mean, sample, confidence=confidence)
-        error = np.std(sample) / np.sqrt(200)
-        limits = (interval.lower - interval.estimate, interval.upper - interval.estimate)
-        np.testing.assert_allclose(limits, np.outer([-1, 1], deviations * error)[:, 0], rtol=0.1)
+    interval = bootstrap_interval(np.mean, sample, confidence=confidence)
+    half = deviations * np.std(sample) / np.sqrt(200)
+    found = interval.lower - interval.estimate, interval.upper - interval.estimate
+    np.testing.assert_allclose(found, (-half, half), rtol=0.1)
 
 
 @pytest.mark.parametrize(("true", "count"), [(0, 3), (3, 3), (1, 9), (6, 6), (17, 40)])
@@ -94,38 +99,23 @@ def test_exact_share_is_that_of_the_binomial_test(true, count):
     outcomes[:true] = 1
     found = exact_share(outcomes, confidence=0.9)
     expected = stats.binomtest(true, count).proportion_ci(0.9, method="exact")
-    assert found.estimate == true / count
-    np.testing.assert_allclose((found.lower, found.upper), expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found, (true / count, *expected), rtol=1e-9, atol=1e-12)
 
 
-def test_the_limits_of_a_share_are_where_the_tails_are():
-    found = exact_share([1] * 4 + [0] * 6)
-    assert stats.binom.sf(3, 10, found.lower) == pytest.approx(0.025, rel=1e-9)
-    assert stats.binom.cdf(4, 10, found.upper) == pytest.approx(0.025, rel=1e-9)
-
-
-def test_a_share_leaves_missing_runs_out_and_refuses_what_is_no_outcome():
+def test_a_share_leaves_missing_runs_out():
     assert exact_share([0, 1, np.nan]) == exact_share([0, 1])
-    none = exact_share([np.nan])
-    assert np.isnan(none.estimate)
-    assert (none.lower, none.upper) == (0, 1)
-    with pytest.raises(ValueError, match=r"0 or 1, got 0\.5"):
-        exact_share([0, 0.5])
+    np.testing.assert_array_equal(exact_share([np.nan]), (np.nan, 0, 1))
 
 
-def test_exact_shares_cover_at_least_as_often_as_they_promise():
-    for share in (0.05, 0.3, 0.5):
-        chances = stats.binom.pmf(np.arange(8), 7, share)
-        found = [exact_share(np.arange(7) < true) for true in range(8)]
-        covered = sum(p for p, f in zip(chances, found, strict=True) if f.lower <= share <= f.upper)
-        assert covered >= 0.95
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.5])
+def test_exact_shares_cover_at_least_as_often_as_they_promise(share):
+    chances = stats.binom.pmf(np.arange(8), 7, share)
+    found = [exact_share(np.arange(7) < true) for true in range(8)]
+    covered = sum(p for p, f in zip(chances, found, strict=True) if f.lower <= share <= f.upper)
+    assert covered >= 0.95
 
 
-def logistic(m, b, x):
-    return 1 / (1 + np.exp(-b * (x - m)))
-
-
-@pytest.mark.parametrize(("size", "m", "b"), [(120, 1.7, 3), (4000, 2.0, 15), (4000, 2.035, 15)])
+@pytest.mark.parametrize(("size", "m", "b"), [(120, 1.7, 3), (1000, 2.035, 15)])
 def test_half_point_is_that_of_the_two_parameter_fit(size, m, b):
     rng = np.random.default_rng(5)
     x = rng.uniform(0, 4, size)
@@ -142,82 +132,71 @@ def test_half_point_is_that_of_the_two_parameter_fit(size, m, b):
     for limit in (found.lower, found.upper):
         best = optimize.minimize_scalar(lambda b, m=limit: loss([m, b]), bounds=(0, 50)).fun
         assert best - fit.fun == pytest.approx(stats.chi2.ppf(0.95, 1) / 2, rel=1e-2)
-    for unit in (1e-2, 1e4):  # in which x is measured
-        np.testing.assert_allclose(half_point(unit * x, failed), unit * np.array(found), rtol=1e-3)
 
 
-def test_half_point_of_separated_outcomes_is_the_middle_of_the_gap():
+@pytest.mark.parametrize(("unit", "shift"), [(1, 0), (10, 7), (1e-2, 0), (1e4, 0)])
+def test_half_point_of_separated_outcomes_is_the_middle_of_the_gap(unit, shift):
     x, failed = np.array([0.0, 0.5, 1.0, 2.0, 2.5, 3.0]), np.array([0, 0, 0, 1, 1, 1])
-    found = half_point(x, failed)
-    assert found.estimate == pytest.approx(1.5, abs=0.02)
-    assert found.lower < 1 < 2 < found.upper
-    assert np.isfinite([found.lower, found.upper]).all()
-    moved = half_point(10 * x + 7, failed)
-    np.testing.assert_allclose(moved, 10 * np.array(found) + 7, rtol=1e-3)
+    estimate, lower, upper = (np.array(half_point(unit * x + shift, failed)) - shift) / unit
+    assert estimate == pytest.approx(1.5, abs=0.02)
+    assert -np.inf < lower < 1 < 2 < upper < np.inf
+    # A gap of 1 between six: the flanks of the profile likelihood lie alike on both sides.
+    assert upper - estimate == pytest.approx(estimate - lower, rel=1e-2)
 
 
-def test_half_point_covers_the_truth_as_often_as_it_promises():
-    rng = np.random.default_rng(6)
-    x = np.linspace(-2, 2, 40)
-    covered = []
-    for _ in range(40):
-        found = half_point(x, rng.uniform(size=40) < logistic(0.3, 3.0, x))
-        covered.append(found.lower <= 0.3 <= found.upper)
-    assert np.mean(covered) >= 0.85
+@pytest.mark.parametrize(
+    "outcomes",
+    [np.ones(8), np.zeros(8), [1, 1, 1, 1, 0, 0, 0, 0]],
+    ids=["all", "none", "falling"],
+)
+def test_outcomes_without_a_rise_have_no_half_point(outcomes):
+    found = half_point(np.arange(8.0), outcomes)
+    np.testing.assert_array_equal(found, (np.nan, -np.inf, np.inf))
 
 
 def test_half_point_knows_what_outcomes_cannot_tell():
-    same = half_point(np.arange(8.0), np.ones(8))
-    assert np.isnan(same.estimate)
-    assert (same.lower, same.upper) == (-np.inf, np.inf)
-    assert str(half_point(np.arange(8.0), np.zeros(8))) == str(same)
     # Of one x, mostly failures are beyond the half point.
     beyond = half_point([2.0] * 10, [0] + [1] * 9)
     assert np.isnan(beyond.estimate)
     assert beyond.lower == -np.inf
     assert beyond.upper == pytest.approx(2, abs=1e-3)
-    falling = half_point(np.arange(8.0), [1, 1, 1, 1, 0, 0, 0, 0])
-    assert str(falling) == str(same)
     # Failures that come and go with no order set no limit.
     none = half_point(np.arange(8.0), [0, 1, 1, 0, 0, 1, 1, 0])
     assert np.isinf([none.lower, none.upper]).any()
     assert half_point([1, 2, np.nan, 9], [0, 1, 1, np.nan]) == half_point([1, 2], [0, 1])
-    with pytest.raises(ValueError, match="one shape"):
-        half_point([1.0], [0, 1])
-    with pytest.raises(ValueError, match="finite"):
-        half_point([1.0, -np.inf], [0, 1])
 
 
 @pytest.mark.parametrize(
     ("find", "message"),
     [
-        (lambda: mean_interval([]), r"samples are empty along axis 0: their shape is \(0,\)"),
+        (lambda: mean_interval([]), r"samples are empty along axis 0: .* \(0,\)"),
         (lambda: mean_interval(np.ones((2, 0)), axis=1), "samples are empty along axis 1"),
         (lambda: mean_interval(3.0), "samples are empty along axis 0"),
-        (lambda: bootstrap_interval(np.mean), r"samples must be of one length, .* got \[\]"),
-        (lambda: bootstrap_interval(np.mean, []), r"samples must be of one length, .* got \[0\]"),
-        (
-            lambda: bootstrap_interval(np.mean, [1.0, 2.0], [1.0]),
-            r"samples must be of one length, .* got \[1, 2\]",
-        ),
-        (
-            lambda: bootstrap_interval(np.mean, [1.0], resamples=0),
-            "resamples must be a positive integer, got 0",
-        ),
+        (lambda: bootstrap_interval(np.mean), r"samples must .* got \[\]"),
+        (lambda: bootstrap_interval(np.mean, []), r"samples must .* got \[0\]"),
+        (lambda: bootstrap_interval(np.mean, [1, 2], [1]), r"samples must .* got \[1, 2\]"),
+        (lambda: bootstrap_interval(np.mean, [1.0], resamples=0), "resamples must"),
+        (lambda: exact_share([0, 0.5]), r"0 or 1, got 0\.5"),
+        (lambda: half_point([1.0], [0, 1]), "one shape"),
+        (lambda: half_point([1.0, -np.inf], [0, 1]), "finite"),
     ],
 )
-def test_too_few_samples_are_refused(find, message):
+def test_bad_samples_are_refused(find, message):
     with pytest.raises(ValueError, match=message):
         find()
 
 
 @pytest.mark.parametrize("confidence", [-0.5, 0, 1, 2, np.nan])
-def test_a_confidence_outside_the_unit_interval_is_refused(confidence):
-    for find in (
-        lambda: mean_interval([1.0, 2.0], confidence=confidence),
-        lambda: bootstrap_interval(np.mean, [1.0, 2.0], confidence=confidence),
-        lambda: exact_share([0, 1], confidence),
-        lambda: half_point([1.0, 2.0], [0, 1], confidence),
-    ):
-        with pytest.raises(ValueError, match=r"^confidence must"):
-            find()
+@pytest.mark.parametrize(
+    "find",
+    [
+        lambda c: mean_interval([1.0, 2.0], confidence=c),
+        lambda c: bootstrap_interval(np.mean, [1.0, 2.0], confidence=c),
+        lambda c: exact_share([0, 1], c),
+        lambda c: half_point([1.0, 2.0], [0, 1], c),
+    ],
+    ids=["mean", "bootstrap", "share", "half point"],
+)
+def test_a_confidence_outside_the_unit_interval_is_refused(find, confidence):
+    with pytest.raises(ValueError, match=r"^confidence must"):
+        find(confidence)

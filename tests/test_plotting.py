@@ -38,12 +38,10 @@ def test_period_axis_has_ticks_at_powers_and_infinity(axis, periods, labels):
     assert axis.get_xscale() == "log"
     assert [tick.get_text() for tick in axis.get_xticklabels()] == labels
     assert axis.get_xlabel() == "period $K$ (steps)"
-    if math.isinf(periods[-1]):
-        assert axis.get_xticks()[-1] == places[-1]
-        separator = axis.get_lines()[0].get_xdata()[0]
-        assert max([1, *places[:-1]]) < separator < places[-1]
-    else:
-        assert len(axis.get_lines()) == 0
+    separators = [line.get_xdata()[0] for line in axis.get_lines()]
+    assert len(separators) == math.isinf(periods[-1])
+    for separator in separators:
+        assert max([1, *places[:-1]]) < separator < places[-1] == axis.get_xticks()[-1]
 
 
 def test_colours_order_the_periods_and_grey_is_infinity():
@@ -70,50 +68,36 @@ def test_period_labels(period, label, text):
     assert plotting.period_text(period) == text
 
 
-def test_band_draws_the_mean_and_its_interval(axis):
-    samples = np.random.default_rng(0).normal(size=(6, 4))
-    plotting.band(axis, np.arange(4), samples, label="mean")
-    interval = mean_interval(samples)
-    np.testing.assert_allclose(axis.get_lines()[0].get_ydata(), interval.estimate)
-    corners = axis.collections[0].get_paths()[0].vertices
-    assert corners[:, 1].max() == pytest.approx(interval.upper.max())
-    assert corners[:, 1].min() == pytest.approx(interval.lower.min())
+@pytest.mark.parametrize("geometric", [False, True])
+def test_band_draws_the_mean_and_its_interval(axis, geometric):
+    samples = np.exp(np.random.default_rng(0).normal(size=(6, 4)))
+    plotting.band(axis, np.arange(4), samples, geometric=geometric, label="mean")
+    estimate, lower, upper = mean_interval(np.log(samples) if geometric else samples)
+    if geometric:
+        estimate, lower, upper = map(np.exp, (estimate, lower, upper))
+    np.testing.assert_allclose(axis.get_lines()[0].get_ydata(), estimate)
+    edges = axis.collections[0].get_paths()[0].vertices[:, 1]
+    np.testing.assert_allclose([edges.min(), edges.max()], [lower.min(), upper.max()])
 
 
 def test_points_draw_error_bars_and_none_for_one_sample(axis):
     samples = np.array([[1.0, 5.0], [2.0, np.nan], [3.0, np.nan]])
+    plotting.period_axis(axis, [1, math.inf])
     plotting.points(axis, [1, 2], samples)
     interval = mean_interval(samples)
     segments = axis.collections[0].get_segments()
     np.testing.assert_allclose(segments[0][:, 1], [interval.lower[0], interval.upper[0]])
     np.testing.assert_allclose(segments[1][:, 1], [5, 5])
-
-
-def test_figures_can_be_drawn(axis):
-    plotting.period_axis(axis, [1, 10, math.inf])
-    plotting.points(axis, [1, 10, 100], np.random.default_rng(0).normal(size=(5, 3)))
     axis.figure.canvas.draw()
 
 
-def test_a_geometric_band_is_that_of_the_logarithms():
-    fig, axis = plt.subplots()
-    samples = np.array([[1.0, 10.0], [100.0, 1000.0]])
-    plotting.band(axis, [0, 1], samples, geometric=True)
-    np.testing.assert_allclose(axis.lines[0].get_ydata(), [10.0, 100.0])
-    edges = axis.collections[0].get_paths()[0].vertices[:, 1]
-    interval = mean_interval(np.log(samples))
-    assert edges.min() == pytest.approx(np.exp(interval.lower.min()))
-    assert edges.max() == pytest.approx(np.exp(interval.upper.max()))
-    plt.close(fig)
-
-
 def test_every_figure_of_the_book_has_the_one_width():
-    book = Path(__file__).resolve().parents[1]
-    for path in [*(book / "book").rglob("*.md"), *(book / "bench").glob("*.py")]:
-        text = path.read_text("utf8")
-        assert "figsize" not in text, path
-        assert "plt.subplots(" not in text, path
-        assert "fontsize=" not in text, path
+    root = Path(__file__).resolve().parents[1]
+    for path in [*(root / "book").rglob("*.md"), *(root / "bench").glob("*.py")]:
+        own = [
+            word for word in ("figsize", "plt.subplots(", "fontsize=") if word in path.read_text()
+        ]
+        assert not own, path
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 1), (4, 2)])
