@@ -7,51 +7,55 @@ import numpy as np
 import pytest
 from iterlin.study import docstrings
 
-SUMMARY = "Compute the {} of a given matrix."
 SHARED = "The following combinations of backend and device are supported."
+LETTERS, CODE = "abcdefghijkl", (lambda: None).__code__
+DOCSTRING = """Compute the {0}{1} of a given matrix.
 
+Parameters
+----------
+x : array
+    Not one of the sentences that are wanted here.
 
-def documented(text):
-    def function():
-        pass
+Notes
+-----
+{2}
+The {0} of kind {1}
+is taken in its place.
 
-    function.__doc__ = text
-    return function
+The `x` of 3 samples is the {0}{1}.
+
+The `weights` of 10 samples is the {0}{1}.
+
+- A list of this and that.
+"""
 
 
 @pytest.fixture
 def packages(monkeypatch):
-    """Two subpackages of 12 functions, each with a sentence of its own and one that all share."""
+    """Two subpackages of 12 functions, with sentences of their own and one that all share."""
     for package, word in (("first", "inverse"), ("second", "root")):
         module = types.ModuleType(f"scipy.{package}")
-        letters = "abcdefghijkl"
-        for letter in letters:
-            text = f"{SUMMARY.format(word + letter)}\n\nParameters\n----------\nx : array\n"
-            text += (
-                f"    Not one of the sentences that are wanted here.\n\nNotes\n-----\n{SHARED}\n"
-            )
-            text += f"The {word} of kind {letter}\nis taken in its place.\n\n"
-            text += "- A list of this and that.\n"
-            setattr(module, f"{word}_{letter}", documented(text))
-        module.constant = 3.0
-        module.__all__ = [*(f"{word}_{letter}" for letter in letters), "constant"]
+        functions = {f"{word}_{letter}": types.FunctionType(CODE, {}) for letter in LETTERS}
+        for name, function in functions.items():
+            function.__doc__ = DOCSTRING.format(word, name[-1], SHARED)
+        vars(module).update(functions, constant=3.0, __all__=[*functions, "constant"])
         monkeypatch.setitem(sys.modules, f"scipy.{package}", module)
     return ["first", "second"]
 
 
 def test_prose_is_what_stands_before_the_parameters_and_in_the_notes(packages):
     found = list(docstrings.sentences("first"))
+    assert len(found) == 60
     assert found[:3] == [
         ("first.inverse_a", "Compute the inversea of a given matrix."),
         ("first.inverse_a", SHARED),
         ("first.inverse_a", "The inverse of kind a is taken in its place."),
     ]
-    assert len(found) == 36
 
 
 def test_sets_are_balanced_and_share_no_function_and_no_sentence(packages):
-    split = docstrings.load(packages, train=16, validation=4, test=8)
-    assert [len(part.texts) for part in split] == [16, 4, 8]
+    split = docstrings.load(packages, train=20, validation=4, test=8)
+    assert [len(part.texts) for part in split] == [20, 4, 8]
     for part in split:
         assert np.bincount(part.labels).tolist() == [len(part.texts) // 2] * 2
         assert all(packages[y] in f for y, f in zip(part.labels, part.functions, strict=True))
@@ -61,6 +65,9 @@ def test_sets_are_balanced_and_share_no_function_and_no_sentence(packages):
     texts = [text for part in split for text in part.texts]
     assert SHARED not in texts
     assert len(set(texts)) == len(texts)
+    # Of sentences that differ in numbers or arguments alone there is one.
+    assert any("of 3 samples" in text for text in texts)
+    assert not any("of 10 samples" in text for text in texts)
 
 
 def test_the_seed_decides_which_functions_are_where(packages):
@@ -71,18 +78,12 @@ def test_the_seed_decides_which_functions_are_where(packages):
     assert docstrings.describe(again) != docstrings.describe(other)
 
 
-def test_sentences_that_differ_in_numbers_or_arguments_count_as_one():
-    alike = docstrings._alike("The `x` of 3 samples.")
-    assert docstrings._alike("The `weights` of 10 samples.") == alike
-    assert docstrings._alike("The mean of 3 samples.") != alike
-
-
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ((7, 4, 4), "train must be a multiple of 2, got 7"),
-        ((8, 0, 4), "validation must be a positive integer"),
-        ((44, 4, 4), "scipy.first has too few sentences"),
+        ((7, 4, 4), "train must .* got 7"),
+        ((8, 0, 4), "validation must"),
+        ((64, 4, 4), "scipy.first has too few sentences"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(packages, sizes, message):
