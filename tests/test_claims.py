@@ -36,9 +36,6 @@ def with_statements(*rules):
     return ROW | {"statements": statements}
 
 
-TWO = with_statements(("above", 0.5), ("above", 0.5))
-
-
 @pytest.fixture
 def shown(monkeypatch):
     """(verdict, page) -> the table of a ledger of this one claim."""
@@ -50,43 +47,28 @@ def shown(monkeypatch):
     return table
 
 
-@pytest.mark.parametrize(
-    ("rule", "bounds", "outcome"),
-    [
-        ("above", ABOVE, "holds"),
-        ("above", HIGH, "unclear"),
-        ("above", LOW, "unclear"),
-        ("above", BELOW, "fails"),
-        ("above", (1.0, 0.5, 1.5), "unclear"),
-        ("above", (0.5, 0.4, 0.6), "unclear"),
-        ("above", (0.4, 0.3, 0.5), "fails"),
-        ("above", (1.0, 0.6, np.inf), "holds"),
-        ("above", (np.inf, 0.6, np.inf), "holds"),
-        ("above", (1.0, -np.inf, np.inf), "unclear"),
-        ("below", BELOW, "holds"),
-        ("below", LOW, "unclear"),
-        ("below", HIGH, "unclear"),
-        ("below", ABOVE, "fails"),
-        ("below", (0.4, 0.3, 0.5), "unclear"),
-        ("below", (0.6, 0.5, 0.7), "fails"),
-        ("below", (0.4, -np.inf, 0.4), "holds"),
-        ("below", (-np.inf, -np.inf, 0.4), "holds"),
-        ("within", (0.0, -0.4, 0.4), "holds"),
-        ("within", (0.0, -0.6, 0.4), "unclear"),
-        ("within", (0.0, -0.5, 0.4), "unclear"),
-        ("within", (0.0, -0.4, 0.5), "unclear"),
-        ("within", (-0.6, -0.9, -0.1), "unclear"),
-        ("within", (-0.7, -0.9, -0.5), "fails"),
-        ("within", (0.6, 0.5, 0.7), "fails"),
-    ],
-)
-def test_one_statement(rule, bounds, outcome):
-    found = claims.judge(with_statements((rule, 0.5)), record(a=bounds))
-    assert found.statements[0].outcome == outcome
-    assert found.statements[0].found == pytest.approx(bounds)
-    assert found.verdict == {"holds": REPRODUCED, "unclear": UNDECIDED, "fails": NOT}[outcome]
-    assert found.changed == (found.verdict != REPRODUCED)
-    assert found.tier == "gpu"
+OUTCOMES = {
+    ("above", "holds"): [ABOVE, (1.0, 0.6, np.inf), (np.inf, 0.6, np.inf)],
+    ("above", "unclear"): [HIGH, LOW, (1.0, 0.5, 1.5), (0.5, 0.4, 0.6), (1.0, -np.inf, np.inf)],
+    ("above", "fails"): [BELOW, (0.4, 0.3, 0.5)],
+    ("below", "holds"): [BELOW, (0.4, -np.inf, 0.4), (-np.inf, -np.inf, 0.4)],
+    ("below", "unclear"): [LOW, HIGH, (0.4, 0.3, 0.5)],
+    ("below", "fails"): [ABOVE, (0.6, 0.5, 0.7)],
+    ("within", "holds"): [(0.0, -0.4, 0.4)],
+    ("within", "unclear"): [(0.0, -0.5, 0.4), (0.0, -0.4, 0.5), (-0.6, -0.9, -0.1)],
+    ("within", "fails"): [(-0.7, -0.9, -0.5), (0.6, 0.5, 0.7)],
+}
+
+
+@pytest.mark.parametrize(("rule", "outcome"), OUTCOMES)
+def test_one_statement(rule, outcome):
+    for bounds in OUTCOMES[rule, outcome]:
+        found = claims.judge(with_statements((rule, 0.5)), record(a=bounds))
+        assert found.statements[0].outcome == outcome
+        assert found.statements[0].found == pytest.approx(bounds)
+        assert found.verdict == {"holds": REPRODUCED, "unclear": UNDECIDED, "fails": NOT}[outcome]
+        assert found.changed == (found.verdict != REPRODUCED)
+        assert found.tier == "gpu"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +83,8 @@ def test_one_statement(rule, bounds, outcome):
     ],
 )
 def test_two_statements(first, second, verdict):
-    assert claims.judge(TWO, record(a=first, b=second)).verdict == verdict
+    row = with_statements(("above", 0.5), ("above", 0.5))
+    assert claims.judge(row, record(a=first, b=second)).verdict == verdict
 
 
 @pytest.mark.parametrize("first", [ABOVE, BELOW])

@@ -76,7 +76,7 @@ def test_lenet_and_its_derivatives_are_those_written_out(case, method):
         return written_out(params, x, padding)
 
     found, expected = (
-        value_and_derivatives(f, (params,), (direction(params),)) for f in (ours, theirs)
+        value_and_derivatives(f)((params,), (direction(params),)) for f in (ours, theirs)
     )
     for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-8)

@@ -1,5 +1,7 @@
 """Convolution and pooling against NumPy windows; slices against the whole."""
 
+import functools
+
 import drawn
 import jax
 import jax.numpy as jnp
@@ -52,15 +54,18 @@ def arrays(*parts):
     return tuple(map(jnp.asarray, parts))
 
 
-def value_and_derivatives(f, primals, tangents):
-    """Of f at the primals: its value, the pushforward of the tangents, the pullback of that."""
+def value_and_derivatives(f):
+    """(primals, tangents) -> the value of f, the pushforward of the tangents, the pullback of that.
+
+    Compiled, once for each shape.
+    """
 
     @jax.jit
     def products(primals, tangents):
         value, pushed = jax.jvp(f, primals, tangents)
         return value, pushed, *jax.vjp(f, *primals)[1](pushed)
 
-    return products(primals, tangents)
+    return products
 
 
 @given(convolutions())
@@ -79,7 +84,7 @@ def test_each_method_and_its_derivatives_are_those_of_the_sum_over_windows(case)
         def conv(x, kernel, method=method):
             return convolution.conv2d(x, kernel, stride=stride, padding=padding, method=method)
 
-        found = value_and_derivatives(conv, arrays(x, kernel), arrays(dx, dkernel))
+        found = value_and_derivatives(conv)(arrays(x, kernel), arrays(dx, dkernel))
         np.testing.assert_allclose(found[0], value, atol=1e-12)
         np.testing.assert_allclose(found[1], sum(parts), atol=1e-12)
         for pulled, tangent, part in zip(found[2:], (dx, dkernel), parts, strict=True):
@@ -133,23 +138,22 @@ def test_ties_share_the_derivative():
 @given(convolutions())
 def test_a_pooled_convolution_is_a_convolution_and_a_pool_with_their_derivatives(case):
     x, kernel, _, padding = case
-    expected = by_windows(x, kernel, 1, padding)
-    assume(min(expected.shape[1:3]) > 1)
+    assume(min(by_windows(x, kernel, 1, padding).shape[1:3]) > 1)
+    ways = [
+        value_and_derivatives(
+            functools.partial(convolution.conv2d_max_pool2, padding=padding, method=method)
+        )
+        for method in ("direct", "patches", "blocks")
+    ]
     rng = np.random.default_rng(1)
+    tangents = arrays(*(rng.normal(size=part.shape) for part in (x, kernel)))
     # Whole numbers tie often: all ways must share the derivative alike.
     for primals in (arrays(x, kernel), arrays(np.round(x), np.round(kernel))):
-        tangents = arrays(*(rng.normal(size=part.shape) for part in primals))
-        found = {}
-        for method in ("direct", "patches", "blocks"):
-
-            def pooled(x, kernel, method=method):
-                return convolution.conv2d_max_pool2(x, kernel, padding=padding, method=method)
-
-            found[method] = value_and_derivatives(pooled, primals, tangents)
+        direct, *others = (way(primals, tangents) for way in ways)
         value = convolution.max_pool2(jnp.asarray(by_windows(*primals, 1, padding)))
-        np.testing.assert_allclose(found["direct"][0], value, atol=1e-12)
-        for method in ("patches", "blocks"):
-            for ours, theirs in zip(found[method], found["direct"], strict=True):
+        np.testing.assert_allclose(direct[0], value, atol=1e-12)
+        for found in others:
+            for ours, theirs in zip(found, direct, strict=True):
                 np.testing.assert_allclose(ours, theirs, atol=1e-11)
 
 

@@ -6,27 +6,26 @@ import problems
 import pytest
 from iterlin.runtime import costs
 
+A, B = jnp.ones((3, 4)), jnp.ones((4, 5))
+IMAGES, FILTERS = jnp.ones((2, 3, 8, 8)), jnp.ones((6, 3, 3, 3))
 
-def test_operations_count_products_convolutions_and_loops():
-    a, b = jnp.ones((3, 4)), jnp.ones((4, 5))
-    assert costs.operations(jnp.matmul, a, b) == 2 * 3 * 4 * 5
 
-    def loop(a, b):
-        return jax.lax.scan(lambda c, _: (c, a @ b), 0, length=7)[1]
-
-    assert costs.operations(loop, a, b) == 7 * 2 * 3 * 4 * 5
-
-    def branch(a, b):
-        return jax.lax.cond(a[0, 0] > 0, lambda: a @ b, lambda: jnp.zeros((3, 5)))
-
-    assert costs.operations(branch, a, b) == 2 * 3 * 4 * 5
-    image, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 6))
-
-    def convolve(x, k):
-        numbers = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=numbers)
-
-    assert costs.operations(convolve, image, kernel) == 2 * (2 * 6 * 6 * 6) * (3 * 3 * 3)
+@pytest.mark.parametrize(
+    ("function", "arguments", "expected"),
+    [
+        (jnp.matmul, (A, B), 2 * 3 * 4 * 5),
+        (lambda a, b: jax.lax.map(lambda _: a @ b, jnp.arange(7)), (A, B), 7 * 2 * 3 * 4 * 5),
+        (
+            lambda a, b: jax.lax.cond(a[0, 0] > 0, lambda: a @ b, lambda: jnp.zeros((3, 5))),
+            (A, B),
+            2 * 3 * 4 * 5,
+        ),
+        (lambda x, k: jax.lax.conv(x, k, (1, 1), "VALID"), (IMAGES, FILTERS), 2 * 432 * 27),
+    ],
+    ids=["product", "loop", "branch", "convolution"],
+)
+def test_operations_count_products_convolutions_and_loops(function, arguments, expected):
+    assert costs.operations(function, *arguments) == expected
 
 
 def test_operations_agree_with_the_compiler_on_a_network():

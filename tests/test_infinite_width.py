@@ -10,9 +10,9 @@ from problems import bare
 
 
 def expectations(covariance):
-    """E[relu(u) relu(v)] and P(u > 0, v > 0) of a Gaussian pair, by quadrature over the angle.
+    """E[relu(u) relu(v)] and P(u > 0, v > 0) of a Gaussian pair (u, v) = L (r cos a, r sin a).
 
-    (u, v) = L (r cos a, r sin a): the radius integrates to 2 and 1, the angle is left over.
+    The radius integrates to 2 and 1, the angle is left to quadrature.
     """
     (variance, cross), (_, other) = covariance
     a = np.sqrt(variance)
@@ -34,8 +34,7 @@ def by_quadrature(x1, x2, depth, bias):
     return kernel
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("depth", [0, 1, 2, 4])
+@pytest.mark.parametrize(("depth", "bias"), [(0, True), (1, False), (2, True), (4, False)])
 def test_recursion_equals_quadrature(depth, bias):
     x1 = np.array([[0.3, -1.2, 0.7], [1.0, 0.5, -0.4]])
     x2 = np.array([[0.8, 0.1, 2.0], [-0.3, 1.2, -0.7], [0.6, -2.4, 1.4]])
@@ -89,24 +88,23 @@ def test_networks_approach_the_kernel_with_width():
     assert 0.5 < np.log(errors[0] / errors[1]) / np.log(16) / 0.5 < 1.5
 
 
-def test_an_input_at_zero_has_a_kernel():
-    x = jnp.asarray([[0.0], [1.0]])
-    for bias in (True, False):
-        kernel = np.asarray(relu_mlp_ntk(x, depth=2, bias=bias))
-        assert np.all(np.isfinite(kernel))
-        assert kernel[0, 0] == float(bias)
+@pytest.mark.parametrize("bias", [True, False])
+def test_an_input_at_zero_has_a_kernel(bias):
+    kernel = np.asarray(relu_mlp_ntk(jnp.asarray([[0.0], [1.0]]), depth=2, bias=bias))
+    assert np.all(np.isfinite(kernel))
+    assert kernel[0, 0] == float(bias)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"depth": -1}, "depth must be a non-negative integer, got -1"),
-        ({"depth": 1.5}, "depth must be a non-negative integer, got 1.5"),
-        ({"depth": True}, "depth must be a non-negative integer, got True"),
-        ({"x2": jnp.ones((2, 4))}, "x1 and x2 differ in width: 3 and 4"),
-        ({"x1": jnp.ones(3)}, r"x1 must be a matrix \(N, D\), got shape \(3,\)"),
-        ({"x1": jnp.ones((2, 0))}, r"x1 must be a matrix \(N, D\), got shape \(2, 0\)"),
-        ({"x2": jnp.ones((0, 3))}, r"x2 must hold an example, got empty data of shape \(0, 3\)"),
+        ({"depth": -1}, "depth must .* got -1"),
+        ({"depth": 1.5}, "depth must .* got 1.5"),
+        ({"depth": True}, "depth must .* got True"),
+        ({"x2": jnp.ones((2, 4))}, "differ in width: 3 and 4"),
+        ({"x1": jnp.ones(3)}, r"x1 must .* got shape \(3,\)"),
+        ({"x1": jnp.ones((2, 0))}, r"x1 must .* got shape \(2, 0\)"),
+        ({"x2": jnp.ones((0, 3))}, r"x2 must .* empty data"),
     ],
 )
 def test_bad_input_is_refused(arguments, message):

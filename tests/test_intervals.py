@@ -46,26 +46,10 @@ def logistic(m, b, x):
     return 1 / (1 + np.exp(-b * (x - m)))
 
 
-def failures(rng):
-    x = np.linspace(-2, 2, 20)
-    return half_point(x, rng.uniform(size=20) < logistic(0.3, 3.0, x))
-
-
-@pytest.mark.parametrize(
-    ("draw", "truth", "times", "least"),
-    [
-        (lambda rng: mean_interval(rng.normal(size=25)), 0.0, 300, 0.9),
-        (lambda rng: bootstrap_interval(np.mean, rng.normal(size=25), resamples=300), 0, 300, 0.9),
-        (failures, 0.3, 15, 0.8),
-    ],
-    ids=["mean", "bootstrap", "half point"],
-)
-def test_intervals_cover_the_truth_as_often_as_they_promise(draw, truth, times, least):
-    rng = np.random.default_rng(2)
-    runs = [draw(rng) for _ in range(times)]
-    covered = np.mean([run.lower <= truth <= run.upper for run in runs])
-    assert least < covered
-    assert covered <= 0.995 or times < 100
+def test_half_point_covers_the_truth_as_often_as_it_promises():
+    rng, x = np.random.default_rng(6), np.linspace(-2, 2, 40)
+    runs = [half_point(x, rng.uniform(size=40) < logistic(0.3, 3.0, x)) for _ in range(30)]
+    assert np.mean([run.lower <= 0.3 <= run.upper for run in runs]) >= 0.85
 
 
 def test_bootstrap_is_a_function_of_its_samples_and_pairs_them():
@@ -105,14 +89,6 @@ def test_exact_share_is_that_of_the_binomial_test(true, count):
 def test_a_share_leaves_missing_runs_out():
     assert exact_share([0, 1, np.nan]) == exact_share([0, 1])
     np.testing.assert_array_equal(exact_share([np.nan]), (np.nan, 0, 1))
-
-
-@pytest.mark.parametrize("share", [0.05, 0.3, 0.5])
-def test_exact_shares_cover_at_least_as_often_as_they_promise(share):
-    chances = stats.binom.pmf(np.arange(8), 7, share)
-    found = [exact_share(np.arange(7) < true) for true in range(8)]
-    covered = sum(p for p, f in zip(chances, found, strict=True) if f.lower <= share <= f.upper)
-    assert covered >= 0.95
 
 
 @pytest.mark.parametrize(("size", "m", "b"), [(120, 1.7, 3), (1000, 2.035, 15)])

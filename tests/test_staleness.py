@@ -38,10 +38,7 @@ def by_hand(f, params, data, residual, jacobian, period, num_steps):
     """The same in NumPy from dense Jacobians, one step after another."""
     x, y = data
     theta, unravel = jax.flatten_util.ravel_pytree(params)
-    names = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)
-    layer = flat(
-        {name: jax.tree.map(lambda z, i=i: z + i, names[name]) for i, name in enumerate(LAYERS)}
-    )
+    layer = np.concatenate([np.full(flat(params[name]).size, int(name)) for name in LAYERS])
     for step in range(num_steps):
         if step % period == 0:
             anchor = theta
@@ -52,7 +49,7 @@ def by_hand(f, params, data, residual, jacobian, period, num_steps):
         odds = np.exp(seen - seen.max(1, keepdims=True))
         slope = (odds / odds.sum(1, keepdims=True) - np.eye(2)[np.asarray(y)]) / len(y)
         stale_layers = {"fresh": (), "stale": LAYERS}.get(jacobian, jacobian)
-        columns = np.isin(layer, [LAYERS.index(name) for name in stale_layers])
+        columns = np.isin(layer, [int(name) for name in stale_layers])
         theta = theta - STEP_SIZE * np.where(columns, stale, fresh).T @ slope.ravel()
     return theta
 
@@ -61,25 +58,15 @@ JACOBIANS = ["fresh", "stale", (), ("1",), ("0", "2"), LAYERS]
 
 
 @pytest.mark.parametrize("residual", ["fresh", "stale"])
-@pytest.mark.parametrize("jacobian", JACOBIANS)
-@pytest.mark.parametrize("slice_size", [None, 5])
+@pytest.mark.parametrize(
+    ("jacobian", "slice_size"), [*((j, None) for j in JACOBIANS), ("stale", 5), (("1",), 5)]
+)
 def test_steps_are_those_of_dense_jacobians(residual, jacobian, slice_size):
     f, params, data = classified()
     sliced = f if slice_size is None else il.in_slices(f, slice_size)
     state = trained(sliced, params, data, residual, jacobian, 4, 10)
     expected = by_hand(f, params, data, residual, jacobian, 4, 10)
     np.testing.assert_allclose(flat(state.params), expected, rtol=1e-11, atol=1e-13)
-
-
-def test_no_two_corners_are_the_same():
-    f, params, data = classified()
-    ends = [
-        flat(trained(f, params, data, *corner, 4, 10).params)
-        for corner in product(("fresh", "stale"), ("fresh", ("1",), "stale"))
-    ]
-    for i, one in enumerate(ends):
-        for other in ends[:i]:
-            assert np.abs(one - other).max() > 1e-4
 
 
 @pytest.mark.parametrize("batch_size", [None, 5])
@@ -93,20 +80,14 @@ def test_the_corners_are_gradient_descent_and_algorithm_3(batch_size):
         np.testing.assert_allclose(flat(mixed.params), flat(plain.params), rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("residual", ["fresh", "stale"])
-@pytest.mark.parametrize("jacobian", ["fresh", "stale", ("0",)])
+@pytest.mark.parametrize(
+    ("residual", "jacobian"), [("fresh", "stale"), ("stale", "fresh"), ("stale", ("0",))]
+)
 def test_with_a_linearisation_at_each_step_it_is_gradient_descent_bit_for_bit(residual, jacobian):
     f, params, data = classified()
     mixed = trained(f, params, data, residual, jacobian, 1, 7)
     plain, _ = il.train(il.Algorithm(f, ENTROPY, STEP_SIZE), params, data, schedule=1, num_steps=7)
     np.testing.assert_array_equal(flat(mixed.params), flat(plain.params))
-
-
-def test_all_layers_are_the_whole_jacobian_and_none_are_none():
-    f, params, data = classified()
-    for layers, whole in ((LAYERS, "stale"), ((), "fresh")):
-        one, other = (trained(f, params, data, "fresh", j, 5, 11).params for j in (layers, whole))
-        np.testing.assert_array_equal(flat(one), flat(other))
 
 
 def test_a_network_linear_in_its_parameters_cannot_be_stale():
@@ -122,7 +103,6 @@ def test_a_network_linear_in_its_parameters_cannot_be_stale():
 
 
 def test_penalty_and_trainable_are_those_of_the_algorithm():
-    """Both stale with a penalty and a part of the parameters is still Algorithm 3 of these."""
     f, params, data = classified()
     settings = {"penalty": 0.05, "trainable": lambda path: not path.startswith("0")}
     mixed = trained(f, params, data, "stale", LAYERS, 5, 11, **settings)
@@ -180,5 +160,5 @@ def test_what_makes_no_sense_is_refused(settings, named):
 
 def test_unknown_layers_are_named():
     f, params, data = classified()
-    with pytest.raises(ValueError, match="jacobian names a, b, c, d: params have 0, 1, 2"):
-        trained(f, params, data, "fresh", ("d", "b", "1", "c", "a"), 2, 2)
+    with pytest.raises(ValueError, match="jacobian names a, d"):
+        trained(f, params, data, "fresh", ("d", "1", "a"), 2, 2)
