@@ -170,12 +170,12 @@ def the_schedule(step, state):
 
 
 ANSWERS = [
-    (the_schedule, "the schedule the_schedule must return one bool, .*got int32 of shape"),
+    (the_schedule, r"the schedule the_schedule must return one bool, .*got int32\[\]"),
     (jax.jit(the_schedule), "the schedule the_schedule must return one bool, .*got int32"),
     (lambda step, state: step / 5, "<lambda> must return one bool, .*got float"),
     (lambda step, state: None, "must return one bool, .*got None"),
     (lambda step, state: 1, "must return one bool, .*got 1"),
-    (lambda step, state: step == jnp.arange(3), r"must return one bool, .*bool of shape \(3,\)"),
+    (lambda step, state: step == jnp.arange(3), r"must return one bool, .*bool\[3\]"),
     (lambda step, state: step in (3, 7), r"needs the value of its step .*jnp.isin\(step"),
     (lambda step, state: step in {3, 7}, r"needs the value of its step .*jnp.isin\(step"),
     (lambda step, state: float(state.step) > 3, "needs the value of its step in Python"),
@@ -184,7 +184,7 @@ ANSWERS = [
         "the predicate the_schedule must return one bool",
     ),
     (when(lambda s: None, check_every=2), "predicate <lambda> must return one bool, .*got None"),
-    (when(lambda s: s.params > 0, check_every=2), r"must return one bool, .*bool of shape \(2,\)"),
+    (when(lambda s: s.params > 0, check_every=2), r"must return one bool, .*bool\[2\]"),
     (when(lambda s: bool(s.step > 3), check_every=2), "needs the value of its state in Python"),
 ]
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 import roads
-from iterlin import every, linearize, losses, never
+from iterlin import every, linearize, losses, never, schedules
 from iterlin.algorithm import Algorithm
 from iterlin.networks.mlp import mlp
 from iterlin.runtime import checkpoints, chunks
@@ -528,7 +528,10 @@ def test_bad_number_of_steps_is_refused(num_steps):
     [
         ({"batch_size": 0, "key": 0}, "batch_size must be a positive integer, got 0"),
         ({"batch_size": 2.5, "key": 0}, "batch_size must be a positive integer, got 2.5"),
-        ({"batch_size": 11, "key": 0}, "batch_size 11 exceeds the 10 examples there are"),
+        (
+            {"batch_size": 11, "key": jax.random.key(0)},
+            "batch_size 11 exceeds the 10 examples there are",
+        ),
         ({"batch_size": 4}, "minibatch run needs a key"),
         ({"augment": lambda key, x: x}, "an augmented run needs a key"),
         ({"target_loss": -1.0}, "target_loss must be finite and positive, got -1.0"),
@@ -537,9 +540,6 @@ def test_bad_number_of_steps_is_refused(num_steps):
         ({"eval_steps": [-1, 3]}, r"watch.at must lie in \[0, 5\], got -1..3"),
         ({"eval_steps": [3, 3]}, "watch.at must be a strictly increasing list"),
         ({"eval_steps": [0, 2, 1]}, "watch.at must be a strictly increasing list"),
-        ({"eval_steps": []}, "watch.at must be a strictly increasing list"),
-        ({"eval_steps": range(0)}, "watch.at must be a strictly increasing list"),
-        ({"eval_steps": np.arange(0)}, "watch.at must be a strictly increasing list"),
         ({"eval_steps": [[0], [3]]}, "watch.at must be a strictly increasing list"),
         ({"eval_steps": [0, 2.5]}, "watch.at must be a strictly increasing list of whole steps"),
     ],
@@ -618,6 +618,172 @@ def test_labels_of_watched_sets_are_checked(metrics):
             call()
 
 
+X3, TWO = jnp.ones((4, 3)), jnp.asarray([0, 1, 0, 1])
+KEYS = jax.random.split(jax.random.key(0), 2)
+
+
+def mistaken(**changes):
+    """Calls with one mistake, to `train`, `train_sweep` and `integrate`, where they have it."""
+    of_algorithm = {n: v for n, v in changes.items() if n in roads.OF_ALGORITHM}
+    rest = {n: v for n, v in changes.items() if n not in roads.OF_ALGORITHM}
+    if "augment" in changes and "key" not in changes:
+        rest["key"] = KEYS[0]
+    params, data = jnp.ones((3, 2)), rest.pop("data", (X3, TWO))
+
+    def algorithm():
+        settings = {"loss": MEAN_ENTROPY, "optimizer": 0.1} | of_algorithm
+        return roads.unchecked(lambda p, x: jnp.tanh(x @ p), **settings)
+
+    settings = {"num_steps": 2, **{n: v for n, v in rest.items() if n not in ("key", "keys")}}
+    key = {n: v for n, v in rest.items() if n == "key"}
+    sweep = {"periods": [1], "keys": rest.get("keys", KEYS)} | settings
+    calls = {
+        "train": lambda: bare(iterlin.train)(
+            algorithm(), params, data, schedule=1, **settings, **key
+        ),
+        "train_sweep": lambda: bare(iterlin.train_sweep)(
+            algorithm(), lambda key: params, data, **sweep
+        ),
+        "integrate": lambda: bare(iterlin.integrate)(
+            algorithm(), params, data, schedule=1, **settings
+        ),
+    }
+    if "keys" in changes:
+        return [calls["train_sweep"]]
+    if isinstance(changes.get("watch"), dict):  # of the others the type checker of tests tells
+        return [calls["train"], calls["train_sweep"]]
+    if "key" in changes or changes.get("data") is not None:
+        return [calls["train"]]
+    if {"augment", "regularizer"} & set(changes):
+        return [calls["train"], calls["train_sweep"]]
+    return list(calls.values())
+
+
+def per_example(outputs, y):
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, y)
+
+
+WIDE = Watch({"test": (jnp.ones((4, 7)), TWO)})
+ONE_NUMBER = "must return one number, such as a sum or a mean over the examples"
+TRACED = "needs a value in Python, but JAX traces it: write it with jax.numpy"
+BATCHES = r"give batches \(x, y\) as an iterator, iter\(data\)$"
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ({"loss": per_example}, rf"^loss {ONE_NUMBER}: got float64\[4\]$"),
+        ({"loss": lambda o, y: (o[:, 0] - y) ** 2}, rf"^loss {ONE_NUMBER}: got float64\[4\]$"),
+        ({"loss": lambda o, y: None}, rf"^loss {ONE_NUMBER}: got None"),
+        ({"loss": lambda o: o.sum()}, r"^loss is called as loss\(outputs, y\), but it takes \(o\)"),
+        ({"loss": lambda o, y: float(o.sum())}, f"^loss of .* fails: it {TRACED}"),
+        (
+            {"loss": lambda o, y: (o - y[:2]).sum()},
+            r"^loss of float64\[4, 2\] and int64\[4\] fails",
+        ),
+        ({"augment": lambda x: x}, r"^augment is called as augment\(key, x\), but it takes \(x\)"),
+        (
+            {"augment": lambda key, x: x[:2]},
+            r"^augment must return as many .*: got float64\[2, 3\]$",
+        ),
+        ({"augment": lambda key, x: x[:, :2]}, r"^augment of inputs float64\[4, 3\] fails: .*dot_"),
+        ({"augment": lambda x, key: jax.random.split(key) + x}, "^augment of inputs .* fails"),
+        ({"regularizer": lambda: 0}, r"^regularizer is called as regularizer\(params\), but it"),
+        ({"regularizer": lambda p: p**2}, rf"^regularizer {ONE_NUMBER}: got float64\[3, 2\]"),
+        ({"regularizer": lambda p: p @ p}, r"^regularizer of float64\[3, 2\] fails: dot_general"),
+        ({"trainable": "lora"}, r"as lambda path: path.startswith\('lora'\), or a pytree of bools"),
+        ({"watch": {"test": (X3, TWO)}}, r"^watch must be a Watch, as .* got one of type dict$"),
+        (
+            {"watch": WIDE},
+            r"^the set 'test' of watch fails: f.* of inputs float64\[4, 7\] fails: dot",
+        ),
+        (
+            {"watch": Watch({"test": (X3, TWO)}, {"sum": lambda o, y: np.sum(np.asarray(o))})},
+            f"^the metric 'sum' of watch fails: it {TRACED}",
+        ),
+        ({"watch": Watch(observe=lambda s: {"at": float(s.step)})}, "^observe of watch needs the"),
+        ({"watch": Watch(observe=lambda s: s.step)}, r"observe of watch must return .*int32\[\]"),
+        ({"watch": Watch(observe=lambda s: {"a": None})}, "^observe of watch fails: None is not"),
+        ({"checkpoint": True}, "^checkpoint must be the path of a file, got True$"),
+        ({"key": 0}, r"^key must be a random key, as jax.random.key\(0\), got 0$"),
+        ({"key": KEYS}, r"^key must be a random key, as .*, got key<fry>\[2\]$"),
+        ({"keys": KEYS[0]}, r"^keys must be several random keys, as .*: got key<fry>\[\]$"),
+        ({"keys": jax.random.PRNGKey(0)}, r"^keys must be several .*: got uint32\[2\]$"),
+        ({"keys": 3}, "^keys must be several random keys, as .*: got 3$"),
+        ({"data": (np.ones((4, 3), object), TWO)}, "^inputs must be numbers, .* dtype object$"),
+        ({"data": (X3, np.array(["a", "b"] * 2))}, "^targets must be numbers, .* dtype <U1$"),
+        (
+            {"data": (X3[:, :2], TWO)},
+            r"^f\(params, x\) of inputs float64.* fails: dot_general",
+        ),
+        ({"data": [(X3, TWO)] * 2}, BATCHES),
+        ({"data": [(X3, TWO), (X3[:2], TWO[:2])]}, BATCHES),
+        ({"data": [(X3, TWO)] * 3}, BATCHES),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(mistake, message):
+    for call in mistaken(**mistake):
+        with pytest.raises(ValueError, match=message) as error:
+            call()
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("around", [jax.jit, jax.vmap, jax.grad])
+def test_a_call_that_jax_traces_is_refused(around):
+    """And nothing else is said, of donated buffers say."""
+    algorithm = Algorithm(lambda p, x: x @ p, losses.squared_error, 0.1)
+    data, settings = (X3, X3[:, 0]), {"num_steps": 2}
+
+    def trained(p):
+        return iterlin.train(algorithm, p, data, schedule=1, **settings)[0].params.sum()
+
+    def integrated(p):
+        return iterlin.integrate(algorithm, p, data, schedule=1, **settings)[0].params.sum()
+
+    def swept(p):
+        keys = jax.random.split(jax.random.key(p[0].astype(int)), 2)
+        return iterlin.train_sweep(
+            algorithm, lambda key: jnp.ones(3), data, periods=[1], keys=keys, **settings
+        )[0].params.sum()
+
+    params = jnp.ones((2, 3)) if around is jax.vmap else jnp.ones(3)
+    for call in (trained, integrated, swept)[: 2 if around is jax.grad else 3]:
+        with pytest.raises(ValueError, match=r"outside of jax.jit, .*train_sweep makes several"):
+            around(call)(params)
+
+
+def test_a_pair_of_inputs_and_of_targets_is_no_list_of_batches():
+    both = lambda p, x: x[0] @ p["a"] + x[1] @ p["b"]  # noqa: E731
+    distance = lambda o, y: jnp.sum((o - y[0][:, 0] - y[1][:, 0]) ** 2)  # noqa: E731
+    params = {"a": jnp.ones(3), "b": jnp.ones(3)}
+    algorithm = Algorithm(both, distance, 0.1)
+    iterlin.train(algorithm, params, [(X3, X3), (X3, X3)], schedule=1, num_steps=2)
+
+
+@pytest.mark.parametrize("at", [[], (), range(0), np.arange(0)])
+def test_no_steps_to_look_at_are_the_end_alone(at):
+    _, history = attempt(eval_steps=at)
+    assert history["step"].tolist() == [5]
+
+
+def test_a_rule_that_nobody_looks_at_is_told():
+    f, params, data = regression()
+    rule = schedules.Solved(2, accuracy=None, gradient=0.1)
+    algorithm = Algorithm(f, losses.squared_error, 0.1, solved=rule)
+    settings = {"num_steps": 3}
+    message = "rule `solved` has no effect: this schedule does not look at it, as il.when_solved"
+    with pytest.warns(UserWarning, match=message):
+        iterlin.train(algorithm, params, data, schedule=2, **settings)
+    with pytest.warns(UserWarning, match=message):
+        iterlin.integrate(algorithm, params, data, schedule=2, engine="flow", **settings)
+    with pytest.warns(UserWarning, match=message):
+        iterlin.train_sweep(algorithm, lambda key: params, data, periods=[2], keys=KEYS, **settings)
+    # Warnings are errors in tests: of these there is none.
+    iterlin.train(algorithm, params, data, schedule=schedules.when_solved(2), **settings)
+    seen = Watch(observe=lambda state: {"solved": state.solved})
+    iterlin.train(algorithm, params, data, schedule=2, watch=seen, **settings)
+
+
 def test_data_of_different_lengths_or_shapes_are_refused():
     _, _, (x, y) = regression()
     with pytest.raises(ValueError, match="inputs and targets differ in length: 10 and 9"):
@@ -658,7 +824,7 @@ def test_the_jacobian_of_the_anchor_is_what_moves_the_parameters():
 @pytest.mark.parametrize(
     ("watch", "message"),
     [
-        ({"test": 1}, "watch must be a Watch"),
+        ({"test": 1}, "watch must be a Watch, .* got one of type dict$"),
         (Watch({"test": 3}), "the set 'test' of watch must be inputs and targets"),
         (Watch({"test": (1, 2, 3)}), "the set 'test' of watch must be inputs and targets"),
         (Watch(sets=None), "sets of watch must be named"),

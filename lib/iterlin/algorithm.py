@@ -56,7 +56,7 @@ class Algorithm:
     (`losses.as_sum`), it has no effect. A checkpoint is of one mesh.
 
     Raises ValueError when it is made: for an f, loss, augment or regularizer that cannot be called,
-    an f that takes other arguments, an optimizer that is neither, a batch_size that is not a
+    one that takes other arguments, an optimizer that is neither, a batch_size that is not a
     positive integer, a target_loss that is not positive, a negative penalty, a mesh that is none.
 
     >>> import optax
@@ -86,6 +86,11 @@ class Algorithm:
             value = getattr(self, name)
             if not callable(value) and not (name in ("augment", "regularizer") and value is None):
                 raise ValueError(f"{name} must be a function, got {value!r}")
+        accepts("loss", self.loss, ("outputs", "y"))
+        if self.augment is not None:
+            accepts("augment", self.augment, ("key", "x"))
+        if self.regularizer is not None:
+            accepts("regularizer", self.regularizer, ("params",))
         if self.keyed:
             accepts("f", self.f, ("params", "x", "key"))
         else:

@@ -9,14 +9,16 @@ from jaxtyping import PyTree
 
 
 def count(tree: PyTree, name: str = "inputs") -> int:
-    """N. Raises ValueError, by `name`, for no array at all, one without axes or examples, or
-    unequal lengths."""
+    """N. Raises ValueError, by `name`, for no array at all, one without axes or examples,
+    one of objects or text, or unequal lengths."""
     sizes = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         where = name + jax.tree_util.keystr(path)
         if np.ndim(leaf) == 0:
             raise ValueError(f"{where} must lead with the examples, got a single {leaf!r}")
         sizes[where] = np.shape(leaf)[0]
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSUmM":
+            raise ValueError(f"{where} must be numbers, got an array of dtype {leaf.dtype}")
         if sizes[where] == 0:
             raise ValueError(
                 f"{where} must hold an example, got empty data of shape {np.shape(leaf)}"

@@ -14,7 +14,7 @@ from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.curvature.products import loss_derivatives
 from iterlin.krylov import norm
 from iterlin.linearization import Network, output_shape, tree_sub
-from iterlin.losses import Loss, as_sum, check_labels, squared_error
+from iterlin.losses import Loss, as_sum, check_loss, squared_error
 from iterlin.parameters import Trainable, bound, join, split
 from iterlin.validation import is_traced, non_negative, positive_integer, same_shape
 
@@ -96,12 +96,9 @@ def prepare(
         same_shape(outputs, y)
     elif as_sum(loss) is not None:  # of another loss the targets may be anything
         examples.count((x, y), "inputs and targets")
-    check_labels(loss, outputs, y)
     y = jax.tree.map(converted, y)
     same = f if outputs.dtype == dtype else lambda p, x: f(p, x).astype(dtype)
-    found = jax.eval_shape(lambda: loss(jnp.zeros(outputs.shape, dtype), y))
-    if getattr(found, "shape", None) != ():
-        raise ValueError(f"loss must return one number, got {found!r}")
+    check_loss(loss, outputs.update(dtype=dtype), y)
     return Problem(same, moving, fixed, x, y, loss)
 
 

@@ -19,7 +19,7 @@ from iterlin import examples
 from iterlin.independence import shown_independent
 from iterlin.parameters import Trainable, bound, split, trainable_mask
 from iterlin.runtime.precision import full_precision
-from iterlin.validation import is_traced
+from iterlin.validation import called, described, is_traced
 
 Network = Callable[[PyTree, Any], Array]
 
@@ -155,7 +155,8 @@ def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
     """Shape and type of f(params, x); ValueError unless it is one array that leads with N, of at
     least one floating point number for each example."""
     count = examples.count(x)
-    found = jax.eval_shape(f, params, x)
+    with called(f"f(params, x) of inputs {described(x)}"):
+        found = jax.eval_shape(f, params, x)
     if not isinstance(found, jax.ShapeDtypeStruct):
         raise ValueError(f"f must return one array (N, ...), got {jax.tree.structure(found)}")
     if found.ndim == 0 or found.shape[0] != count:

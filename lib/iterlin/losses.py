@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 from iterlin import examples
 from iterlin.runtime.devices import sum_over_devices
 from iterlin.runtime.slices import sum_over_slices
-from iterlin.validation import LabelError, is_traced, labels, same_shape
+from iterlin.validation import LabelError, called, described, is_traced, labels, same_shape
 
 Loss = Callable[[Array, Array], Array]
 
@@ -59,6 +59,24 @@ def _checked(targets, classes):
         return targets
     wide = targets.astype(jnp.promote_types(targets.dtype, jnp.int32))  # may hold `classes`
     return jnp.where(wide < 0, classes, wide)
+
+
+def check_loss(loss: Loss, outputs: jax.ShapeDtypeStruct, targets: PyTree) -> None:
+    """Raises ValueError unless loss(outputs, targets) is one number; and as `check_labels`."""
+    number_of("loss", loss, outputs, targets)
+    check_labels(loss, outputs, targets)
+
+
+def number_of(name: str, function: Callable, *given: PyTree) -> None:
+    """Raises ValueError unless a function, by its name, returns one number; nothing runs."""
+    with called(f"{name} of {' and '.join(map(described, given))}"):
+        value = jax.eval_shape(lambda *given: function(*given), *given)
+    number = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
+    if not number or value.shape != ():
+        raise ValueError(
+            f"{name} must return one number, such as a sum or a mean over the examples: got "
+            f"{described(value)}"
+        )
 
 
 # Numbers in the outputs that `check_labels` makes at a time.

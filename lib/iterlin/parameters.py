@@ -39,6 +39,11 @@ def trainable_mask(params: PyTree, trainable: Trainable = None) -> PyTree:
     types = [_type(name, leaf) for name, (_, leaf) in zip(names, paths, strict=True)]
     if trainable is None:
         asked = [True] * len(names)
+    elif isinstance(trainable, str):
+        raise ValueError(
+            "trainable must be a function of a leaf's path, as lambda path: "
+            f"path.startswith({trainable!r}), or a pytree of bools: got {trainable!r}"
+        )
     elif callable(trainable) and jax.tree_util.all_leaves([trainable]):  # no Equinox module
         asked = [trainable(name) for name in names]
     else:

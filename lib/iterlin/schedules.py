@@ -191,6 +191,24 @@ def check_answer(schedule: Schedule, state: TrainState) -> None:
     jax.eval_shape(schedule, state.step, state)
 
 
+def looks_at(name: str, schedule: Schedule, state: TrainState) -> bool:
+    """Whether a schedule's answer depends on that field of the state."""
+
+    def asked(value):
+        return schedule(state.step, state._replace(**{name: value}))
+
+    # Over two copies of the field, an answer that depends on it has an axis, which None refuses.
+    def over_copies(value):
+        copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (2, *leaf.shape)), value)
+        return jax.vmap(asked, out_axes=None, axis_size=2)(copies)
+
+    try:
+        jax.eval_shape(over_copies, getattr(state, name))
+    except ValueError:
+        return True
+    return False
+
+
 def _whole(name, period):
     """A period as an int, `NEVER` for infinity, or traced; 1e3 is 1000."""
     number = as_python(period)

@@ -18,7 +18,14 @@ from jaxtyping import Array, PyTree
 
 from iterlin import examples
 from iterlin.algorithm import Algorithm
-from iterlin.checks import batches_of, check_resumed, check_run, check_targets
+from iterlin.checks import (
+    batches_of,
+    check_call,
+    check_functions,
+    check_resumed,
+    check_run,
+    warn_of_unused_rule,
+)
 from iterlin.losses import check_labels
 from iterlin.parameters import split, warn_of_statistics
 from iterlin.runtime.chunks import History, run_in_chunks
@@ -36,8 +43,8 @@ from iterlin.runtime.precision import full_precision
 from iterlin.runtime.slices import Sliced
 from iterlin.schedules import as_schedule, check_answer, every, of_whole, periods_array
 from iterlin.state import RUN_AXES, TrainState, parted, whole
-from iterlin.validation import accepts
-from iterlin.watching import UPDATES, Watch, check_watch, observer
+from iterlin.validation import accepts, described, random_key, random_keys
+from iterlin.watching import UPDATES, Watch, observer
 
 
 @full_precision()
@@ -50,7 +57,7 @@ def train(
     num_steps: int,
     key: Array | None = None,
     watch: Watch = UPDATES,
-    checkpoint: Path | None = None,
+    checkpoint: str | Path | None = None,
     progress: bool | None = None,
 ) -> tuple[TrainState, History]:
     """Train a network by iterative linearisation (Algorithm 3); the final state and the history.
@@ -94,6 +101,9 @@ def train(
     >>> print(history["step"], history["updates"], history["train_loss"].round(3))
     [  0  10 100] [0 0 9] [0.25  0.001 0.   ]
     """
+    check_call("train", algorithm, (params, data, key), watch, checkpoint)
+    if key is not None:
+        random_key("key", key)
     begun = params if isinstance(params, TrainState) else None
     if begun and key is not None:
         raise ValueError("the state has the key that its run began with: leave key out")
@@ -104,7 +114,6 @@ def train(
         data = next(batches, None)
         if data is None:
             raise ValueError("data has no batch")
-    check_watch(watch)
     looks = check_run(algorithm, data, num_steps, key, watch.at, first)
     if begun:
         check_resumed(begun, algorithm, examples.count(data[1]))
@@ -115,8 +124,9 @@ def train(
         state = algorithm.start(moving, data, jax.random.key(0) if key is None else key)
     data, state = on_device((tuple(data), state))
     params = whole(state, on_device(fixed)).params
-    check_targets(algorithm, params, key, data, watch)
+    check_functions(algorithm, params, key, data, watch)
     check_answer(of_whole(schedule, fixed), state)
+    warn_of_unused_rule(algorithm, of_whole(schedule, fixed), state, watch)
     algorithm = dealt_out(algorithm, data)
 
     @partial(jax.jit, donate_argnums=0)
@@ -169,7 +179,7 @@ def train_sweep(
     num_steps: int,
     schedule: Callable[[Array], Any] = every,
     watch: Watch = UPDATES,
-    checkpoint: Path | None = None,
+    checkpoint: str | Path | None = None,
     progress: bool | None = None,
 ) -> tuple[TrainState, History]:
     """`train` for every period (K of them, infinity allowed) and every key (S), as one program.
@@ -188,15 +198,18 @@ def train_sweep(
     >>> print(states.params.shape, history["updates"][:, 0, -1])
     (3, 5, 2) [99  9  0]
     """
+    check_call("train_sweep", algorithm, (data, keys), watch, checkpoint)
+    if not callable(init):
+        raise ValueError(f"init must be a function of a key, got {described(init)}")
+    random_keys("keys", keys)
     datasets, data_axis = (jax.vmap(data)(keys), 0) if callable(data) else (data, None)
     example = jax.tree.map(lambda a: a[0], datasets) if callable(data) else data
-    check_watch(watch)
     of_all = "; for a schedule of its own in every run: lambda period: ..."
     accepts("schedule", schedule, ("period",), of_all)
     fixed = jax.vmap(lambda key: split(init(key), algorithm.trainable)[1])(keys)
     looks = check_run(algorithm, example, num_steps, keys, watch.at)
     drawn = jax.eval_shape(init, keys[0])
-    outputs = check_targets(algorithm, drawn, keys[0], example, watch)
+    outputs = check_functions(algorithm, drawn, keys[0], example, watch)
     for number in range(1, len(keys) if callable(data) else 1):
         targets = jax.tree.map(itemgetter(number), datasets[1])
         check_labels(algorithm.loss, outputs, targets)
@@ -231,6 +244,9 @@ def train_sweep(
         return of_whole(as_schedule(schedule(period)), fixed)(state.step, state)
 
     jax.eval_shape(over_both(answer, (0, None), (None, 0), out=0), states, fixed, periods)
+    one = TrainState(states.step, *jax.tree.map(lambda a: a[0, 0], states[1:]))
+    timed = as_schedule(schedule(periods[0]))
+    warn_of_unused_rule(algorithm, timed, whole(one, jax.tree.map(itemgetter(0), fixed)), watch)
     run = (fixed, datasets, periods), (watch.sets, fixed)
     settings = plain_fields(algorithm=algorithm, rule=algorithm.solved)
     settings |= {"the periods": periods.tolist()}

@@ -7,8 +7,10 @@ concrete arrays before tracing begins.
 import inspect
 import math
 import reprlib
+import textwrap
 from contextlib import contextmanager
 from numbers import Integral, Real
+from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
@@ -146,12 +148,25 @@ def labels(name: str, values, classes: int) -> None:
         )
 
 
+def random_keys(name: str, values) -> None:
+    """Refuses what is no array of several random keys."""
+    try:
+        random_key(name, jax.tree.map(itemgetter(0), values))
+    except (IndexError, TypeError, ValueError):
+        raise ValueError(
+            f"{name} must be several random keys, as jax.random.split(key, 5): got "
+            f"{described(values)}"
+        ) from None
+
+
 def random_key(name: str, value) -> None:
     """Refuses what is no single random key of JAX, of the new kind or the old."""
     dtype, shape = getattr(value, "dtype", None), np.shape(value)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if len(shape) != (0 if typed else 1) or not (typed or dtype == np.uint32):
-        raise ValueError(f"{name} must be a random key, as jax.random.key(0), got {value!r}")
+        raise ValueError(
+            f"{name} must be a random key, as jax.random.key(0), got {described(value)}"
+        )
 
 
 def one_of(name: str, value, allowed) -> None:
@@ -210,10 +225,30 @@ def shown(function) -> str:
 
 
 def described(value) -> str:
-    """An array by its type and shape, anything else as it prints, shortened."""
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return f"{value.dtype} of shape {tuple(value.shape)}"
-    return reprlib.repr(value)
+    """Arrays by type and shape, as float32[10, 3], also in a pytree; anything else as it prints,
+    shortened."""
+
+    def of_leaf(leaf):
+        if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
+            return f"{leaf.dtype}{list(leaf.shape)}"
+        return reprlib.repr(leaf)
+
+    if value is None or jax.tree_util.all_leaves([value]):
+        return of_leaf(value)
+    return str(jax.tree.map(of_leaf, value)).replace("'", "")
+
+
+@contextmanager
+def called(what: str):
+    """Begin the message of a TypeError or ValueError of a user's function, often one of JAX's about
+    shapes, with what was called."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        first = textwrap.shorten(str(error).strip().partition("\n")[0], 200)
+        if isinstance(error, VALUE_ASKED):
+            first = "it needs a value in Python, but JAX traces it: write it with jax.numpy"
+        raise ValueError(f"{what} fails: {first}") from error
 
 
 def one_bool(name: str, value, example: str) -> None:

@@ -18,7 +18,7 @@ from iterlin.linearization import linearize
 from iterlin.losses import Loss, check_labels
 from iterlin.runtime.slices import in_slices
 from iterlin.state import TrainState
-from iterlin.validation import LabelError, positive_integer
+from iterlin.validation import LabelError, called, described, positive_integer, without_values
 
 Metrics = Mapping[str, Callable[[Array, Array], Array]]
 Sets = Mapping[str, tuple[PyTree, PyTree] | list[PyTree]]
@@ -29,9 +29,9 @@ class Watch(NamedTuple):
 
     sets: {"test": (x, y), ...}; metrics: {"accuracy": accuracy, ...} of (outputs, y), the loss that
     is minimised if None. Each metric is recorded on each set, of the network as "<set>_<metric>"
-    and of its proxy as "<set>_<metric>_proxy". at: increasing steps, the last of the run added; 0
-    and a log grid if None. observe(state) -> {name: array} adds what else is to be recorded.
-    batch_size: examples of a set evaluated at a time, all of them if None.
+    and of its proxy as "<set>_<metric>_proxy". at: increasing steps, the last of the run added,
+    which [] leaves alone; 0 and a log grid if None. observe(state) -> {name: array} adds what else
+    is to be recorded. batch_size: examples of a set evaluated at a time, all of them if None.
 
     Training raises ValueError before any compute where two entries of the history would have one
     name, such as "step" or "updates", which it always has.
@@ -80,16 +80,21 @@ def observer(algorithm: Algorithm, watch: Watch, taken: tuple[str, ...] = ("step
                 size = watch.batch_size or examples.count(x)
                 outputs = in_slices(model, size)(state.params, x)
                 for metric, function in metrics.items():
-                    found[metric + suffix] = function(outputs, y)
+                    with called(f"the metric '{metric}' of watch"):
+                        found[metric + suffix] = function(outputs, y)
             return found
 
         for name, values in _of_each(measured, sets).items():
             seen |= {f"{name}_{metric}": value for metric, value in values.items()}
         if watch.observe is None:
             return seen
-        more = dict(watch.observe(state))
+        with without_values("observe of watch", "state", "jnp.linalg.norm(...)"):
+            more = watch.observe(state)
+        if not isinstance(more, Mapping):
+            raise ValueError(f"observe of watch must return {{name: array}}, got {described(more)}")
         named_once(taken, seen, more)
-        return seen | more
+        with called("observe of watch"):
+            return seen | {name: jnp.asarray(value) for name, value in more.items()}
 
     return observe
 
@@ -128,7 +133,10 @@ def _of_each(measured, sets: Sets) -> dict[str, dict[str, Array]]:
 def check_watch(watch) -> None:
     """Raises ValueError for what is no `Watch` of sets (x, y) and metrics that can be called."""
     if not isinstance(watch, Watch):
-        raise ValueError(f"watch must be a Watch(sets, metrics, at), got {watch!r}")
+        raise ValueError(
+            "watch must be a Watch, as il.Watch({'test': (x, y)}), got one of type "
+            f"{type(watch).__name__}"
+        )
     for name in ("sets", "metrics"):
         value = getattr(watch, name)
         if not isinstance(value, Mapping) and not (name == "metrics" and value is None):
@@ -150,7 +158,8 @@ def check_sets(watch: Watch, loss: Loss, outputs_of: Callable) -> None:
     with a label of none of the classes of outputs_of(x), their shape and type."""
     for name, (x, y) in watch.sets.items():
         examples.count(x, f"watch.sets[{name!r}][0]")
-        outputs = outputs_of(x)
+        with called(f"the set '{name}' of watch"):
+            outputs = outputs_of(x)
         for metric in _metrics(watch, loss).values():
             try:
                 check_labels(metric, outputs, y)

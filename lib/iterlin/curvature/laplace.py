@@ -25,7 +25,7 @@ from iterlin.linearization import (
     output_shape,
     require_independent,
 )
-from iterlin.losses import Loss, Mean, check_labels, squared_error
+from iterlin.losses import Loss, Mean, check_loss, squared_error
 from iterlin.ntk import ntk_matrix
 from iterlin.parameters import Trainable, bound, split, trainable_mask
 from iterlin.runtime.precision import full_precision
@@ -177,7 +177,7 @@ def laplace(
         return ntk_matrix(f, params, x1, x2, trainable=trainable, memory_limit=memory_limit)
 
     shape = output_shape(network, moving, x)
-    check_labels(loss, shape, y)
+    check_loss(loss, shape, y)
     size = sum(leaf.size for leaf in jax.tree.leaves(moving))
     row_bytes = math.prod(shape.shape[1:]) * size * shape.dtype.itemsize
     dual = shape.size < size and shape.shape[0] * row_bytes > memory_limit

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PyTree
 
 from iterlin import examples
 from iterlin.linearization import Network, jacobian_products
-from iterlin.losses import Loss, as_sum, check_labels, loss_over_slices
+from iterlin.losses import Loss, as_sum, check_loss, loss_over_slices
 from iterlin.parameters import Trainable, bound, split
 from iterlin.runtime.precision import full_precision
 from iterlin.validation import is_traced, like, positive_integer
@@ -56,7 +56,15 @@ def ggn_product(
     require_function(loss)
     moving, fixed = split(params, trainable)
     f = bound(f, fixed)
-    check_labels(loss, jax.eval_shape(f, moving, x), y)
+    if slice_size is not None:
+        positive_integer("slice_size", slice_size)
+        if as_sum(loss) is None:
+            raise ValueError(
+                "slice_size needs a loss that is known to be a sum over examples or the mean of "
+                f"one, such as those of iterlin.losses, got {loss!r}"
+            )
+        examples.count((x, y), "inputs and targets")
+    check_loss(loss, jax.eval_shape(f, moving, x), y)
 
     def typed(v):
         like("v", v, moving)
@@ -72,14 +80,6 @@ def ggn_product(
             return products.vjp(hessian(products.jvp(v)))
 
         return product
-
-    positive_integer("slice_size", slice_size)
-    if as_sum(loss) is None:
-        raise ValueError(
-            f"slice_size needs a loss that is known to be a sum over examples or the mean of one, "
-            f"such as those of iterlin.losses, got {loss!r}"
-        )
-    examples.count((x, y), "inputs and targets")
 
     @full_precision()
     def sliced(v):

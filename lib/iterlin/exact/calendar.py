@@ -4,29 +4,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from iterlin.schedules import Schedule, of_whole
+from iterlin.schedules import Schedule, looks_at, of_whole
 from iterlin.state import TrainState
 
 # Steps that a schedule is asked about at once.
 BLOCK = 2**16
-
-
-def looks_at(name: str, schedule: Schedule, state: TrainState) -> bool:
-    """Whether a schedule's answer depends on that field of the state."""
-
-    def asked(value):
-        return schedule(state.step, state._replace(**{name: value}))
-
-    # Over two copies of the field, an answer that depends on it has an axis, which None refuses.
-    def over_copies(value):
-        copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (2, *leaf.shape)), value)
-        return jax.vmap(asked, out_axes=None, axis_size=2)(copies)
-
-    try:
-        jax.eval_shape(over_copies, getattr(state, name))
-    except ValueError:
-        return True
-    return False
 
 
 def ends_when_solved(schedule: Schedule, state: TrainState) -> bool:

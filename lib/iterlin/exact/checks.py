@@ -5,14 +5,14 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from iterlin.algorithm import Algorithm
-from iterlin.exact.calendar import ends_when_solved, looks_at
+from iterlin.exact.calendar import ends_when_solved
 from iterlin.exact.task import Task, quadratic
 from iterlin.kernels.kept import Sizes
 from iterlin.linearization import output_shape
-from iterlin.losses import check_labels
+from iterlin.losses import check_loss
 from iterlin.ntk import kept_sizes
 from iterlin.parameters import split
-from iterlin.schedules import Schedule
+from iterlin.schedules import Schedule, looks_at
 from iterlin.state import TrainState
 
 
@@ -102,7 +102,7 @@ def check_outputs(task: Task, params: PyTree) -> None:
     Labels must be of its classes, and a rule `solved` that counts right labels needs them.
     """
     outputs = output_shape(task.f, params, task.data[0])
-    check_labels(task.loss, outputs, task.data[1])
+    check_loss(task.loss, outputs, task.data[1])
     if task.solved is None or task.solved.accuracy is None:
         return
     y = task.data[1]

@@ -18,8 +18,8 @@ from jaxtyping import PyTree
 
 from iterlin import training
 from iterlin.algorithm import Algorithm
-from iterlin.checks import cached_outputs, check_run
-from iterlin.exact.calendar import Answers, ends_when_solved, looks_at
+from iterlin.checks import cached_outputs, check_call, check_run, warn_of_unused_rule
+from iterlin.exact.calendar import Answers, ends_when_solved
 from iterlin.exact.checks import check_engine, check_outputs, needs_steps, unfit_types
 from iterlin.exact.choice import ENGINES, choose, default_memory
 from iterlin.exact.run import SPENT, ExactRun
@@ -28,7 +28,7 @@ from iterlin.parameters import bound, split
 from iterlin.runtime.chunks import History, never
 from iterlin.runtime.identity import plain_fields
 from iterlin.runtime.precision import full_precision
-from iterlin.schedules import NEVER, as_schedule, check_answer, of_whole
+from iterlin.schedules import NEVER, as_schedule, check_answer, looks_at, of_whole
 from iterlin.state import TrainState, whole
 from iterlin.validation import one_of, open_unit, positive_integer
 from iterlin.watching import UPDATES, Watch, check_sets, check_watch, observer
@@ -48,7 +48,7 @@ def integrate(
     tolerance: float = 1e-3,
     watch: Watch = UPDATES,
     memory_limit: int | None = None,
-    checkpoint: Path | None = None,
+    checkpoint: str | Path | None = None,
     progress: bool | None = None,
 ) -> tuple[TrainState, History]:
     """`training.train` by plain gradient descent on the full batch, without its steps.
@@ -164,6 +164,7 @@ def integrator(
                 "integrate starts from parameters, not from the state of a run: give its "
                 "state.params, or a checkpoint from which to go on"
             )
+        check_call("integrate", algorithm, (params, data), watch, checkpoint)
         schedule = as_schedule(schedule)
         looks = check_run(algorithm, data, num_steps, None, watch.at if at is None else at)
         if num_steps >= NEVER:
@@ -196,6 +197,7 @@ def integrator(
             settings = {"schedule": schedule, "num_steps": num_steps, "watch": looking}
             state, history = _by_steps(algorithm, params, data, settings, checkpoint, progress)
             return state, history | named
+        warn_of_unused_rule(algorithm, full, state, watch)
         kind = name, wanted.solved
         if kind not in engines:
             engines[kind] = ENGINES[name](wanted)

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from iterlin.checks import check_targets
+from iterlin.checks import check_functions
 from iterlin.runtime import costs
 from iterlin.runtime.chunks import OutOfTime
 from iterlin.runtime.identity import digest
@@ -73,7 +73,7 @@ def run_all(
     if runs:
         key = key_of(runs[0].seed)
         drawn = jax.eval_shape(problem.init, key)
-        check_targets(problem.algorithm, drawn, key, problem.train, problem.watch)
+        check_functions(problem.algorithm, drawn, key, problem.train, problem.watch)
     memory = group_memory() if memory is None else memory
     results: dict[int, Result] = {}
     seconds, data_digest = 0.0, None
