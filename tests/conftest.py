@@ -42,6 +42,7 @@ UNOPTIMIZED = {
     "test_adapters.py",
     "test_bench.py",
     "test_convnets.py",
+    "test_coupled_examples.py",
     "test_curvature.py",
     "test_diagnostics.py",
     "test_flow.py",

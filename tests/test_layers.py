@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.kernels.flat_program import flatten, run
+from iterlin.programs import flatten, run
 from iterlin.kernels.layers import find_layers
 from iterlin.networks import convnets
 from iterlin.networks.mlp import mlp

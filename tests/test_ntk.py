@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterlin import empirical_ntk, kernel_alignment, kernel_drift, linearization, ntk, ntk_product
+from iterlin import empirical_ntk, kernel_alignment, kernel_drift, ntk, ntk_product
 from iterlin.gradient_flow import eigenmodes
-from iterlin.kernels import blocks, compiled, factors
+from iterlin.kernels import blocks, factors
 from iterlin.kernels.blocks import assemble
-from iterlin.kernels.flat_program import flatten
 from iterlin.krylov import power_iteration
 from iterlin.networks import convnets
 from iterlin.networks.convolution import conv2d
 from iterlin.ntk import kernel_matrix
+from iterlin.programs import flatten
 from problems import affine, affine_problem, bare, dense, network
 
 FORMS = {"full": "ijoq->ijoq", "matrix": "ijoq->iojq", "diagonal": "ijoo->ijo", "trace": "ijoo->ij"}
@@ -148,8 +148,8 @@ def convolutional(size, features, method):
 def test_convolution_takes_the_cheaper_way_and_both_are_right(size, features, kind, method):
     """4 positions with 18 x 16 weights multiply less by positions; 36 with 18 x 2 by rows."""
     f, params, x = convolutional(size, features, method)
-    network = compiled.trace(f, params, None, x[:1])
-    found = network.compiled.factors(network.given, x, jnp.arange(3), form="full", count=4, total=3)
+    network = factors.trace(f, params, None, x[:1])
+    found = network.factors(x, jnp.arange(3), form="full", count=4, total=3)
     assert {name for name in found._fields if getattr(found, name)} == {"dense", kind}
     assert_forms(f, params, x)
 
@@ -183,9 +183,8 @@ def test_positions_are_taken_where_they_multiply_less(
 
 def found_factors(f, params, x, outputs, form):
     """Their shapes alone."""
-    network = compiled.trace(f, params, None, x)
-    shapes_of, settings = network.compiled.factors.eval_shape, {"form": form, "total": outputs}
-    return shapes_of(network.given, x, jnp.arange(outputs), count=4, **settings)
+    network = factors.trace(f, params, None, x)
+    return network.shapes(x, jnp.arange(outputs), count=4, form=form, total=outputs)
 
 
 @pytest.mark.parametrize(
@@ -449,8 +448,7 @@ def test_two_forms_at_once_are_refused():
         empirical_ntk(f, params, x, trace=True, diagonal=True)
 
 
-def test_network_is_traced_for_a_batch_of_one_and_of_two_at_each_call():
-    """And not for each group of examples."""
+def test_groups_of_examples_need_no_further_trace():
     f, params, x, _ = network(examples=12)
     traces = []
 
@@ -458,10 +456,11 @@ def test_network_is_traced_for_a_batch_of_one_and_of_two_at_each_call():
         traces.append(len(x))
         return f(params, x)
 
-    for _ in range(2):
-        traces.clear()
-        empirical_ntk(counted, params, x, memory_limit=1500)
-        assert traces == [1, 2]
+    empirical_ntk(counted, params, x)
+    one_group = traces.copy()
+    traces.clear()
+    empirical_ntk(jax.tree_util.Partial(counted), params, x, memory_limit=1500)
+    assert traces == one_group
 
 
 def test_function_that_cannot_be_hashed_or_closes_over_a_traced_array():
@@ -572,18 +571,3 @@ def test_uneven_parts_of_the_outputs_agree_on_rows_and_positions(limit):
 
     kernel = empirical_ntk(f, params, tokens, memory_limit=2 * limit)
     np.testing.assert_allclose(kernel, empirical_ntk(f, params, tokens), rtol=1e-10)
-
-
-def test_coupled_examples_are_seen_from_two_of_them():
-    """The check does not need the activations of all examples at once."""
-    sizes = []
-
-    def f(params, x):
-        sizes.append(len(x))
-        return x @ params
-
-    x, params = jnp.ones((50, 3)), jnp.ones((3, 2))
-    linearization.require_independent(f, params, x)
-    concrete = [size for size in sizes if size != 50]
-    assert sizes.count(50) == 1  # its shape alone
-    assert max(concrete) == 2

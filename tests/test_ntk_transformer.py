@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin import empirical_ntk, ntk_matrix, ntk_product
-from iterlin.kernels import compiled
-from iterlin.kernels.flat_program import flatten
+from iterlin.kernels import factors
 from iterlin.kernels.lookups import find_lookups
 from iterlin.linearization import jacobian
 from iterlin.parameters import split
+from iterlin.programs import flatten
 
 WORDS, LENGTH, WIDTH, CLASSES = 40, 3, 4, 3
 
@@ -131,9 +131,9 @@ def test_products_with_part_of_the_parameters():
 
 def kinds_of_factors(f, params, x, **settings):
     moving, fixed = split(params)
-    network = compiled.trace(f, moving, fixed, jax.tree.map(lambda leaf: leaf[:1], x))
+    network = factors.trace(f, moving, fixed, jax.tree.map(lambda leaf: leaf[:1], x))
     settings = {"form": "full", "count": 5, "total": CLASSES} | settings
-    found = network.compiled.factors(network.given, x, jnp.arange(CLASSES), **settings)
+    found = network.factors(x, jnp.arange(CLASSES), **settings)
     return {name: getattr(found, name) for name in found._fields}
 
 

@@ -6,6 +6,7 @@ outputs (N, ...) of any rank; params is any pytree. The Jacobian J = d f / d par
 params that are not floating point, or not `trainable` (`parameters.split`), have no part in it.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,8 +17,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from iterlin import examples
-from iterlin.independence import shown_independent
 from iterlin.parameters import Trainable, bound, split, trainable_mask
+from iterlin.programs import Program, compiled, flatten, run
 from iterlin.runtime.precision import full_precision
 from iterlin.validation import called, described, is_traced
 
@@ -28,6 +29,7 @@ COUPLED = (
     "Jacobian cannot be taken example by example. Give f in its evaluation mode; or "
     "independent=False, where the function that was called has that choice"
 )
+FEW = 5  # examples that are compared
 
 
 def tree_sub(a: PyTree, b: PyTree) -> PyTree:
@@ -124,11 +126,10 @@ def jacobian(
     [[1. 1. 2.]
      [1. 3. 4.]]
     """
-    if independent:
-        require_independent(f, params, x)
     moving, fixed = split(params, trainable)
     of_moving = bound(f, fixed)
     if independent:
+        require_independent(of_moving, moving, x)
         rows = jacobian_rows(of_moving, moving, x)
         return rows.reshape(-1, rows.shape[-1])
     flat, unravel = ravel_pytree(moving)
@@ -171,46 +172,72 @@ def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
 
 
 def require_independent(f: Network, params: PyTree, x: Any) -> None:
-    """Refuses an f whose output for one example depends on the others; ValueError says so.
+    """Raise ValueError if f couples its examples: in its outputs or in their gradient.
 
-    Shapes are always checked; then what f does, and where that does not show it, values, if x,
-    params and what f holds are concrete: not where JAX traces these, but where it traces around
-    them.
-    """
-    if known_independent(f, params, x):
-        return
-    if found := _first_alone_and_together(f, params, x):
-        alone, together = found
-        scale = np.max(np.abs(together)) + np.max(np.abs(alone))
-        tolerance = 1e3 * jnp.finfo(output_shape(f, params, x).dtype).eps * max(scale, 1e-30)
-        with np.errstate(invalid="ignore"):  # of two infinities
-            agree = np.all(np.abs(alone - together) <= tolerance)
-        # One example alone may be NaN (a batch of one has no variance); a NaN network is no proof.
-        if not agree and np.all(np.isfinite(together)):
-            raise ValueError(COUPLED)
-
-
-def known_independent(f: Network, params: PyTree, x: Any) -> bool:
-    """Whether the operations of f show what `require_independent` asks for (`independence`).
-
-    Nothing is computed, and x may be shapes (`examples.shapes`). ValueError where the outputs'
-    shapes show the opposite, and as `output_shape`.
+    Up to `FEW` examples are compared as a batch and each alone, at params and near them: a coupling
+    behind a weight that is zero shows elsewhere, or in the gradient. Only shapes are checked where
+    JAX traces x, params or what f closes over.
     """
     batch, single = output_shape(f, params, x), jax.eval_shape(f, params, examples.shapes(x, 1))
     if single.shape != (1, *batch.shape[1:]):
         raise ValueError(COUPLED)
-    return examples.count(x) == 1 or shown_independent(f, params, x)
+    number = min(FEW, examples.count(x))
+    if number == 1 or any(map(is_traced, jax.tree.leaves((x, params)))):
+        return
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=(number, *batch.shape[1:])).astype(batch.dtype)
 
+    def moved(leaf):
+        """Each number by about a tenth of itself, so that it keeps its sign, and those at zero."""
+        leaf = np.asarray(leaf)
+        size = np.where(leaf == 0, 0.5, 0.1 * np.abs(leaf))
+        return leaf + (rng.normal(size=leaf.shape) * size).astype(leaf.dtype)
 
-def _first_alone_and_together(f: Network, params: PyTree, x: Any):
-    """The first example's outputs, in a batch of its own and in one of two, which show a coupling
-    as well as all, whose activations may not fit; None where they depend on what JAX traces."""
-    if any(is_traced(leaf) for leaf in jax.tree.leaves((x, params))):
-        return None
+    programs = [flatten(f, params, examples.shapes(x, size)) for size in (number, 1)]
+    found = []
     try:
         with jax.ensure_compile_time_eval():
-            found = [f(params, examples.part(x, 0, size))[0] for size in (1, 2)]
-    except jax.errors.UnexpectedTracerError:
-        return None
-    # By NumPy, which has nothing to compile.
-    return None if any(map(is_traced, found)) else [np.asarray(each, float) for each in found]
+            compare, few = compiled(_together_and_alone, *programs), examples.part(x, 0, number)
+            for at in (params, jax.tree.map(moved, params)):
+                found.append([_difference(*pair) for pair in compare(at, few, weights)])
+    except Exception as error:
+        if "Tracer" in repr(error):  # f closes over what JAX traces
+            return
+        raise
+    # Rounding differs with the batch. Where a unit is at its kink, so does its derivative.
+    types = {t.dtype for t in programs[0].types if jnp.issubdtype(t.dtype, jnp.floating)}
+    rounding = min(1e3 * max(float(jnp.finfo(dtype).eps) for dtype in types), 0.1)
+    for kind, tolerance in enumerate((rounding, math.sqrt(rounding))):
+        differences, scales = zip(*(each[kind] for each in found), strict=True)
+        if max(differences) > tolerance * max(scales):
+            raise ValueError(COUPLED)
+
+
+def _together_and_alone(together: Program, alone: Program, params, x, weights):
+    """Pairs (together, alone) of the outputs and of the gradient of their weighted sum."""
+
+    def in_batch(params):
+        return run(together, jax.tree.leaves((params, x)), {})[0]
+
+    def each(params):
+        def of_one(example):
+            return run(alone, jax.tree.leaves((params, examples.single(example))), {})[0][0]
+
+        return jax.lax.map(of_one, x)
+
+    (outputs, pull), (singles, pull_each) = (jax.vjp(g, params) for g in (in_batch, each))
+    return (outputs, singles), (pull(weights), pull_each(weights))
+
+
+def _difference(together: PyTree, alone: PyTree) -> tuple[float, float]:
+    """The largest difference of two numbers, and the largest number, where `together` is finite.
+
+    A network that is NaN is no error, but one that is so for one example alone is infinitely far
+    from the batch, such as one that divides by the batch's variance.
+    """
+    difference, scale = 0.0, 1e-30
+    for pair in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
+        a, b = (np.asarray(leaf, float)[np.isfinite(pair[0])] for leaf in pair)
+        scale = max(scale, np.max(np.abs(a), initial=0))
+        difference = max(difference, np.max(np.nan_to_num(np.abs(a - b), nan=np.inf), initial=0))
+    return difference, scale

@@ -2,10 +2,8 @@
 
 Examples must not be coupled by f (no batch normalisation in training mode): each row of J is
 taken from its own example. The network is traced at each call, so that what it closes over is what
-it is then, and compiled where no program of that structure has been: for a new function, too, or
-other values of the same arrays (see `kernels.compiled`). Nothing of it is kept alive, unless a
-derivative rule or callback of its own closes over the function or its object: such ones stay until
-other programs have taken their place, of which 64 are kept.
+it is then, and compiled if no equal program was before (`programs.compiled`). Nothing of it is kept
+alive.
 """
 
 import math
@@ -17,16 +15,10 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from iterlin import examples, parameters
-from iterlin.kernels import compiled
 from iterlin.kernels.blocks import assemble
-from iterlin.kernels.factors import PAIRWISE
+from iterlin.kernels.factors import PAIRWISE, Traced, trace
 from iterlin.kernels.kept import KeptKernel, Sizes, kept_factors, sizes
-from iterlin.linearization import (
-    Network,
-    jacobian_products,
-    known_independent,
-    require_independent,
-)
+from iterlin.linearization import Network, jacobian_products, require_independent
 from iterlin.parameters import Trainable
 from iterlin.runtime.precision import full_precision
 from iterlin.validation import one_shape, positive_integer
@@ -58,9 +50,9 @@ def empirical_ntk(
 
     f may be any function, but its dense and convolutional layers and its embeddings never have
     their rows of J formed where less does: their inputs and cotangents, or indices and cotangents
-    (see `kernels.layers`, `kernels.lookups`). A second call compiles nothing if f is the same, or
-    another function of the same operations without derivative rules of its own, and the shapes are.
-    What such a rule (custom_jvp, custom_vjp) closes over must not change while f is the same.
+    (see `kernels.layers`, `kernels.lookups`). A second call compiles nothing if the shapes are the
+    same and f is, or another function of the same operations, unless f has derivative rules or
+    callbacks of its own (custom_jvp, custom_vjp), which cannot be compared.
 
     `memory_limit` bounds, in bytes, the inputs, cotangents and rows of J kept at a time; the result
     and the activations of a few examples come on top. Not for f that couples examples.
@@ -160,7 +152,7 @@ def kept_sizes(
     return _kept(f, params, x, trainable, memory_limit)[2]
 
 
-def _kept(f, params, x, trainable, memory_limit) -> tuple[compiled.Traced, int, Sizes]:
+def _kept(f, params, x, trainable, memory_limit) -> tuple[Traced, int, Sizes]:
     """The network traced for one example, its number of outputs, what keeping J J^T takes."""
     positive_integer("memory_limit", memory_limit)
     examples.count(x, "x")
@@ -194,17 +186,17 @@ def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array,
     other = count if x2 is None else examples.count(x2, "x2")
     x1, x2 = (x1, None) if x2 is None else _alike(x1, x2)
     moving, fixed = parameters.split(params, trainable)
-    network = _independent(f, moving, fixed, x1)
+    network = _independent(f, moving, fixed, x1 if count >= other else x2)
     out = network.result.shape[1:]
     number = math.prod(out)
     settings = {"form": form, "count": other, "total": number}
     part, size = _largest_part(network, x1, number, limit, settings)
     whole = count + (0 if x2 is None else other)
     group = whole if size * whole <= limit else max(1, limit // (2 * size))
-    dtype = jnp.result_type(*network.given.moving)
+    dtype = jnp.result_type(*network.moving)
 
     def factors_of(x, outputs):
-        return network.compiled.factors(network.given, x, outputs, **settings)
+        return network.factors(x, outputs, **settings)
 
     def between(first, second):
         same = x2 is None and first is second
@@ -247,30 +239,18 @@ def _alike(x1: PyTree, x2: PyTree) -> tuple[PyTree, PyTree]:
     return jax.tree.map(cast, x1, types), jax.tree.map(cast, x2, types)
 
 
-def _independent(f: Network, moving: PyTree, fixed: PyTree, x: PyTree) -> compiled.Traced:
-    """The network traced for a batch of one, if its outputs are the same in a batch of two."""
-    few = examples.shapes(x, 2)
-    networks = {
-        size: compiled.trace(f, moving, fixed, examples.shapes(few, size))
-        for size in range(1, examples.count(few) + 1)
-    }
-
-    def outputs(given, x):
-        network = networks[examples.count(x)]
-        return network.compiled.outputs(network.given, x)
-
-    given = networks[1].given
-    if not known_independent(outputs, given, few):  # a slice of x has to be compiled
-        require_independent(outputs, given, examples.part(x, 0, 2))
-    return networks[1]
+def _independent(f: Network, moving: PyTree, fixed: PyTree, x: PyTree) -> Traced:
+    """The network traced for a batch of one, if it does not couple its examples."""
+    require_independent(parameters.bound(f, fixed), moving, x)
+    return trace(f, moving, fixed, examples.shapes(x, 1))
 
 
 def _largest_part(network, x, outputs: int, memory_limit: int, settings) -> tuple[int, int]:
     """How many outputs at a time, and the bytes that one example's factors then take."""
-    one, shapes_of = examples.shapes(x, 1), network.compiled.factors.eval_shape
+    one = examples.shapes(x, 1)
 
     def size(part):
-        shapes = shapes_of(network.given, one, np.arange(part), **settings)
+        shapes = network.shapes(one, np.arange(part), **settings)
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
     part = outputs

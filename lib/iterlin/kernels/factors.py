@@ -7,18 +7,20 @@ in a table, whose positions have a product where they take the same row. All els
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Integer, PyTree, Shaped
 
 from iterlin import examples
-from iterlin.kernels.flat_program import Program, run
 from iterlin.kernels.layers import find_layers
 from iterlin.kernels.lookups import Lookup, find_lookups, find_parts
+from iterlin.parameters import join
+from iterlin.programs import Program, compiled, flatten, run
 
 PAIRWISE = ("full", "matrix")  # all pairs of outputs; the others pair each output with itself
 PRODUCT = "product"  # no pairs: factors that are kept, for products with J J^T
@@ -73,6 +75,34 @@ def factors(
     one = partial(_example_factors, program, layers, lookups, given, len(moving), outputs, choice)
     batch_size = min(examples.count(x), _slice_size(program, len(outputs)))
     return jax.lax.map(one, x, batch_size=batch_size)
+
+
+class Traced(NamedTuple):
+    """A network traced for a batch of one example, and the parameters that it takes."""
+
+    program: Program
+    moving: list[Array]
+    fixed: list[Array]
+
+    @property
+    def result(self) -> Any:
+        """Shape and type of its outputs."""
+        return self.program.types[self.program.result]
+
+    def factors(self, x: PyTree, outputs: Array | np.ndarray, **settings) -> Factors:
+        """`factors`, compiled once for equal programs."""
+        call = compiled(factors, self.program, static_argnames=("form", "count", "total"))
+        return call(self.moving, self.fixed, x, outputs, **settings)
+
+    def shapes(self, x: PyTree, outputs: Array | np.ndarray, **settings) -> Factors:
+        """Shapes and types of the factors, without computing them."""
+        return jax.eval_shape(lambda x, outputs: self.factors(x, outputs, **settings), x, outputs)
+
+
+def trace(f: Callable, moving: PyTree, fixed: PyTree, x: PyTree) -> Traced:
+    """f for a batch like x, with the parameters that `parameters.split` has parted."""
+    program = flatten(lambda *given: f(join(*given[:2]), given[2]), moving, fixed, x)
+    return Traced(program, jax.tree.leaves(moving), jax.tree.leaves(fixed))
 
 
 def _slice_size(program: Program, outputs: int) -> int:

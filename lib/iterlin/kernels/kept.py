@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from iterlin import examples
-from iterlin.kernels.compiled import Traced
-from iterlin.kernels.factors import PRODUCT, Factors
+from iterlin.kernels.factors import PRODUCT, Factors, Traced
 
 
 class KeptKernel(NamedTuple):
@@ -57,7 +56,7 @@ def kept_factors(network: Traced, x: PyTree, outputs: int) -> Factors:
     """The factors of all examples, of a network traced for a batch of one."""
     count = examples.count(x)
     settings = {"form": PRODUCT, "count": count, "total": outputs}
-    return network.compiled.factors(network.given, x, jnp.arange(outputs), **settings)
+    return network.factors(x, jnp.arange(outputs), **settings)
 
 
 def numbers_kept(network: Traced, x: PyTree, outputs: int) -> int:

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from iterlin.kernels.flat_program import Operation, Program
 from iterlin.kernels.layers import is_relayout, sole_user
+from iterlin.programs import Operation, Program
 
 CASTS = frozenset({"convert_element_type", "copy"})
 

@@ -2,16 +2,26 @@
 
 Calls that only group operations (jit, checkpoint) are opened; those with a derivative rule or a
 control flow of their own (custom_jvp, scan, while, cond) stay one operation each.
+
+Functions are traced at each call, in milliseconds, so that what they close over is what it is then.
+`compiled` compiles what is made of them only if no equal program was compiled before.
 """
 
-from collections.abc import Callable
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import JaxprEqn, Literal
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxtyping import Array, PyTree
 
 OPENED = frozenset({"jit", "call", "closed_call", "checkpoint", "remat2"})
+# JAX defines the derivatives of relu, logsumexp and the like here, and they close over nothing.
+RULES_OF_JAX = re.compile("jax/_src/(nn|numpy|scipy|lax/other)")
+MOST = 64  # compiled functions that are kept, the last used
 
 
 class Operation(NamedTuple):
@@ -37,6 +47,8 @@ class Program(NamedTuple):
     constants: {number: array} of the arrays that the function closes over.
     literals: {number: scalar} of the numbers written in it.
     types: shape and dtype of every value.
+    held: arrays inside the operations, and what has functions: derivative rules and callbacks.
+    text: the function as JAX prints it, which says everything but `constants` and `held`.
     """
 
     operations: tuple[Operation, ...]
@@ -45,6 +57,8 @@ class Program(NamedTuple):
     constants: dict[int, Any]
     literals: dict[int, Any]
     types: tuple[Any, ...]
+    held: tuple[Any, ...]
+    text: str
 
     def users(self) -> dict[int, list[tuple[Operation | None, int]]]:
         """{value: [(operation, position among its inputs)]}; None is what uses the result."""
@@ -61,7 +75,9 @@ def flatten(function: Callable[..., Array], *arguments: PyTree) -> Program:
 
     Raises ValueError if the function returns anything but one array.
     """
-    closed, returned = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    # JAX remembers what it has traced of a function, but not of one that is made here.
+    anew = jax.make_jaxpr(lambda *given: function(*given), return_shape=True)
+    closed, returned = anew(*arguments)
     if not isinstance(returned, jax.ShapeDtypeStruct):
         raise ValueError(f"f must return one array, got {returned}")
     types: list[Any] = []
@@ -102,7 +118,38 @@ def flatten(function: Callable[..., Array], *arguments: PyTree) -> Program:
     inputs = [number(var.aval) for var in jaxpr.invars]
     (result,) = walk(jaxpr, consts, inputs)
     operations = _needed(operations, result)
-    return Program(tuple(operations), tuple(inputs), result, constants, literals, tuple(types))
+    held = tuple(part for operation in operations for part in _held(operation.equation))
+    return Program(
+        tuple(operations),
+        tuple(inputs),
+        result,
+        constants,
+        literals,
+        tuple(types),
+        held,
+        str(jaxpr),
+    )
+
+
+def _held(equation: JaxprEqn) -> Iterator[Any]:
+    """Arrays and functions in an operation's settings, but for derivative rules of JAX itself."""
+    settings = equation.params
+    if equation.primitive.name.startswith("custom_"):
+        inside = settings.get("call_jaxpr")
+        if not RULES_OF_JAX.search(str(inside and inside.jaxpr.debug_info)):
+            yield equation
+        settings = {"call_jaxpr": inside}
+    for leaf in jax.tree.leaves(settings):
+        if isinstance(leaf, ClosedJaxpr):
+            yield from leaf.consts
+            leaf = leaf.jaxpr
+        if isinstance(leaf, Jaxpr):
+            for inner in leaf.eqns:
+                yield from _held(inner)
+        elif isinstance(leaf, np.ndarray | jax.Array) or (
+            callable(leaf) and not isinstance(leaf, type | jax.sharding.Mesh)
+        ):
+            yield leaf
 
 
 def _needed(operations: list[Operation], result: int) -> list[Operation]:
@@ -138,3 +185,29 @@ def run(
         for index, value in zip(operation.outputs, found, strict=True):
             values[index] = value + shifts[index] if index in shifts else value
     return values[program.result], values
+
+
+_compiled: OrderedDict[tuple, Callable] = OrderedDict()
+
+
+def compiled(function: Callable, *programs: Program, **options) -> Callable:
+    """``jax.jit(partial(function, *programs), **options)``, or the one of equal programs before.
+
+    Programs are equal if they differ in their constants alone, which are arguments of what is
+    compiled. So nothing is kept alive of the functions that were traced, neither these nor what
+    they close over. Programs with derivative rules or callbacks of their own, which cannot be
+    compared, are compiled at each call.
+    """
+    bare = [program._replace(constants={}) for program in programs]
+
+    def filled(constants, *arguments, **settings):
+        given = zip(bare, constants, strict=True)
+        return function(*(p._replace(constants=c) for p, c in given), *arguments, **settings)
+
+    found = jax.jit(filled, **options)
+    if not any(program.held for program in programs):
+        key = function, *(program.text for program in programs)
+        found = _compiled[key] = _compiled.pop(key, found)
+        while len(_compiled) > MOST:
+            _compiled.popitem(last=False)
+    return partial(found, [program.constants for program in programs])
