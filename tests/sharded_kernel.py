@@ -10,14 +10,15 @@ assert jax.device_count() == 4
 model = lenet((12, 12, 2), channels=3, kernel_size=3, hidden=(10,), classes=3)
 params = model.init(jax.random.key(0))
 x = jax.random.normal(jax.random.key(1), (16, 12, 12, 2))
+WHOLE, PADDED = (16, None), (13, x[:5])
 FORMS = {
-    "full": {},
-    "trace": {"trace": True},
-    "diagonal": {"diagonal": True},
-    "dense": {"trainable": lambda path: path.startswith("dense")},
+    "full": ({}, [WHOLE, PADDED]),
+    "trace": ({"trace": True}, [PADDED]),
+    "diagonal": ({"diagonal": True}, [WHOLE]),
+    "dense": ({"trainable": lambda path: path.startswith("dense")}, [PADDED]),
 }
-for name, settings in FORMS.items():
-    for count, other in ((16, None), (13, x[:5])):
+for name, (settings, sizes) in FORMS.items():
+    for count, other in sizes:
         expected = il.empirical_ntk(model.apply, params, x[:count], other, **settings)
         found = il.sharded_ntk(model.apply, params, x[:count], other, **settings)
         assert found.shape == expected.shape

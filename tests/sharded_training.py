@@ -48,41 +48,26 @@ def algorithm(f=network, loss=ENTROPY, mesh=None, **settings):
     return il.Algorithm(f, loss, 0.1, mesh=mesh, **settings)
 
 
-def run(data, *, params=params, **settings):
-    state, _ = il.train(
-        algorithm(**settings),
-        params,
-        data,
-        schedule=3,
-        num_steps=7,
-        key=jax.random.key(1),
-        watch=il.Watch({"train": data} if "f" in settings else {}),
-    )
+def run(data, **settings):
+    watch = il.Watch({"train": data} if "f" in settings else {})
+    length = {"schedule": 3, "num_steps": 7, "key": jax.random.key(1)}
+    state, _ = il.train(algorithm(**settings), params, data, watch=watch, **length)
     return flat(state.params)
 
 
-def iterated(data, *, params=params, **settings):
+def iterated(data, **settings):
     """Three batches of the data, however they lie, and parameters with them."""
-    place = data[1].sharding
+    start, place = params, data[1].sharding
     batches = [jax.device_put((x[i : i + 16], y[i : i + 16]), place) for i in (0, 16, 32)]
-    params = (
-        jax.device_put(params, NamedSharding(place.mesh, PartitionSpec()))
-        if (isinstance(place, NamedSharding))
-        else params
-    )
-    state, _ = il.train(algorithm(**settings), params, iter(batches), schedule=3, num_steps=3)
+    if isinstance(place, NamedSharding):
+        start = jax.device_put(params, NamedSharding(place.mesh, PartitionSpec()))
+    state, _ = il.train(algorithm(**settings), start, iter(batches), schedule=3, num_steps=3)
     return flat(state.params)
 
 
 def sweep(data, **settings):
-    states, _ = il.train_sweep(
-        algorithm(**settings),
-        model.init,
-        data,
-        periods=[1, 3, jnp.inf],
-        keys=jax.random.split(jax.random.key(2), 2),
-        num_steps=7,
-    )
+    grid = {"periods": [1, 3, jnp.inf], "keys": jax.random.split(jax.random.key(2), 2)}
+    states, _ = il.train_sweep(algorithm(**settings), model.init, data, num_steps=7, **grid)
     return flat(states.params)
 
 
@@ -111,9 +96,7 @@ TRACED = {
 }
 OTHERWISE = {
     "batches": [NamedSharding(AUTO, PartitionSpec("rows")), NamedSharding(AUTO, PartitionSpec())],
-    "slices": [SPREAD_EXPLICIT],
     "iterable": [SPREAD_EXPLICIT],
-    "coupled": [SPREAD_EXPLICIT],
 }
 here = jnp.asarray(x), jnp.asarray(y)
 for name, (train, settings) in TRAINED.items():
