@@ -172,17 +172,6 @@ def test_each_linearisation_builds_one_kernel_after_the_last_is_freed(name, monk
     assert jax.tree.leaves(engine._kernel[1])
 
 
-def test_a_hundred_million_steps_take_thousands_of_products():
-    steps = 3 * 10**8
-    changes = {"schedule": schedules.every(10**8), "eval_steps": [0, 10**8, steps]}
-    problem, settings = setting(num_steps=steps, **changes)
-    _, history = integrate(*problem, step_size=0.01, engine="flow", **settings)
-    assert history["updates"].tolist() == [0, 0, 2]
-    assert history["evaluations"][-1] < 1e5
-    assert history["test_loss_proxy"][1] < 1e-2
-    assert np.all(history["stability"] < 0.1)
-
-
 def test_times_that_single_precision_cannot_count_are_reached():
     """In float32 the time of this many steps is nearest to that of a step less."""
     far = 28_942_601
@@ -511,13 +500,16 @@ def test_a_kernel_that_does_not_fit_says_what_would_do():
     ("loss", "engine"), [(CROSS_ENTROPY, "function_space_flow"), (SQUARED, "closed_form")]
 )
 def test_auto_says_what_it_takes_and_is_cheap_for_long_periods(loss, engine, capsys):
-    long = 10**7
+    long = 2 * 10**8
     changes = {"num_steps": long, "eval_steps": [long], "schedule": schedules.every(long // 2)}
     problem, settings = setting(loss, progress=None, **changes)
-    _, history = integrate(*problem, step_size=0.01, **settings)
+    state, history = integrate(*problem, step_size=0.01, **settings)
     assert f"integrate: {engine} (" in capsys.readouterr().err
     assert set(history["engine"]) == {engine}
+    assert int(state.updates) == 1
     assert history["evaluations"][-1] < 1e5
+    if loss is CROSS_ENTROPY:
+        assert history["test_loss_proxy"][-1] < 1e-2
     integrate(*problem, step_size=0.01, **settings | {"progress": False})
     assert not capsys.readouterr().err
 
