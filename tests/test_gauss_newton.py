@@ -13,6 +13,7 @@ import pytest
 from iterlin import (
     every,
     gauss_newton,
+    iteration,
     iterative_linearization,
     jacobian,
     losses,
@@ -818,3 +819,16 @@ def test_periods_and_dampings_may_be_traced_while_the_network_is_not():
     for run, value in ((by_periods, 10), (by_damping, 0.5)):
         found, expected = jax.jit(run)(value), run(value)
         np.testing.assert_allclose(flat(found.params), flat(expected.params), rtol=1e-10)
+
+
+def test_max_steps_may_be_as_many_as_it_takes(monkeypatch):
+    f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
+    found = gauss_newton(f, jnp.zeros(2), x, y, max_steps=2 * 10**8, tolerance=1e-6)
+    assert found.history["loss"].size <= 10**5 + 1
+    np.testing.assert_allclose(found.params, jnp.log(y), atol=1e-6)
+    # With fewer entries than steps the same steps are taken.
+    monkeypatch.setattr(iteration, "MOST_KEPT", 3)
+    few = gauss_newton(f, jnp.zeros(2), x, y, max_steps=100, tolerance=1e-6)
+    assert (few.num_steps, few.status) == (found.num_steps, found.status)
+    np.testing.assert_array_equal(few.params, found.params)
+    np.testing.assert_array_equal(few.history["loss"], found.history["loss"][:4])

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.programs import flatten, run
 from iterlin.kernels.layers import find_layers
 from iterlin.networks import convnets
 from iterlin.networks.mlp import mlp
+from iterlin.programs import flatten, run
 
 KEY = jax.random.key(0)
 

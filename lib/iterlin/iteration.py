@@ -28,13 +28,16 @@ class Status(IntEnum):
 
 
 RUNNING = -1
+# Iterates whose history is kept, so that max_steps may mean "as many as it takes".
+MOST_KEPT = 100_000
 
 
 class Solution(NamedTuple):
     """Where a run ended, how, after how many steps, and what it went through.
 
-    params is the last finite iterate; status a `Status`. Entry t of each history (max_steps + 1,)
-    belongs to iterate t and is NaN beyond the last: "loss" (1/2 ||z||^2 unless another was given),
+    params is the last finite iterate; status a `Status`. Entry t of each history
+    (min(max_steps, 100,000) + 1,) belongs to iterate t and is NaN beyond the last; of later
+    iterates none is kept. They are: "loss" (1/2 ||z||^2 unless another was given),
     "gradient_norm" ||J^T z||, "step_norm" (the step taken from t) and, for the truncated form,
     "certificate" ||r|| / ||J^T z|| and "inner_steps" of the step taken from t. Where the damping
     adapts: the "damping" of the step tried from t, and whether it was "accepted" (1) or left the
@@ -132,12 +135,11 @@ def iterate(
         return carry[1] == RUNNING
 
     def advance(carry):
-        theta, _, count, history, state = carry
-        loss = history["loss"][count]
+        theta, _, count, loss, history, state = carry
         proposal, info = step(theta, state.value if adaptive else damping)
         displacement = tree_sub(proposal, theta)
         info["step_norm"] = norm(displacement)
-        new_loss = problem.value(proposal)
+        new_loss = problem.value(proposal).astype(loss.dtype)
         accepted = jnp.isfinite(new_loss) & jnp.isfinite(info["step_norm"])
         settled = (jnp.abs(new_loss - loss) <= tolerance * jnp.abs(loss)) | (
             new_loss <= target_loss
@@ -153,10 +155,11 @@ def iterate(
             new_loss = jnp.where(accepted, new_loss, loss)
             lost = ~jnp.isfinite(state.value)
         history = {
-            k: v.at[count].set(jnp.asarray(info[k], v.dtype)) if k in info else v
+            # Beyond the last entry nothing is written.
+            k: v.at[count].set(jnp.asarray(info[k], v.dtype), mode="drop") if k in info else v
             for k, v in history.items()
         }
-        history["loss"] = history["loss"].at[count + 1].set(new_loss)
+        history["loss"] = history["loss"].at[count + 1].set(new_loss, mode="drop")
         status = jnp.where(
             lost,
             int(Status.DIVERGED),
@@ -169,18 +172,19 @@ def iterate(
         theta = jax.tree.map(
             lambda a, b: jnp.where(accepted, a, b).astype(b.dtype), proposal, theta
         )
-        return theta, status, count + 1, history, state
+        return theta, status, count + 1, new_loss, history, state
 
     loss = problem.value(problem.start)
     state = damping.begin(loss.dtype) if adaptive else None
     names = jax.eval_shape(step, problem.start, state.value if adaptive else damping)[1].keys()
     names |= {"step_norm", "loss"} | ({"damping", "accepted"} if adaptive else set())
-    history = {name: jnp.full(max_steps + 1, jnp.nan, loss.dtype) for name in sorted(names)}
+    kept = min(max_steps, MOST_KEPT) + 1
+    history = {name: jnp.full(kept, jnp.nan, loss.dtype) for name in sorted(names)}
     history["loss"] = history["loss"].at[0].set(loss)
     started = jnp.where(loss <= target_loss, int(Status.CONVERGED), RUNNING)
     status = jnp.where(jnp.isfinite(loss), started, int(Status.DIVERGED))
-    theta, status, count, history, _ = jax.lax.while_loop(
-        going, advance, (problem.start, status, jnp.asarray(0), history, state)
+    theta, status, count, _, history, _ = jax.lax.while_loop(
+        going, advance, (problem.start, status, jnp.asarray(0), loss, history, state)
     )
     return Solution(join(theta, problem.fixed), status, count, history)
 
