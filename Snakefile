@@ -12,7 +12,7 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
-from iterlin_book import execute as run, pages, parameters, render, share
+from iterlin_book import execute as run, pages, parameters, share
 
 ROOT = Path.cwd()
 PYTHON = sys.executable
@@ -36,26 +36,16 @@ wildcard_constraints:
     shares="[0-9]+",
 
 
-def source_digest():
-    """Everything the merged sources hold: outputs, prose, pictures, bibliography, first cells."""
+def book_digest():
+    """Of all that the book is made of: outputs, pages, settings, the library that the API quotes."""
     hashed = sha256()
-    for module in ("merge.py", "first_cell.py", "repository.py", "build_facts.py"):
-        hashed.update(Path(run.__file__).with_name(module).read_bytes())
     for path in OUTPUTS.values():
         hashed.update(str(path).encode())
-    for path in sorted(Path("book").rglob("*")):
-        if path.is_file():
+    files = [path for folder in ("book", "lib") for path in Path(folder).rglob("*")]
+    machinery = [path for path in Path(run.__file__).parent.glob("*.py")]
+    for path in sorted({*files, *machinery, *map(Path, ("_toc.yml", "_config.yml"))}):
+        if path.is_file() and path.suffix != ".pyc":
             hashed.update(f"{path}\n".encode() + path.read_bytes())
-    for name in ("_toc.yml", "_config.yml"):
-        hashed.update(Path(name).read_bytes())
-    return hashed.hexdigest()[:12]
-
-
-def html_digest():
-    """The sources, the frame, and the library's text, which the API page quotes."""
-    hashed = sha256((source_digest() + render.frame_digest(ROOT)).encode())
-    for path in sorted(Path("lib/iterlin").rglob("*.py")):
-        hashed.update(path.read_bytes())
     return hashed.hexdigest()[:12]
 
 
@@ -84,7 +74,7 @@ def rank(wildcards):
 
 rule book:
     input:
-        f"_build/html/.built-{html_digest()}" if TIER == pages.QUICK else [],
+        f"_build/html/.built-{book_digest()}" if TIER == pages.QUICK else [],
 
 
 rule results:
@@ -129,20 +119,11 @@ rule execute:
         " --digest {params.digest} --parent"
 
 
-rule merge:
-    input:
-        list(OUTPUTS.values()),
-    output:
-        "_build/source/.merged-{digest}",
-    shell:
-        "exec {PYTHON:q} -m iterlin_book.merge --stamp {output}"
-        + "".join(f" --page {page}" for page in CHOSEN)
-
-
 rule html:
     input:
-        f"_build/source/.merged-{source_digest()}",
+        list(OUTPUTS.values()),
     output:
         "_build/html/.built-{digest}",
     shell:
         "exec {PYTHON:q} -m iterlin_book.render --stamp {output}"
+        + "".join(f" --page {page}" for page in CHOSEN)

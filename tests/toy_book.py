@@ -31,6 +31,7 @@ LIBRARY = {
     "__init__.py": """\
 from importlib import import_module
 
+__version__ = "0"
 _EXPORTS = {"double": "alpha", "quadruple": "beta", "negate": "gamma"}
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import yaml
 from iterlin.study import environment
 
-from iterlin_book import execute, freshness, pages, processes, render, states
+from iterlin_book import execute, freshness, pages, processes, states
 from iterlin_book.pages import BookError
 
 SNAKEFILE = Path(__file__).resolve().parents[2] / "Snakefile"
@@ -97,7 +97,6 @@ def run(root, request):
         pages.drop_damaged(root, list(outputs.values()))
         if request.target == "results":
             return _results(root, request, outputs, digests, arguments)
-        render.drop_damaged(root)
         told = _configured(digests=digests, pages=request.chosen)
         return _snakemake(root, ["book", *arguments, *told])
 

@@ -5,8 +5,7 @@ What is made there are the notebooks that the pages offer for download, those of
 Prose can change without any code running again, because only code cells are matched.
 """
 
-import argparse
-import sys
+import shutil
 from pathlib import Path
 
 import nbformat
@@ -50,7 +49,7 @@ def _describe_figures(cell, heading):
 
 
 def build_source(root, folder, chosen=()):
-    """Bring ``folder`` in line with the book; files that stay equal keep their time stamps.
+    """Write the book's sources into ``folder``, anew.
 
     chosen: the pages that ran for this build, all if empty. Of the others the latest outputs stand
     in, as far as they are of the page's present code.
@@ -83,11 +82,14 @@ def build_source(root, folder, chosen=()):
     for asset in (root / "book").rglob("*"):
         if asset.is_file() and asset.suffix not in _NOT_COPIED:
             wanted[folder / asset.relative_to(root / "book")] = asset.read_bytes()
+    shutil.rmtree(folder, ignore_errors=True)
     for path, data in wanted.items():
-        pages.write_if_changed(path, data)
-    _remove_others(folder, wanted)
-    if not chosen:
-        _remove_others(root / "_build" / "executed", stored)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    if not chosen:  # outputs that no page accounts for any more
+        for path in (root / "_build" / "executed").rglob("*.ipynb"):
+            if path not in stored:
+                path.unlink()
 
 
 def latest(root, page):
@@ -101,31 +103,3 @@ def latest(root, page):
         except BookError:
             continue
     return pages.read(root, page), None
-
-
-def _remove_others(folder, kept):
-    """Delete what no page of the book accounts for any more."""
-    for path in list(folder.rglob("*")):
-        if path.is_file() and path not in kept:
-            path.unlink()
-
-
-def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="iterlin_book.merge", description=__doc__)
-    parser.add_argument("--root", default=".", type=Path)
-    parser.add_argument("--stamp", required=True, type=Path, help="written when all is in place")
-    parser.add_argument("--page", action="append", default=[], help="a page that ran")
-    options = parser.parse_args(arguments)
-    try:
-        # The stamp of another state would lie about a half-changed folder.
-        pages.remove_stamps(options.stamp)
-        build_source(options.root, options.stamp.parent, options.page)
-        options.stamp.touch()
-    except BookError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -151,8 +151,8 @@ def drop_damaged(root, executed):
     for path in executed:
         if path.is_file() and not _is_whole(path):
             path.unlink()
-            # Merged sources that there are would be reason enough not to make it again.
-            remove_stamps(Path(root) / "_build" / "source" / ".merged-")
+            for stamp in (Path(root) / "_build" / "html").glob(".built-*"):
+                stamp.unlink()  # a complete book would be reason enough not to run the page again
             print(f"{path} was cut off: its page runs again", file=sys.stderr)
 
 
@@ -190,18 +190,3 @@ def write_atomically(path, text):
     """Write a file so that a reader, or a crash, sees the old text or the new one, never a mix."""
     with replaced(path) as partial:
         partial.write_text(text, "utf8")
-
-
-def write_if_changed(path, data):
-    """Leave a file whose content is right alone, time stamp included; return whether it changed."""
-    if path.is_file() and path.read_bytes() == data:
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    return True
-
-
-def remove_stamps(stamp):
-    """Forget that a folder was complete; a stamp is ``.NAME-DIGEST`` in the folder it speaks of."""
-    for other in stamp.parent.glob(f"{stamp.name.rpartition('-')[0]}-*"):
-        other.unlink()

@@ -1,7 +1,6 @@
-"""Turn ``_build/source`` into the HTML book, warnings being errors, and only what changed anew."""
+"""Turn the pages and their outputs into the HTML book; warnings are errors."""
 
 import argparse
-import hashlib
 import json
 import re
 import shutil
@@ -10,47 +9,28 @@ import sys
 import time
 from pathlib import Path
 
-from iterlin_book import pages
+from iterlin_book import merge, pages
 
 VEGA = "_static/vega.js"
-# Lines that other pages repeat or point at: headings, labels, numbered things, directives' names.
-_FRAME = re.compile(r"^(#|\(.+\)=|:label:|:name:|`{3,}\{|:{3,}\{|\$\$ *\()|\$\$ *\(.+\)$")
 
 
-def frame_digest(root):
-    """What every page shows: contents, settings, style, titles, numbering, bibliography."""
-    root = Path(root)
-    hashed = hashlib.sha256()
-    extension = Path(__file__).with_name("theme.py")
-    for path in (root / "_config.yml", root / "_toc.yml", root / "requirements.lock", extension):
-        hashed.update(path.read_bytes() if path.is_file() else b"-")
-    book = root / "book"
-    for path in sorted([*book.rglob("*.bib"), *(book / "_static").glob("*")]):
-        hashed.update(path.read_bytes())
-    for page in pages.toc(root):
-        lines = pages.source(root, page).read_text("utf8").splitlines()
-        hashed.update(json.dumps([line for line in lines if _FRAME.search(line)]).encode())
-    return hashed.hexdigest()
+def render(root, chosen=()):
+    """Build ``_build/html`` from the pages' outputs; return the exit status of Sphinx.
 
-
-def render(root):
-    """Build ``_build/html``; return the exit status of jupyter-book."""
-    root = Path(root).resolve()
+    chosen: as of `merge.build_source`. The book that is there is replaced by a whole one, or stays.
+    """
     build = root / "_build"
-    html, doctrees = build / "html", build / ".doctrees"
-    frame_file, frame = doctrees / "frame", frame_digest(root)
-    if not (frame_file.is_file() and frame_file.read_text() == frame and html.is_dir()):
-        shutil.rmtree(html, ignore_errors=True)
-        shutil.rmtree(doctrees, ignore_errors=True)
-    # After a build that failed or was killed all pages are read again: kept state would hide the
-    # warnings of those that have not changed since.
-    frame_file.unlink(missing_ok=True)
-    done = sphinx(root, "html", root)
+    merge.build_source(root, build / "source", chosen)
+    shutil.rmtree(build / "new", ignore_errors=True)
+    done = sphinx(root, "html", build / "new")
     if done.returncode:
         print(_warnings(done.stderr or done.stdout, root), file=sys.stderr)
         return done.returncode
-    add_vega(html)
-    frame_file.write_text(frame)
+    made, html = build / "new" / "_build" / "html", build / "html"
+    add_vega(made)
+    shutil.rmtree(html, ignore_errors=True)
+    made.rename(html)
+    shutil.rmtree(build / "new")
     return 0
 
 
@@ -66,16 +46,6 @@ def sphinx(root, builder, output):
     command += ["--toc", str(root / "_toc.yml"), "--builder", builder]
     command += ["-W", "--keep-going", "--quiet"]
     return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def drop_damaged(root):
-    """Remove HTML pages that a crash emptied, with the stamp that calls the book complete."""
-    html = Path(root) / "_build" / "html"
-    for path in (html / f"{page}.html" for page in pages.toc(root)):
-        if path.is_file() and path.stat().st_size == 0:
-            path.unlink()
-            pages.remove_stamps(html / ".built-")
-            print(f"{path} was empty: it is made again", file=sys.stderr)
 
 
 def add_vega(html):
@@ -113,14 +83,13 @@ def _warnings(text, root):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="iterlin_book.render", description=__doc__)
-    parser.add_argument("--root", default=".", type=Path)
     parser.add_argument("--stamp", required=True, type=Path, help="written when the book is built")
+    parser.add_argument("--page", action="append", default=[], help="a page that ran, if not all")
     options = parser.parse_args(arguments)
-    pages.remove_stamps(options.stamp)
     print("book: started", flush=True)
     started = time.monotonic()
     try:
-        status = render(options.root)
+        status = render(Path().resolve(), options.page)
     except pages.BookError as error:
         print(error, file=sys.stderr)
         return 2
