@@ -413,6 +413,9 @@ def test_numbers_that_are_not_finite_agree_with_their_like():
 
     for same in ([np.nan, 1.0], [np.inf, -np.inf], [0.0, 0.0], []):
         assert not refused(same, same)
+    for crafted in ("1.0", [1.0, "a"], [[1.0]], None):
+        head = {"version": "another", "numbers": {"loss": crafted}}
+        assert Identity({}, first=lambda: {"loss": [1.0]}).differences(head)
     for one, other in ([[np.nan], [1.0]], [[1.0], [np.nan]], [[np.inf], [-np.inf]], [[1.0], []]):
         assert refused(one, other)
     assert refused([1.0], [1.01])

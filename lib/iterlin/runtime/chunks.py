@@ -78,7 +78,6 @@ def run_in_chunks(
             (state, kept), notes = found
             rows = {name: list(kept[name]) for name in shapes}
             taken, before = notes["taken"], notes["seconds"]
-    state = jax.tree.map(jnp.copy, state)
     began, seconds = time.monotonic(), before
 
     def write():
@@ -94,6 +93,9 @@ def run_in_chunks(
         return len(next(iter(rows.values())))
 
     observed_before = done()
+    if checkpoint is not None and observed_before < len(eval_steps):
+        identity.prepare()
+    state = jax.tree.map(jnp.copy, state)
     report = _Report(int(eval_steps[-1]), taken, progress, label)
     length, written = FIRST_CHUNK, time.monotonic()
     try:

@@ -59,6 +59,10 @@ class Identity:
     def numbers(self) -> Mapping[str, list[float]]:
         return self.first()
 
+    def prepare(self) -> None:
+        """Compute the first numbers now, while there is room in memory for a second state."""
+        _ = self.numbers
+
     def head(self) -> dict[str, Any]:
         """All parts, as JSON can hold them."""
         parts = {name: dict(getattr(self, name)) for name in ("settings", "programs", "numbers")}
@@ -97,7 +101,8 @@ def _in_words(name: str, there, here) -> str:
 
 
 def _agree(kept, here: list[float]) -> bool:
-    if not isinstance(kept, list) or len(kept) != len(here):
+    numbers = isinstance(kept, list) and all(isinstance(value, int | float) for value in kept)
+    if not numbers or len(kept) != len(here):
         return False
     a, b = np.asarray(kept, float), np.asarray(here, float)
     finite = np.isfinite(b)
