@@ -19,6 +19,7 @@ from iterlin.decomposition import thin_svd
 from iterlin.linearization import Network, jacobian, jacobian_products, output_shape, tree_sub
 from iterlin.ntk import ntk_matrix
 from iterlin.parameters import Trainable, bound, join, split
+from iterlin.runtime.devices import on_automatic_axes
 from iterlin.runtime.precision import full_precision
 from iterlin.spectral_filters import (
     MOST_STEPS,
@@ -96,6 +97,7 @@ class Eigenmodes(NamedTuple):
         )
 
 
+@on_automatic_axes
 @full_precision()
 def eigenmodes(
     f: Network,

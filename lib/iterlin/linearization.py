@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, PyTree
 from iterlin import examples
 from iterlin.parameters import Trainable, bound, split, trainable_mask
 from iterlin.programs import Program, compiled, flatten, run
+from iterlin.runtime.devices import on_automatic_axes
 from iterlin.runtime.precision import full_precision
 from iterlin.validation import called, described, is_traced
 
@@ -78,6 +79,7 @@ class JacobianProducts(NamedTuple):
     vjp: Callable[[Array], PyTree]
 
 
+@on_automatic_axes
 @full_precision()
 def jacobian_products(
     f: Network, params: PyTree, x: Any, *, trainable: Trainable = None
@@ -97,9 +99,11 @@ def jacobian_products(
     outputs, jvp = jax.linearize(lambda p: of_moving(p, x), moving)
     transpose = jax.linear_transpose(jvp, moving)
     # The reverse rule of a custom_vjp is traced where J^T u is asked for.
-    return JacobianProducts(outputs, jvp, full_precision()(lambda u: transpose(u)[0]))
+    vjp = full_precision()(lambda u: transpose(u)[0])
+    return JacobianProducts(outputs, on_automatic_axes(jvp), on_automatic_axes(vjp))
 
 
+@on_automatic_axes
 @full_precision()
 def jacobian(
     f: Network,

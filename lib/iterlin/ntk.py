@@ -20,6 +20,7 @@ from iterlin.kernels.factors import PAIRWISE, Traced, trace
 from iterlin.kernels.kept import KeptKernel, Sizes, kept_factors, sizes
 from iterlin.linearization import Network, jacobian_products, require_independent
 from iterlin.parameters import Trainable
+from iterlin.runtime.devices import on_automatic_axes
 from iterlin.runtime.precision import full_precision
 from iterlin.validation import one_shape, positive_integer
 
@@ -27,6 +28,7 @@ from iterlin.validation import one_shape, positive_integer
 WORKSPACE = 2**28
 
 
+@on_automatic_axes
 @full_precision()
 def empirical_ntk(
     f: Network,
@@ -78,6 +80,7 @@ def empirical_ntk(
     return kernel.reshape(*kernel.shape[:2], *shapes[form])
 
 
+@on_automatic_axes
 @full_precision()
 def ntk_matrix(
     f: Network,
@@ -101,6 +104,7 @@ def ntk_matrix(
     return kernel.reshape(kernel.shape[0] * kernel.shape[1], -1)
 
 
+@on_automatic_axes
 @full_precision()
 def kept_ntk(
     f: Network,
@@ -140,6 +144,7 @@ def kept_ntk(
     return KeptKernel(matrix=matrix)
 
 
+@on_automatic_axes
 def kept_sizes(
     f: Network,
     params: PyTree,

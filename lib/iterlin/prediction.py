@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from iterlin.ntk import kernel_matrix
+from iterlin.runtime.devices import on_automatic_axes
 from iterlin.runtime.precision import full_precision
 from iterlin.spectral_filters import MOST_STEPS, descent_filter, flow_filter
 from iterlin.validation import (
@@ -25,6 +26,7 @@ from iterlin.validation import (
 )
 
 
+@on_automatic_axes
 @full_precision()
 def predict(
     kernel_dd: Float[Array, "N N *outs"],

@@ -15,10 +15,12 @@ from jaxtyping import Array, Float, PyTree
 from iterlin import examples
 from iterlin.linearization import Network
 from iterlin.ntk import empirical_ntk
+from iterlin.runtime.devices import on_automatic_axes
 
 ROWS = "rows"
 
 
+@on_automatic_axes
 def sharded_ntk(
     f: Network,
     params: PyTree,

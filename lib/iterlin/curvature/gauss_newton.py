@@ -18,6 +18,7 @@ from iterlin.gradient_flow import eigenmodes
 from iterlin.iteration import Solution, Status, iterate, prepare
 from iterlin.linearization import Network, jacobian, require_independent
 from iterlin.parameters import Trainable
+from iterlin.runtime.devices import on_automatic_axes
 from iterlin.runtime.precision import full_precision
 from iterlin.spectral_filters import MOST_STEPS
 from iterlin.validation import (
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 
+@on_automatic_axes
 @full_precision()
 def gauss_newton(
     f: Network,
@@ -126,6 +128,7 @@ def _solve(gram, damping, right_hand_side):
     return jax.scipy.linalg.cho_solve(factor, right_hand_side)
 
 
+@on_automatic_axes
 @full_precision()
 def iterative_linearization(
     f: Network,

@@ -28,6 +28,7 @@ from iterlin.linearization import (
 from iterlin.losses import Loss, Mean, check_loss, squared_error
 from iterlin.ntk import ntk_matrix
 from iterlin.parameters import Trainable, bound, split, trainable_mask
+from iterlin.runtime.devices import on_automatic_axes
 from iterlin.runtime.precision import full_precision
 from iterlin.runtime.slices import fold_slices, in_slices
 from iterlin.validation import factorable, is_traced, like, positive, positive_integer
@@ -111,6 +112,7 @@ class Laplace(NamedTuple):
         return 1 / (self.eigenvalues + noise * delta)
 
 
+@on_automatic_axes
 @full_precision()
 def laplace(
     f: Network,
@@ -189,6 +191,7 @@ def laplace(
     given = (sliced, moving, x, roots, residual.reshape(roots.shape[:2]))
     eigenvalues, project, residual, left = _by_kernel(*given, kernel) if dual else _by_rows(*given)
 
+    @on_automatic_axes
     def project_alike(x_new):
         like("an example of x_new", _example(x_new), _example(x))
         return project(x_new)

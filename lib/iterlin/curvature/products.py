@@ -18,10 +18,12 @@ from iterlin import examples
 from iterlin.linearization import Network, jacobian_products
 from iterlin.losses import Loss, as_sum, check_loss, loss_over_slices
 from iterlin.parameters import Trainable, bound, split
+from iterlin.runtime.devices import on_automatic_axes
 from iterlin.runtime.precision import full_precision
 from iterlin.validation import is_traced, like, positive_integer
 
 
+@on_automatic_axes
 @full_precision()
 def ggn_product(
     f: Network,
@@ -74,6 +76,7 @@ def ggn_product(
         products = jacobian_products(f, moving, x)
         _, hessian = loss_derivatives(loss, products.outputs, y)
 
+        @on_automatic_axes
         @full_precision()
         def product(v):
             v = typed(v)
@@ -81,6 +84,7 @@ def ggn_product(
 
         return product
 
+    @on_automatic_axes
     @full_precision()
     def sliced(v):
         v = typed(v)

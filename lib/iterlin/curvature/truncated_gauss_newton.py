@@ -15,10 +15,12 @@ from iterlin.krylov import axpy, conjugate_gradients, dot, norm
 from iterlin.linearization import Network, jacobian_products, tree_add, tree_sub
 from iterlin.losses import Loss, as_sum, squared_error
 from iterlin.parameters import Trainable
+from iterlin.runtime.devices import on_automatic_axes
 from iterlin.runtime.precision import full_precision
 from iterlin.validation import is_traced, non_negative, one_number, open_unit, positive_integer
 
 
+@on_automatic_axes
 @full_precision()
 def truncated_gauss_newton(
     f: Network,

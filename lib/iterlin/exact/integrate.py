@@ -26,6 +26,7 @@ from iterlin.exact.run import SPENT, ExactRun
 from iterlin.exact.task import Task
 from iterlin.parameters import bound, split
 from iterlin.runtime.chunks import History, never
+from iterlin.runtime.devices import on_automatic_axes
 from iterlin.runtime.identity import plain_fields
 from iterlin.runtime.precision import full_precision
 from iterlin.schedules import NEVER, as_schedule, check_answer, looks_at, of_whole
@@ -37,6 +38,7 @@ from iterlin.watching import UPDATES, Watch, check_sets, check_watch, observer
 STEPWISE = ("batch_size", "augment", "normalization")
 
 
+@on_automatic_axes
 def integrate(
     algorithm: Algorithm,
     params: PyTree,

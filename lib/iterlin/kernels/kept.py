@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PyTree
 
 from iterlin import examples
 from iterlin.kernels.factors import PRODUCT, Factors, Traced
+from iterlin.runtime.devices import on_automatic_axes
 
 
 class KeptKernel(NamedTuple):
@@ -22,6 +23,7 @@ class KeptKernel(NamedTuple):
     matrix: Float[Array, "NO NO"] | None = None
     factors: Factors | None = None
 
+    @on_automatic_axes
     def product(self, v: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
         """J J^T v, of an array like the outputs; not divided by N."""
         if self.factors is None:

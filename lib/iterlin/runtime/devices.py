@@ -1,6 +1,7 @@
 """Arrays that lie on several devices, and sums over examples that are dealt out to these."""
 
 from collections.abc import Callable
+from functools import wraps
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from iterlin import examples
+from iterlin.validation import is_traced
 
 
 def on_device(tree: PyTree) -> PyTree:
@@ -19,12 +21,34 @@ def on_device(tree: PyTree) -> PyTree:
     return jax.tree.map(_automatic, tree)
 
 
+def on_automatic_axes(function: Callable) -> Callable:
+    """The function, given the arrays among its arguments as `on_device` gives them.
+
+    Arguments that hold no array on Explicit axes are passed on as they are.
+    """
+
+    @wraps(function)
+    def called(*args, **settings):
+        if any(map(_is_explicit, jax.tree.leaves((args, settings)))):
+            args, settings = jax.tree.map(
+                lambda leaf: _automatic(leaf) if _is_explicit(leaf) else leaf, (args, settings)
+            )
+        return function(*args, **settings)
+
+    return called
+
+
+def _is_explicit(leaf) -> bool:
+    sharding = None if is_traced(leaf) else getattr(leaf, "sharding", None)
+    return isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
+
+
 def _automatic(leaf):
     leaf = jnp.asarray(leaf)
-    sharding = getattr(leaf, "sharding", None)
-    if not isinstance(sharding, NamedSharding) or AxisType.Explicit not in sharding.mesh.axis_types:
+    if not _is_explicit(leaf):
         return leaf
-    return jax.device_put(leaf, NamedSharding(_automatic_mesh(sharding.mesh), sharding.spec))
+    mesh = _automatic_mesh(leaf.sharding.mesh)
+    return jax.device_put(leaf, NamedSharding(mesh, leaf.sharding.spec))
 
 
 def _automatic_mesh(mesh: Mesh) -> Mesh:
