@@ -3,11 +3,13 @@
 import math
 from fractions import Fraction
 
+import iterlin as il
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin import validation
+from problems import bare
 
 
 @pytest.mark.parametrize("value", [1, 7, np.int32(3), np.array(3), jnp.asarray(2), 10**30])
@@ -220,3 +222,57 @@ def test_a_function_of_other_arguments_is_refused():
     message = r"^f is called as f\(params, x, key\), but it takes \(params, x\)$"
     with pytest.raises(ValueError, match=message):
         validation.accepts("f", lambda params, x: 0, ("params", "x", "key"))
+
+
+PARAMS = jnp.ones((3, 2))
+X, Y = jnp.ones((5, 3)) * jnp.arange(5.0)[:, None], jnp.zeros((5, 2))
+
+
+def network(params, x):
+    return jnp.tanh(x @ params)
+
+
+SETTINGS = {"schedule": 5, "num_steps": 10, "engine": "closed_form"}
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: il.empirical_ntk(network, PARAMS, X[0]), "f must return an array that leads"),
+        (
+            lambda: bare(il.empirical_ntk)(network, PARAMS, X, diagonal="no"),
+            "diagonal must be True",
+        ),
+        (
+            lambda: bare(il.jacobian)(network, PARAMS, X, independent="no"),
+            "independent must be True",
+        ),
+        (lambda: il.predict(jnp.eye(5).at[0, 1].set(1), Y, jnp.eye(5)), "kernel_dd must be sym"),
+        (lambda: il.predict(-jnp.eye(5), Y, jnp.eye(5)), "kernel_dd must be J J"),
+        (
+            lambda: il.laplace(
+                network,
+                PARAMS,
+                X,
+                Y,
+                loss=il.losses.squared_error,
+                prior_precision=1.0,
+                noise_variance=jnp.ones(2),
+            ),
+            "noise_variance must be one number",
+        ),
+        (
+            lambda: il.integrate(
+                il.Algorithm(network, il.losses.squared_error, 1e-3),
+                PARAMS,
+                (X, Y.at[0, 0].set(jnp.nan)),
+                **SETTINGS,
+            ),
+            "targets must be finite",
+        ),
+    ],
+)
+def test_a_mistake_in_a_call_is_told_in_one_line(call, named):
+    with pytest.raises(ValueError, match=named) as error:
+        call()
+    assert "\n" not in str(error.value)

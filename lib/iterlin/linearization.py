@@ -21,7 +21,7 @@ from iterlin.parameters import Trainable, bound, split, trainable_mask
 from iterlin.programs import Program, compiled, flatten, run
 from iterlin.runtime.devices import on_automatic_axes
 from iterlin.runtime.precision import full_precision
-from iterlin.validation import called, described, is_traced
+from iterlin.validation import called, described, flags, is_traced
 
 Network = Callable[[PyTree, Any], Array]
 
@@ -130,6 +130,7 @@ def jacobian(
     [[1. 1. 2.]
      [1. 3. 4.]]
     """
+    flags(independent=independent)
     moving, fixed = split(params, trainable)
     of_moving = bound(f, fixed)
     if independent:

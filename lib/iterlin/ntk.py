@@ -22,7 +22,7 @@ from iterlin.linearization import Network, jacobian_products, require_independen
 from iterlin.parameters import Trainable
 from iterlin.runtime.devices import on_automatic_axes
 from iterlin.runtime.precision import full_precision
-from iterlin.validation import one_shape, positive_integer
+from iterlin.validation import flags, one_shape, positive_integer
 
 # Bytes of rows of J alive while a matrix is formed that is kept.
 WORKSPACE = 2**28
@@ -59,10 +59,10 @@ def empirical_ntk(
     `memory_limit` bounds, in bytes, the inputs, cotangents and rows of J kept at a time; the result
     and the activations of a few examples come on top. Not for f that couples examples.
 
-    Raises ValueError if both trace and diagonal are asked for; for a bound that is not a positive
-    integer or does not hold one output of two examples; examples of x2 that are not shaped as those
-    of x1, or of another kind (integers beside floats); an f that couples its examples; and as
-    `jacobian`.
+    Raises ValueError if trace or diagonal is no bool, or both are asked for; for a bound that is
+    not a positive integer or does not hold one output of two examples; examples of x2 that are not
+    shaped as those of x1, or of another kind (integers beside floats); an f that couples its
+    examples; and as `jacobian`.
 
     >>> net, x = il.mlp((2, 16, 3)), jnp.ones((5, 2))
     >>> params = net.init(jax.random.key(0))
@@ -72,6 +72,7 @@ def empirical_ntk(
     >>> il.empirical_ntk(net.apply, params, x, x[:2], trace=True, trainable=last).shape
     (5, 2)
     """
+    flags(trace=trace, diagonal=diagonal)
     if trace and diagonal:
         raise ValueError("trace and diagonal are two forms of the kernel: ask for one of them")
     form = "trace" if trace else "diagonal" if diagonal else "full"

@@ -55,6 +55,7 @@ def predict(
     by its pseudo-inverse. For many times ``jax.vmap`` over them: one decomposition serves all.
 
     Raises ValueError for kernels, outputs or test_outputs whose shapes do not fit y or each other;
+    a kernel_dd that is not symmetric or has a negative diagonal entry (unless traced);
     a kernel_dd narrower than float32; a time or damping that is negative or NaN, or a damping that
     is an array of them; a step_size without num_steps, the other way round, or with a time.
 
@@ -75,6 +76,7 @@ def predict(
     _number_or("test_outputs", test_outputs, (kernel_td.shape[0], *out))
     residual = jnp.asarray(y, kernel_dd.dtype) - jnp.asarray(outputs, kernel_dd.dtype)
     matrix, cross = _matrix(kernel_dd), _matrix(kernel_td)
+    _check_kernel(matrix)
     eigenvalues, vectors = jnp.linalg.eigh(matrix)
     threshold = len(matrix) * jnp.finfo(matrix.dtype).eps * jnp.max(jnp.abs(eigenvalues))
     eigenvalues = jnp.where(eigenvalues > threshold, eigenvalues, 0) + damping
@@ -112,6 +114,18 @@ def _check_shapes(y, kernel_dd, kernel_td) -> None:
             f"kernel_td must have shape (M, {', '.join(map(str, kernel_dd[1:]))}) beside kernel_dd "
             f"of shape {kernel_dd}, got {kernel_td}"
         )
+
+
+def _check_kernel(matrix: Array) -> None:
+    """Raise ValueError unless it is symmetric, to rounding, with no negative diagonal entry."""
+    if is_traced(matrix):
+        return
+    found = np.asarray(matrix, float)
+    tolerance = 1e3 * float(jnp.finfo(matrix.dtype).eps) * np.max(np.abs(found), initial=0.0)
+    if not np.allclose(found, found.T, rtol=0, atol=tolerance, equal_nan=True):
+        raise ValueError("kernel_dd must be symmetric: kernel_dd[i, j] and [j, i] differ")
+    if np.any(np.diagonal(found) < -tolerance):
+        raise ValueError("kernel_dd must be J J^T: an entry of its diagonal is negative")
 
 
 def _number_or(name, value, shape) -> None:

@@ -106,6 +106,13 @@ def open_unit(name: str, value) -> None:
         raise ValueError(f"{name} must lie strictly between 0 and 1, got {value!r}")
 
 
+def flags(**values) -> None:
+    """Refuses a value, given by name, that is neither True nor False."""
+    for name, value in values.items():
+        if not isinstance(value, bool | np.bool_):
+            raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
 def same_shape(outputs, targets) -> None:
     """Refuses targets that are no array, or whose shape differs from the outputs' (broadcasting
     would hide the error)."""

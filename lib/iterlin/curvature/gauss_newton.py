@@ -23,6 +23,7 @@ from iterlin.runtime.precision import full_precision
 from iterlin.spectral_filters import MOST_STEPS
 from iterlin.validation import (
     factorable,
+    flags,
     is_traced,
     non_negative,
     one_number,
@@ -81,6 +82,7 @@ def gauss_newton(
     >>> print(found.params.round(3), found.num_steps)  # the logarithms of y
     [0.    1.099] 6
     """
+    flags(independent=independent)
     problem = prepare(f, params, x, y, trainable)
     if independent:  # here, because inside the loop there is no concrete value to check
         require_independent(problem.f, problem.start, x)
@@ -163,6 +165,7 @@ def iterative_linearization(
     """
     positive("step_size", step_size)
     positive_integer("period", period, infinity=True, below=MOST_STEPS)
+    flags(independent=independent)
     problem = prepare(f, params, x, y, trainable)
     if independent:
         require_independent(problem.f, problem.start, x)

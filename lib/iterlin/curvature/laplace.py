@@ -31,7 +31,14 @@ from iterlin.parameters import Trainable, bound, split, trainable_mask
 from iterlin.runtime.devices import on_automatic_axes
 from iterlin.runtime.precision import full_precision
 from iterlin.runtime.slices import fold_slices, in_slices
-from iterlin.validation import factorable, is_traced, like, positive, positive_integer
+from iterlin.validation import (
+    factorable,
+    is_traced,
+    like,
+    one_number,
+    positive,
+    positive_integer,
+)
 
 
 class Laplace(NamedTuple):
@@ -157,6 +164,8 @@ def laplace(
     """
     positive("prior_precision", prior_precision)
     positive("noise_variance", noise_variance)
+    one_number("prior_precision", prior_precision)
+    one_number("noise_variance", noise_variance)
     positive_integer("memory_limit", memory_limit)
     examples.count((x, y), "inputs and targets")
     require_function(loss)

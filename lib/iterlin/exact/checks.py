@@ -14,6 +14,7 @@ from iterlin.ntk import kept_sizes
 from iterlin.parameters import split
 from iterlin.schedules import Schedule, looks_at
 from iterlin.state import TrainState
+from iterlin.validation import finite
 
 
 def sizes_of_kernel(task: Task, params: PyTree) -> Sizes:
@@ -67,6 +68,7 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
     if engine != "steps" and (why := unfit_types(task, params)):
         raise ValueError(f"engine '{engine}' {why}")
     if engine == "closed_form":
+        finite("targets", task.data[1])
         if not is_quadratic(task, outputs):
             raise ValueError(
                 "engine 'closed_form' is for half a squared error, or a multiple of it: "
