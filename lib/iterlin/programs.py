@@ -19,8 +19,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxtyping import Array, PyTree
 
 OPENED = frozenset({"jit", "call", "closed_call", "checkpoint", "remat2"})
-# JAX defines the derivatives of relu, logsumexp and the like here, and they close over nothing.
-RULES_OF_JAX = re.compile("jax/_src/(nn|numpy|scipy|lax/other)")
+# JAX defines the derivatives of relu, logsumexp and the like here, the library that of its pooling.
+# What they close over is told by the operation that they belong to.
+KNOWN_RULES = re.compile("jax/_src/(nn|numpy|scipy|lax/other)|iterlin/networks/convolution")
 MOST = 64  # compiled functions that are kept, the last used
 
 
@@ -132,11 +133,11 @@ def flatten(function: Callable[..., Array], *arguments: PyTree) -> Program:
 
 
 def _held(equation: JaxprEqn) -> Iterator[Any]:
-    """Arrays and functions in an operation's settings, but for derivative rules of JAX itself."""
+    """Arrays and functions in an operation's settings, but for rules in `KNOWN_RULES`."""
     settings = equation.params
     if equation.primitive.name.startswith("custom_"):
         inside = settings.get("call_jaxpr")
-        if not RULES_OF_JAX.search(str(inside and inside.jaxpr.debug_info)):
+        if not KNOWN_RULES.search(str(inside and inside.jaxpr.debug_info)):
             yield equation
         settings = {"call_jaxpr": inside}
     for leaf in jax.tree.leaves(settings):

@@ -3,7 +3,7 @@
 import math
 import re
 
-from iterlin.study import experiment_pages
+from iterlin.study import experiment_pages, strict_yaml
 
 from iterlin_book import pages
 from iterlin_book.pages import BookError
@@ -36,6 +36,14 @@ def load(root, page, tier):
         raise BookError(f"{path}: parameter 'tier' must be '{tier}', not {values['tier']!r}")
     check(path, values, allowed)
     return {**values, "tier": tier} if "tier" in allowed else values
+
+
+def like(root, page, tier):
+    """The page beside it that a page's file of the tier is ``like``, or None."""
+    path = pages.parameter_file(root, page, tier)
+    values = (strict_yaml.load(path.read_text("utf8")) if path.is_file() else None) or {}
+    folder, slash, _ = page.rpartition("/")
+    return f"{folder}{slash}{values['like']}" if "like" in values else None
 
 
 def check(path, values, allowed):
