@@ -93,7 +93,7 @@ def execute(root, page, tier, prepared, expected=None):
     if tier != pages.QUICK:
         for earlier in path.parent.glob(f"{path.name.split('.')[0]}.*.ipynb"):
             earlier.unlink()  # the record that it speaks of has been replaced
-        keep_quick_run(root, page)
+        keep_quick_run(root, page, tier)
         if missing := _missing(root, page, tier):
             raise Unfinished(f"{page} ({tier}): {missing}; run the same command again to go on")
     pages.write_atomically(path, nbformat.writes(executed))
@@ -101,16 +101,18 @@ def execute(root, page, tier, prepared, expected=None):
     return path
 
 
-def keep_quick_run(root, page):
-    """Run the page at its quick tier, too, and keep that run beside the record that was made: later
-    builds compare theirs with it."""
+def keep_quick_run(root, page, tier):
+    """Run a page that has made a record at its quick tier, too, and keep that run beside it.
+
+    Later builds compare their quick runs with it.
+    """
     from iterlin.study import comparison, records
 
     experiment = page.rpartition("/")[2]
-    quick = records.path_of(experiment, pages.QUICK)
-    quick.unlink(missing_ok=True)
+    if not records.path_of(experiment, tier).is_file():
+        return
     execute(root, page, pages.QUICK, prepare(root, page, pages.QUICK))
-    if quick.is_file():  # a page may save no record
+    if records.path_of(experiment, pages.QUICK).is_file():
         comparison.keep(experiment)
 
 
