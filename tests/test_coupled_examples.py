@@ -332,3 +332,14 @@ def test_a_network_that_closes_over_what_jax_traces_is_let_through(rule):
 
     np.testing.assert_allclose(jax.jit(kernel)(2.0), 4 * kernel(1.0), rtol=1e-10)
     np.testing.assert_allclose(jax.vmap(kernel)(jnp.ones(2))[1], kernel(1.0), rtol=1e-10)
+
+
+def test_fixed_parameters_may_be_arrays_of_numpy_that_are_indexed():
+    params = {"table": np.ones((4, 3)), "w": np.ones((3, 2))}
+    f = lambda p, x: p["table"][x] @ p["w"]  # noqa: E731
+    ids = np.array([0, 3, 1])
+    parts = [
+        il.empirical_ntk(f, params, ids, trace=True, trainable=lambda path, name=name: path == name)
+        for name in params
+    ]
+    np.testing.assert_allclose(sum(parts), il.empirical_ntk(f, params, ids, trace=True))

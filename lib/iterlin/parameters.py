@@ -80,9 +80,13 @@ def join(moving: PyTree, fixed: PyTree) -> PyTree:
 
 
 def bound(f: Callable, fixed: PyTree) -> Callable:
-    """f as a function of the moving parameters; f itself where all of them move."""
+    """f as a function of the moving parameters; f itself where all of them move.
+
+    Fixed arrays of NumPy become JAX's, which can be indexed by what is traced.
+    """
     if not jax.tree.leaves(fixed):
         return f
+    fixed = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, np.ndarray) else a, fixed)
     if hasattr(f, "bound"):  # a wrapper around a network, such as `runtime.slices.Sliced`
         return f.bound(fixed)
     return lambda moving, *rest, **named: f(join(moving, fixed), *rest, **named)
