@@ -53,7 +53,7 @@ class Identity:
 
     settings: Mapping[str, Any]
     programs: Mapping[str, str] = field(default_factory=dict)
-    first: Callable[[], Mapping[str, list[float]]] = dict
+    first: Callable[[], Mapping[str, list[float]]] = field(default_factory=lambda: dict)
 
     @cached_property
     def numbers(self) -> Mapping[str, list[float]]:
