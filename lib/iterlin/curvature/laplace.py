@@ -151,10 +151,10 @@ def laplace(
     `memory_limit` bounds the rows of J kept at a time; what is decomposed comes on top.
 
     Raises ValueError for a prior_precision or noise_variance that is not positive and finite; a
-    loss that is no function, is a mean, or (unless traced) couples examples; an f that couples
-    them; targets of another number than the inputs, or that the loss refuses; parameters narrower
-    than float32, or none to train; a prior_mean that is not like params; a memory_limit that is not
-    a positive integer, or too small for the kernel (`empirical_ntk`).
+    loss that is no function, is a mean, or (unless traced) couples examples or is not convex; an f
+    that couples them; targets of another number than the inputs, or that the loss refuses;
+    parameters narrower than float32, or none to train; a prior_mean that is not like params; a
+    memory_limit that is not a positive integer, or too small for the kernel (`empirical_ntk`).
 
     >>> f, x, y = lambda p, x: x @ p, jnp.eye(2), jnp.array([1.0, 3.0])
     >>> settings = {"loss": il.losses.squared_error, "prior_precision": 1.0, "noise_variance": 0.25}
@@ -227,8 +227,14 @@ def _example(x):
 
 
 def _roots(blocks):
-    """H^(1/2), block by block."""
+    """Return H^(1/2), block by block; raise ValueError unless traced for an H of no convex loss."""
     values, vectors = jnp.linalg.eigh(blocks)
+    least, most = jnp.min(values), jnp.max(values)
+    if not is_traced(values) and not (most > 0 and least >= -1e-3 * most):
+        raise ValueError(
+            "loss must be convex and curved in the outputs, as a negative log-likelihood is: its "
+            f"Hessian has eigenvalues from {least:.3g} to {most:.3g}"
+        )
     return (vectors * jnp.sqrt(jnp.maximum(values, 0))[:, None]) @ vectors.mT
 
 
