@@ -24,6 +24,8 @@ from iterlin.study import experiment_pages, provenance, records
 # Two values are the same up to this share of the largest value of their variable: other machines
 # round differently, which early stopping and long runs amplify.
 TOLERANCE = 1e-3
+# Two methods that agree differ by less than this, by rounding alone: no share is taken of it.
+ROUNDING = 1e-9
 KEPT = ("experiment", "parameters", "commit", "versions", "device", "date")
 
 
@@ -88,7 +90,7 @@ def _is_compared(run: xr.Dataset, name) -> bool:
 
 
 def _share(then: xr.Variable | None, now: xr.Variable | None) -> float:
-    """The largest difference as a share of the largest value then."""
+    """The largest difference as a share of the largest value then, or of `ROUNDING`."""
     if then is None or now is None or then.dims != now.dims or then.shape != now.shape:
         return math.inf
     before, after = (np.asarray(v.values, float) for v in (then, now))
@@ -99,9 +101,8 @@ def _share(then: xr.Variable | None, now: xr.Variable | None) -> float:
         return math.inf
     if not finite.any():
         return 0.0
-    largest = np.max(np.abs(before[finite]))
     error = np.max(np.abs(after[finite] - before[finite]))
-    return float(error / largest) if largest else math.inf if error else 0.0
+    return float(error / max(ROUNDING, np.max(np.abs(before[finite]))))
 
 
 def changed_parameters(record: xr.Dataset) -> list[str]:
