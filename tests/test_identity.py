@@ -21,10 +21,9 @@ from jax._src import pretty_printer
 KEY = jax.random.key(0)
 X = jax.random.normal(KEY, (6, 3))
 Y = jnp.array([0, 1, 1, 0, 1, 0])
-# What the first and the second run differ in; as a sign changes no norm, it is told by more.
+# What the first and the second run differ in: a sign, which changes no norm.
 FIRST = jax.random.normal(jax.random.key(1), (3, 4))
-SECOND = {"sign": -FIRST, "one number": FIRST.at[2, 1].add(0.1)}
-WEIGHTS = {"first": jnp.array([1.0, 1.0]), "second": jnp.array([1.0, 20.0])}
+SECOND = -FIRST
 ENTROPY = losses.mean(losses.cross_entropy)
 
 
@@ -41,15 +40,6 @@ def custom_vjp(w):
     return product
 
 
-def custom_jvp(w):
-    @jax.custom_jvp
-    def product(x):
-        return x @ w
-
-    product.defjvp(lambda x, t: (x[0] @ w, t[0] @ w))
-    return product
-
-
 def called_back(w):
     held = np.asarray(w)
 
@@ -62,36 +52,21 @@ def called_back(w):
     return product
 
 
-def in_loop(w):
-    step = jax.jit(lambda h: (0, h @ w)[1])
-    return lambda x: jax.lax.while_loop(
-        lambda c: c[0] < 1, lambda c: (c[0] + 1, step(x)), (0, jnp.zeros((len(x), 4), x.dtype))
-    )[1]
-
-
 # x -> x @ w, by how a program holds w.
 HOLDS = {
     "closure": lambda w: lambda x: x @ w,
     "jit": lambda w: jax.jit(lambda x: x @ w),
-    "jit in jit": lambda w: jax.jit(lambda x: jax.jit(lambda x: x @ w)(x)),
     "partial of NumPy": lambda w: jax.jit(partial(lambda w, x: x @ w, np.asarray(w))),
     "scan": lambda w: (
         lambda x: jax.lax.scan(lambda c, r: (c, jax.jit(lambda r: r @ w)(r)), 0, x)[1]
     ),
-    "while": in_loop,
     "cond": lambda w: (
         lambda x: jax.lax.cond(
             x[0, 0] < 9, jax.jit(lambda x: x @ w), lambda x: jnp.zeros((len(x), 4), x.dtype), x
         )
     ),
-    "switch": lambda w: lambda x: jax.lax.switch(0 * Y[0], [jax.jit(lambda x: x @ w)] * 2, x),
-    "remat": lambda w: jax.checkpoint(jax.jit(lambda x: x @ w)),
     "jit of remat": lambda w: jax.jit(jax.checkpoint(lambda x: x @ w)),
     "custom_vjp": lambda w: jax.jit(custom_vjp(w)),
-    "custom_jvp": lambda w: jax.jit(custom_jvp(w)),
-    "vmap": lambda w: jax.vmap(jax.jit(lambda r: r @ w)),
-    "jit of vmap": lambda w: jax.jit(jax.vmap(lambda r: r @ w)),
-    "lax.map": lambda w: lambda x: jax.lax.map(jax.jit(lambda r: r @ w), x),
     "pure_callback": called_back,
 }
 
@@ -100,9 +75,8 @@ def network(hold, w):
     return lambda p, x: jnp.tanh(HOLDS[hold](w)(x)) @ p
 
 
-@pytest.mark.parametrize("second", SECOND)
 @pytest.mark.parametrize("hold", HOLDS)
-def test_a_program_is_told_by_the_arrays_that_it_holds(hold, second):
+def test_a_program_is_told_by_the_arrays_that_it_holds(hold):
     def of(w):
         f = network(hold, w)
         programs = [jax.jit(f).trace(start(), X).jaxpr]
@@ -110,36 +84,19 @@ def test_a_program_is_told_by_the_arrays_that_it_holds(hold, second):
             programs.append(jax.jit(jax.grad(lambda p: f(p, X).sum())).trace(start()).jaxpr)
         return program_digest(programs)
 
-    assert of(FIRST) == of(FIRST + 0) != of(SECOND[second])
+    assert of(FIRST) == of(FIRST + 0) != of(SECOND)
 
 
 def train(path, f=None, loss=ENTROPY, **changes):
     """Parameters and history of a run of eight steps with its checkpoint in that file."""
-    names = {"optimizer", "batch_size", "augment", "regularizer", "penalty", "target_loss"}
-    algorithm = {"optimizer": 0.5} | {n: changes.pop(n) for n in names & changes.keys()}
+    algorithm = {"optimizer": 0.5}
+    algorithm |= {n: changes.pop(n) for n in ("optimizer", "augment") if n in changes}
     settings = {"schedule": 3, "num_steps": 8, "key": KEY, "checkpoint": path} | changes
     params, data = settings.pop("params", None), settings.pop("data", (X, Y))
     params = start() if params is None else params
     algorithm = iterlin.Algorithm(f or network("closure", FIRST), loss, **algorithm)
     state, history = iterlin.train(algorithm, params, data, **settings)
     return state.params, history
-
-
-@pytest.mark.parametrize("hold", [hold for hold in HOLDS if hold != "pure_callback"])
-def test_train_refuses_the_checkpoint_of_another_network(tmp_path, hold):
-    wanted, _ = train(tmp_path / "run.npz", network(hold, FIRST))
-    with pytest.raises(CheckpointError, match=r"run\.npz belongs to .* it differs in the step \("):
-        train(tmp_path / "run.npz", network(hold, SECOND["sign"]))
-    found, _ = train(tmp_path / "run.npz", network(hold, FIRST + 0))
-    np.testing.assert_array_equal(found, wanted)
-
-
-def weighted(weights):
-    return jax.jit(
-        lambda o, y: jnp.mean(
-            weights[y] * optax.losses.softmax_cross_entropy_with_integer_labels(o, y)
-        )
-    )
 
 
 def scaled(scale):
@@ -156,60 +113,55 @@ def drifted(limit):
     return schedules.when(lambda state: far(state.params, state.anchor), check_every=2)
 
 
-def called(limit):
-    """A metric that a host computes."""
-    limit = np.asarray(limit)
-    count = lambda o, y: np.float32(np.sum(o > limit[0] - 1))  # noqa: E731
-    shape = jax.ShapeDtypeStruct((), jnp.float32)
-    return Watch({"test": (X, Y)}, {"count": lambda o, y: jax.pure_callback(count, shape, o, y)})
-
-
 ONE, TWO = jnp.array([1.0]), jnp.array([1.5])
-# Settings of two runs, and what the message names.
-OTHERS = {
-    "class weights": ("loss", weighted(WEIGHTS["first"]), weighted(WEIGHTS["second"]), "the step"),
-    "augment": ("augment", scaled(ONE), scaled(TWO), "the step"),
-    "regularizer": (
-        "regularizer",
-        jax.jit(lambda p: ONE[0] * jnp.sum(p**2)),
-        jax.jit(lambda p: TWO[0] * jnp.sum(p**2)),
-        "the step",
-    ),
-    "predicate": ("schedule", drifted(ONE), drifted(TWO), "the step"),
-    "observe": ("watch", observe(ONE), observe(TWO), "what is recorded"),
-    "callback": ("watch", called(ONE), called(TWO), "what is recorded"),
-    "num_steps": ("num_steps", 8, 9, r"num_steps \(8, here 9\)"),
-    "schedule": ("schedule", 3, 4, r"max_period of the schedule \(3, here 4\)"),
-    "check_every": (
-        "schedule",
-        schedules.when(lambda state: False, check_every=2),
-        schedules.when(lambda state: False, check_every=3),
-        r"check_every of the schedule \(2, here 3\)",
-    ),
-    "batch_size": ("batch_size", 2, 3, r"batch_size of the algorithm \(2, here 3\)"),
-    "optimizer": ("optimizer", 0.5, 0.25, r"optimizer of the algorithm \(0.5, here 0.25\)"),
-    "transformation": ("optimizer", optax.adam(0.1), optax.adam(0.2), "the step"),
-    "penalty": ("penalty", 0.1, 0.2, r"penalty of the algorithm \(0.1, here 0.2\)"),
-    "target_loss": (
-        "target_loss",
-        1e-3,
-        1e-4,
-        r"target_loss of the algorithm \(0.001, here 0.0001\)",
-    ),
-    "data": ("data", (X, Y), (X.at[1, 1].add(1e-6), Y), "the data"),
-    "params": ("params", start(), start() * 1.1, "the first parameters"),
-    "key": ("key", KEY, jax.random.key(1), "the key"),
-    "sets": ("watch", Watch({"t": (X, Y)}), Watch({"t": (X + 1, Y)}), "the watched sets"),
-    "looks": ("watch", Watch(at=[2]), Watch(at=[3]), "the steps looked at"),
-}
 
 
-@pytest.mark.parametrize(("name", "one", "other", "words"), OTHERS.values(), ids=OTHERS)
-def test_train_names_what_differs(tmp_path, name, one, other, words):
-    train(tmp_path / "run.npz", **{name: one})
-    with pytest.raises(CheckpointError, match=f"it differs in {words}[^\n]*: delete it"):
-        train(tmp_path / "run.npz", **{name: other})
-    train(tmp_path / "run.npz", **{name: one})
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    path = tmp_path_factory.mktemp("identity") / "run.npz"
+    train(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "words"),
+    [
+        ("num_steps", 9, r"num_steps \(8, here 9\)"),
+        ("schedule", 4, r"max_period of the schedule \(3, here 4\)"),
+        ("optimizer", 0.25, r"optimizer of the algorithm \(0.5, here 0.25\)"),
+        ("data", (X.at[1, 1].add(1e-6), Y), "the data"),
+        ("params", start() * 1.1, "the first parameters"),
+        ("key", jax.random.key(1), "the key"),
+        ("watch", Watch({"t": (X, Y)}), "the watched sets"),
+        ("watch", Watch(at=[3]), "the steps looked at"),
+    ],
+)
+def test_train_names_what_differs(checkpoint, name, other, words):
+    with pytest.raises(CheckpointError, match=f"it differs in [^\n]*{words}[^\n]*: delete it"):
+        train(checkpoint, **{name: other})
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other", "words"),
+    [
+        ("f", network("jit", FIRST), network("jit", SECOND), "the step"),
+        ("augment", scaled(ONE), scaled(TWO), "the step"),
+        ("schedule", drifted(ONE), drifted(TWO), "the step"),
+        ("watch", observe(ONE), observe(TWO), "what is recorded"),
+        ("optimizer", optax.adam(0.1), optax.adam(0.2), "the optimiser's first step|the step"),
+    ],
+)
+def test_train_tells_functions_by_what_they_hold(tmp_path, name, one, other, words):
+    """In this version of JAX and, but for a predicate that is asked late, between versions."""
+    path = tmp_path / "run.npz"
+    wanted, _ = train(path, **{name: one})
+    with pytest.raises(CheckpointError, match=f"it differs in ({words})[^\n]*: delete it"):
+        train(path, **{name: other})
+    as_of_another_version(path)
+    if name != "schedule":
+        with pytest.raises(CheckpointError, match=rf"differs in ({words}).*version \(JAX 0.4.30"):
+            train(path, **{name: other})
+    np.testing.assert_array_equal(train(path, **{name: one})[0], wanted)
 
 
 def sweep(path, f, second=False):
@@ -223,7 +175,7 @@ def sweep(path, f, second=False):
 def test_train_sweep_refuses_the_checkpoint_of_another_network(tmp_path):
     sweep(tmp_path / "run.npz", network("jit", FIRST))
     with pytest.raises(CheckpointError, match="differs in the step"):
-        sweep(tmp_path / "run.npz", network("jit", SECOND["sign"]))
+        sweep(tmp_path / "run.npz", network("jit", SECOND))
     with pytest.raises(CheckpointError, match=r"the periods \(\[2, 3\], here \[2, 5\]\)"):
         sweep(tmp_path / "run.npz", network("jit", FIRST), second=True)
 
@@ -234,32 +186,20 @@ def integrate(path, f=None, loss=ENTROPY, engine="function_space"):
     return iterlin.integrate(algorithm, start(), (X, Y), **settings)[0].params
 
 
-PAIRS = {
-    hold: ({"f": network(hold, FIRST)}, {"f": network(hold, SECOND["sign"])})
-    for hold in ("jit", "scan")
-}
-PAIRS["class weights"] = (
-    {"loss": OTHERS["class weights"][1]},
-    {"loss": OTHERS["class weights"][2]},
-)
-
-
-@pytest.mark.parametrize(("one", "other"), PAIRS.values(), ids=PAIRS)
-def test_integrate_refuses_the_file_of_another_run_and_finds_its_own_in_a_folder(
-    tmp_path, one, other
-):
-    wanted = [integrate(None, **one), integrate(None, **other)]
-    integrate(tmp_path / "run.npz", **one)
+def test_integrate_refuses_the_file_of_another_run_and_finds_its_own_in_a_folder(tmp_path):
+    pair = [{"f": network("jit", w)} for w in (FIRST, SECOND)]
+    wanted = [integrate(None, **settings) for settings in pair]
+    integrate(tmp_path / "run.npz", **pair[0])
     with pytest.raises(CheckpointError, match="differs in the step"):
-        integrate(tmp_path / "run.npz", **other)
+        integrate(tmp_path / "run.npz", **pair[1])
+    with pytest.raises(CheckpointError, match=r"engine \(function_space, here kept_steps\)"):
+        integrate(tmp_path / "run.npz", **pair[0], engine="kept_steps")
     folder = tmp_path / "runs"
     folder.mkdir()
     for _ in range(2):
-        for expected, settings in zip(wanted, (one, other), strict=True):
+        for expected, settings in zip(wanted, pair, strict=True):
             np.testing.assert_array_equal(integrate(folder, **settings), expected)
         assert len(list(folder.iterdir())) == 2
-    with pytest.raises(CheckpointError, match=r"engine \(function_space, here kept_steps\)"):
-        integrate(tmp_path / "run.npz", **one, engine="kept_steps")
 
 
 def grid(folder, f, exact=False):
@@ -277,11 +217,9 @@ def grid(folder, f, exact=False):
     return runs.grid(problem, axes, make, folder=folder)
 
 
-@pytest.mark.parametrize(
-    ("hold", "exact", "files"), [("jit", False, 1), ("jit", True, 2), ("scan", False, 1)]
-)
-def test_a_grid_finds_its_own_runs_and_no_others(tmp_path, hold, exact, files):
-    one, other = network(hold, FIRST), network(hold, SECOND["sign"])
+@pytest.mark.parametrize(("exact", "files"), [(False, 1), (True, 2)], ids=["steps", "exact"])
+def test_a_grid_finds_its_own_runs_and_no_others(tmp_path, exact, files):
+    one, other = network("jit", FIRST), network("jit", SECOND)
     wanted = [grid(None, f, exact).test_loss for f in (one, other)]
     assert abs(wanted[0] - wanted[1]).isel(evaluation=-1).min() > 1e-3
     for _ in range(2):
@@ -328,42 +266,8 @@ def test_first_parameters_that_another_version_drew_otherwise_are_taken(tmp_path
         train(path, params=start()[::-1])
 
 
-@pytest.mark.parametrize("second", SECOND)
-@pytest.mark.parametrize("hold", ["closure", "jit"])
-def test_train_refuses_another_network_between_versions(tmp_path, hold, second):
-    path = tmp_path / "run.npz"
-    train(path, network(hold, FIRST))
-    as_of_another_version(path)
-    with pytest.raises(CheckpointError, match=r"differs in the step .*version \(JAX 0.4.30"):
-        train(path, network(hold, SECOND[second]))
-
-
-# A predicate is not among them: it has not been asked by the first step.
-@pytest.mark.parametrize(
-    "name",
-    [
-        "class weights",
-        "augment",
-        "regularizer",
-        "transformation",
-        "observe",
-        "callback",
-        "schedule",
-    ],
-)
-def test_train_refuses_other_settings_between_versions(tmp_path, name):
-    setting, one, other, words = OTHERS[name]
-    path = tmp_path / "run.npz"
-    train(path, **{setting: one})
-    as_of_another_version(path)
-    words = "the optimiser's first step|the step" if name == "transformation" else words
-    with pytest.raises(CheckpointError, match=f"it differs in ({words}).*version"):
-        train(path, **{setting: other})
-    train(path, **{setting: one})
-
-
 def test_integrate_finds_a_file_of_another_version_and_no_other_network(tmp_path):
-    one, other = ({"f": network("jit", w)} for w in (FIRST, SECOND["sign"]))
+    one, other = ({"f": network("jit", w)} for w in (FIRST, SECOND))
     wanted = integrate(tmp_path, **one)
     [file] = tmp_path.iterdir()
     as_of_another_version(file)
@@ -373,18 +277,17 @@ def test_integrate_finds_a_file_of_another_version_and_no_other_network(tmp_path
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["steps", "exact"])
-def test_a_grid_finds_the_runs_of_another_version(tmp_path, exact):
-    f, other = network("jit", FIRST), network("jit", SECOND["sign"])
-    wanted = grid(tmp_path, f, exact)
+def test_a_grid_finds_the_runs_of_another_version(tmp_path):
+    f, other = network("jit", FIRST), network("jit", SECOND)
+    wanted = grid(tmp_path, f)
     for file in tmp_path.iterdir():
         as_of_another_version(file)
         file.rename(file.with_name(file.name[:25] + "00000000.npz"))
     files = set(tmp_path.iterdir())
-    np.testing.assert_array_equal(grid(tmp_path, f, exact).test_loss, wanted.test_loss)
+    np.testing.assert_array_equal(grid(tmp_path, f).test_loss, wanted.test_loss)
     assert set(tmp_path.iterdir()) == files
-    expected = grid(None, other, exact).test_loss
-    np.testing.assert_array_equal(grid(tmp_path, other, exact).test_loss, expected)
+    expected = grid(None, other).test_loss
+    np.testing.assert_array_equal(grid(tmp_path, other).test_loss, expected)
     assert len(list(tmp_path.iterdir())) == 2 * len(files)
 
 
@@ -431,6 +334,13 @@ def test_a_program_is_the_same_wherever_it_is_printed(monkeypatch):
     assert program_digest([jax.make_jaxpr(lambda x: jnp.sin(x) + 2)(1.0)]) != plain
 
 
+class Line:
+    slope = 2.0
+
+    def scaled(self, x):
+        return np.float32(self.slope * x)
+
+
 def test_a_function_that_is_called_back_is_told_by_code_and_closure():
     def of(function):
         shape = jax.ShapeDtypeStruct((2,), jnp.float32)
@@ -441,13 +351,6 @@ def test_a_function_that_is_called_back_is_told_by_code_and_closure():
     def scaled_by(scale, power=1):
         return lambda x: np.float32(scale * x**power)
 
-    class Scaled:
-        def __init__(self, scale):
-            self.scale = scale
-
-        def by(self, x):
-            return np.float32(self.scale * x)
-
     seen = []
     logged = lambda x: (seen.append(1), x)[1]  # noqa: E731
     first = of(logged)
@@ -456,5 +359,5 @@ def test_a_function_that_is_called_back_is_told_by_code_and_closure():
     same = of(scaled_by(2.0))
     assert of(scaled_by(2.0)) == same
     others = [scaled_by(3.0), scaled_by(2.0, 2), scaled_by(np.ones(2)), partial(np.multiply, 2.0)]
-    others += [partial(np.multiply, 3.0), lambda x: np.sin(x), lambda x: np.cos(x), Scaled(1).by]
+    others += [partial(np.multiply, 3.0), lambda x: np.sin(x), lambda x: np.cos(x), Line().scaled]
     assert len({same, *map(of, others)}) == 1 + len(others)

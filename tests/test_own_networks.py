@@ -13,7 +13,6 @@ import numpy as np
 import optax
 import pytest
 from iterlin import losses, parameters, schedules, timed
-from iterlin.linearization import output_shape
 from problems import bare, flat
 
 N, T, CLASSES = 12, 3, 4
@@ -69,60 +68,34 @@ def descended(params, anchor, f=classifier, *, data=(X, LABELS), size=0.3, key=(
 # Part of the parameters ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", [1, 4])
-def test_a_head_is_trained_as_if_the_rest_were_part_of_the_network(schedule):
+def test_a_head_is_trained_as_if_the_rest_were_part_of_the_network():
     def of_head(head, x):
         return classifier({**PARAMS, "head": head}, x)
 
-    wanted, history = run(of_head, PARAMS["head"], (X, LABELS), schedule=schedule)
+    wanted, history = run(of_head, PARAMS["head"], (X, LABELS))
     for trainable in (lambda name: name == "head", {"body": False, "head": True}):
-        state, found = run(classifier, PARAMS, (X, LABELS), schedule=schedule, trainable=trainable)
+        state, found = run(classifier, PARAMS, (X, LABELS), trainable=trainable)
         close(state.params, {"body": PARAMS["body"], "head": wanted.params})
         close(state.anchor["head"], wanted.anchor)
         close(found, history)
-        assert state.params["body"] is not None
         np.testing.assert_array_equal(state.params["body"], PARAMS["body"])
 
 
-def test_a_part_goes_on_from_a_state():
-    settings = {"trainable": lambda name: name == "head", "optimizer": optax.adam(0.05)}
-    whole, _ = run(classifier, PARAMS, (X, LABELS), **settings)
-    half, _ = run(classifier, PARAMS, (X, LABELS), num_steps=6, **settings)
-    again, _ = run(classifier, half, (X, LABELS), watch=il.Watch(), **settings)
-    close(again.params, whole.params, 0)
-    with pytest.raises(ValueError, match="another optimizer, or with other parameters trained"):
-        run(classifier, half, (X, LABELS), optimizer=optax.adam(0.05))
-
-
 def test_a_sweep_trains_a_part_of_a_network_that_draws():
-    head = {"trainable": lambda name: name == "head"}
-    algorithm = il.Algorithm(dropped, ENTROPY, 0.3, keyed=True, **head)
-    keys = jax.random.split(KEY, 2)
+    algorithm = il.Algorithm(
+        dropped, ENTROPY, 0.3, keyed=True, trainable=lambda name: name == "head"
+    )
+    keys, data = jax.random.split(KEY), (X, LABELS)
+    settings = {"num_steps": 9, "watch": il.Watch({"train": data}, at=[0, 9])}
 
     def init(key):
         return jax.tree.map(lambda leaf: leaf + jax.random.normal(key, leaf.shape), PARAMS)
 
-    states, history = il.train_sweep(
-        algorithm,
-        init,
-        (X, LABELS),
-        periods=[1, 4],
-        keys=keys,
-        num_steps=9,
-        watch=il.Watch({"train": (X, LABELS)}, at=[0, 9]),
-    )
-    for seed in range(2):
-        one, found = il.train(
-            algorithm,
-            init(keys[seed]),
-            (X, LABELS),
-            schedule=4,
-            num_steps=9,
-            key=jax.random.fold_in(keys[seed], 1),
-            watch=il.Watch({"train": (X, LABELS)}, at=[0, 9]),
-        )
-        close(jax.tree.map(lambda leaf, s=seed: leaf[1, s], states.params), one.params)
-        close(history["train_loss_proxy"][1, seed], found["train_loss_proxy"])
+    states, history = il.train_sweep(algorithm, init, data, periods=[1, 4], keys=keys, **settings)
+    settings |= {"schedule": 4, "key": jax.random.fold_in(keys[1], 1)}
+    one, found = il.train(algorithm, init(keys[1]), data, **settings)
+    close(jax.tree.map(lambda leaf: leaf[1, 1], states.params), one.params)
+    close(history["train_loss_proxy"][1, 1], found["train_loss_proxy"])
 
 
 def test_what_is_not_floating_point_is_left_alone():
@@ -161,30 +134,24 @@ def test_the_fixed_part_is_an_argument_of_the_programs(no_constants):
         run(parameters.bound(f, fixed), moving, (X, LABELS))
 
 
-@pytest.mark.parametrize(
-    "trainable", [None, lambda name: name == "head", {"body": True, "head": False}]
-)
-def test_linear_algebra_is_that_of_the_part(trainable):
+def test_linear_algebra_is_that_of_the_part():
     """Columns of the Jacobian, products with it, the proxy and the exact solutions."""
-    mask = parameters.trainable_mask(PARAMS, trainable)
-    chosen = np.concatenate([np.full(PARAMS[n].size, mask[n]) for n in ("body", "head")])
-    dense = il.jacobian(classifier, PARAMS, X)
+    trainable = {"body": True, "head": False}
+    whole = il.jacobian(classifier, PARAMS, X)
     found = il.jacobian(classifier, PARAMS, X, trainable=trainable)
-    close(found, dense[:, chosen])
+    close(found, whole[:, : PARAMS["body"].size])
     close(il.jacobian(classifier, PARAMS, X, trainable=trainable, independent=False), found)
     products = il.jacobian_products(classifier, PARAMS, X, trainable=trainable)
     cotangent = jax.random.normal(KEY, (N, CLASSES))
     close(flat(products.vjp(cotangent)), cotangent.reshape(-1) @ found)
     y = jax.random.normal(jax.random.key(9), (N, CLASSES))
     moved = il.linearized_gradient_flow(classifier, PARAMS, X, y, time=0.7, trainable=trainable)
-    kernel = np.asarray(found @ found.T)
-    values, vectors = np.linalg.eigh(kernel)
+    values, vectors = np.linalg.eigh(np.asarray(found @ found.T))
     decayed = vectors @ np.diag(np.exp(-0.7 * values)) @ vectors.T
     residual = decayed @ np.asarray(classifier(PARAMS, X) - y).reshape(-1)
     proxy = il.linearize(classifier, PARAMS, trainable=trainable)
     close(proxy(moved, X) - y, residual.reshape(N, CLASSES), 1e-9)
-    for name, trained in mask.items():
-        assert trained or (moved[name] == PARAMS[name]).all()
+    np.testing.assert_array_equal(moved["head"], PARAMS["head"])
 
 
 @pytest.mark.parametrize(
@@ -193,7 +160,6 @@ def test_linear_algebra_is_that_of_the_part(trainable):
         (PARAMS, lambda name: False, "leaves no floating point leaf to train, of body, head"),
         (PARAMS, {"body": True}, "is not a prefix of params"),
         (PARAMS, lambda name: 1, "must be true or false of 'body', got 1"),
-        ([jnp.ones(1)] * 8, lambda name: False, "to train, of 0, 1, 2, 3, 4, 5, 6, 7$"),
         ([jnp.ones(1)] * 9, lambda name: False, r"to train, of 0, 1, .*, 7, \.\.\.$"),
         ({"act": jax.nn.relu}, None, "at 'act', which is no array: take apart"),
     ],
@@ -208,20 +174,15 @@ def test_a_bad_choice_of_parameters_is_refused(params, trainable, message):
 def test_split_and_join_are_inverse():
     params = {"a": [jnp.ones(2), 3], "b": None, "c": (KEY, jnp.arange(2.0))}
     named = {"a": np.True_, "b": None, "c": False}
-    for trainable in (None, True, lambda name: name == "c/1", named):
-        assert jax.tree.all(
-            jax.tree.map(
-                lambda u, v: bool(jnp.all(u == v)),
-                parameters.join(*parameters.split(params, trainable)),
-                params,
-            )
+    for trainable in (None, lambda name: name == "c/1", named):
+        moving, fixed = parameters.split(params, trainable)
+        equal = jax.tree.map(
+            lambda u, v: bool(jnp.all(u == v)), parameters.join(moving, fixed), params
         )
-
-
-def test_the_fixed_part_holds_nothing_that_moves():
-    moving, fixed = parameters.split({"a": jnp.ones(2), "b": jnp.ones(3)}, lambda name: name == "a")
-    assert moving["b"] is fixed["a"] is None
-    assert (moving["a"].size, fixed["b"].size) == (2, 3)
+        assert jax.tree.all(equal)
+        both = len(jax.tree.leaves(moving)) + len(jax.tree.leaves(fixed))
+        assert both == len(jax.tree.leaves(params))
+    assert parameters.bound(classifier, parameters.split(PARAMS)[1]) is classifier
 
 
 @jax.tree_util.register_dataclass
@@ -239,17 +200,6 @@ class Line:
 def test_a_choice_may_be_a_tree_that_can_be_called():
     found = parameters.trainable_mask(Line(jnp.ones(2), jnp.ones(1)), Line(True, False))
     assert found == Line(True, False)
-
-
-def test_a_network_is_itself_where_all_moves_and_in_slices_where_not():
-    """Programs are compiled anew for another function."""
-    sliced = il.in_slices(classifier, 5)
-    for f in (classifier, sliced):
-        assert parameters.bound(f, parameters.split(PARAMS)[1]) is f
-    moving, fixed = parameters.split(PARAMS, lambda name: name == "head")
-    part = parameters.bound(sliced, fixed)
-    assert part.size == 5
-    close(part(moving, X), classifier(PARAMS, X))
 
 
 # Inputs, targets and outputs ----------------------------------------------------------------
@@ -273,12 +223,11 @@ def test_inputs_and_targets_may_be_pytrees():
         return weighted(outputs, {"label": y[:, 0].astype(int), "weight": y[:, 1]})
 
     stacked = X * x["mask"][:, None], jnp.stack([LABELS * 1.0, weights], 1)
-    for batch_size in (None, 5):
-        settings = {"batch_size": batch_size, "key": KEY}
-        state, history = run(masked, PARAMS, data, loss=weighted, **settings)
-        wanted, expected = run(classifier, PARAMS, stacked, loss=plain, **settings)
-        close(state.params, wanted.params)
-        close(history, expected)
+    settings = {"batch_size": 5, "key": KEY}
+    state, history = run(masked, PARAMS, data, loss=weighted, **settings)
+    wanted, expected = run(classifier, PARAMS, stacked, loss=plain, **settings)
+    close(state.params, wanted.params)
+    close(history, expected)
     sliced = il.Watch({"train": data}, batch_size=5, metrics={"sum": lambda o, y: o.sum()})
     whole = sliced._replace(batch_size=None)
     one, other = (run(masked, PARAMS, data, loss=weighted, watch=w)[1] for w in (sliced, whole))
@@ -332,41 +281,15 @@ def test_cross_entropy_sums_over_places():
     ("f", "message"),
     [
         (lambda p, x: {"logits": x}, "f must return one array"),
-        (lambda p, x: (x, x), "f must return one array"),
-        (lambda p, x: x.sum(), "leads with the 12 examples, got shape \\(\\)"),
         (lambda p, x: x.T, "leads with the 12 examples, got shape \\(5, 12\\)"),
         (lambda p, x: x[:, :0], "f must return numbers for each example, got shape \\(12, 0\\)"),
         (lambda p, x: jnp.argmax(x, 1), "f must return floating point numbers, got int64"),
-        (lambda p, x: x * 1j, "f must return floating point numbers, got complex128"),
     ],
 )
 def test_outputs_that_are_no_array_are_refused(f, message):
-    for call in (output_shape, il.jacobian):
+    for call in (il.jacobian, lambda *given: run(*given[:2], (X, LABELS))):
         with pytest.raises(ValueError, match=message):
             call(f, PARAMS, X)
-
-
-@pytest.mark.parametrize("f", [lambda p, x: {"logits": x}, lambda p, x: (classifier(p, x), x)])
-def test_training_refuses_outputs_that_are_no_array(f):
-    algorithm = il.Algorithm(f, ENTROPY, 0.1)
-    settings = {"keys": jax.random.split(KEY, 2), "periods": [1, 2], "num_steps": 3}
-    with pytest.raises(ValueError, match="f must return one array"):
-        run(f, PARAMS, (X, LABELS))
-    with pytest.raises(ValueError, match="f must return one array"):
-        il.train_sweep(algorithm, lambda key: PARAMS, (X, LABELS), **settings)
-
-
-@pytest.mark.parametrize(
-    ("f", "keyed", "message"),
-    [
-        (lambda p, x, key: x, False, r"as f\(params, x\), but it takes .*; with keyed=True it is"),
-        (lambda p, x: x, True, r"as f\(params, x, key\), but it takes \(p, x\)$"),
-        (lambda p: p, False, r"as f\(params, x\), but it takes \(p\)"),
-    ],
-)
-def test_a_function_of_other_arguments_is_refused(f, keyed, message):
-    with pytest.raises(ValueError, match=message):
-        il.Algorithm(f, ENTROPY, 0.1, keyed=keyed)
 
 
 def test_decompositions_need_float32():
@@ -377,10 +300,6 @@ def test_decompositions_need_float32():
     for call in (
         lambda: il.eigenmodes(classifier, narrow, x, y),
         lambda: il.gauss_newton(classifier, narrow, x, y, **solved),
-        lambda: il.gauss_newton(classifier, narrow, x, y, solver="cholesky", **solved),
-        lambda: il.laplace(
-            classifier, narrow, x, y, loss=losses.squared_error, prior_precision=1.0
-        ),
         lambda: il.predict(kernel, y, kernel),
     ):
         with pytest.raises(ValueError, match=r"must be float32 or float64, .*: got bfloat16"):
@@ -392,7 +311,6 @@ def test_decompositions_need_float32():
     [
         (list(X), "inputs are a list of the 12 examples"),
         ([X[:9]], "inputs and targets differ in length: 9 and 12"),
-        ({name: X[:9] for name in range(12)}, "inputs and targets differ in length: 9 and 12"),
         ({"a": X, "b": X[:3]}, r"inputs differ .*\['a'\]: 12, inputs\['b'\]: 3"),
         ({}, "inputs must hold an array that leads with the examples"),
         ({"a": 3.0}, r"inputs\['a'\] must lead with the examples, got a single 3.0"),
@@ -423,54 +341,19 @@ def test_a_keyed_network_draws_anew_at_each_step(schedule):
         params = descended(params, anchor, dropped, key=(key,))
     close(state.params, params)
     np.testing.assert_allclose(history["train_loss"][-1], ENTROPY(dropped(params, X, None), LABELS))
-    again, _ = run(dropped, PARAMS, (X, LABELS), keyed=True, key=KEY, schedule=schedule)
-    close(again.params, state.params, 0)
     with pytest.raises(ValueError, match="a keyed f needs a key to draw from"):
         run(dropped, PARAMS, (X, LABELS), keyed=True)
 
 
-def test_augmentation_and_network_draw_from_different_keys():
-    taken = {"augmentation": set(), "network": set()}
-
-    def note(who, key):
-        jax.debug.callback(
-            lambda data: taken[who].add(tuple(data.tolist())), jax.random.key_data(key)
-        )
-
-    def augment(key, x):
-        note("augmentation", key)
-        return x
-
-    def network(params, x, key):
-        if key is not None:
-            note("network", key)
-        return classifier(params, x)
-
-    run(network, PARAMS, (X, LABELS), keyed=True, key=KEY, augment=augment)
-    assert all(taken.values())
-    assert not taken["augmentation"] & taken["network"]
-
-
-def test_slices_of_a_keyed_network_draw_differently():
-    from iterlin.runtime.slices import in_slices
-
-    repeated = jnp.tile(X[:3], (3, 1))
-    outputs = in_slices(dropped, 3)(PARAMS, repeated, KEY)
-    assert outputs.shape == (9, CLASSES)
-    assert not np.allclose(outputs[:3], outputs[3:6])
-    close(in_slices(dropped, 3)(PARAMS, repeated, None), classifier(PARAMS, repeated))
-
-
-@pytest.mark.parametrize("schedule", [1, 4])
-def test_a_regularizer_is_part_of_the_objective(schedule):
+def test_a_regularizer_is_part_of_the_objective():
     def towards_start(params):
         moved = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), params, PARAMS)
         return 0.1 * sum(jax.tree.leaves(moved)) + 0.01 * jnp.sum(params["head"] ** 4)
 
-    state, _ = run(classifier, PARAMS, (X, LABELS), regularizer=towards_start, schedule=schedule)
+    state, _ = run(classifier, PARAMS, (X, LABELS), regularizer=towards_start)
     params = anchor = PARAMS
     for step in range(11):
-        anchor = params if step % schedule == 0 else anchor
+        anchor = params if step % 4 == 0 else anchor
         params = descended(params, anchor, extra=towards_start)
     close(state.params, params)
 
@@ -478,17 +361,9 @@ def test_a_regularizer_is_part_of_the_objective(schedule):
 def test_a_line_search_solves_the_linear_problem():
     """L-BFGS sees the step's own objective, penalty included, and reaches its minimum."""
     y = jax.random.normal(jax.random.key(9), (N, CLASSES))
-    state, _ = run(
-        classifier,
-        PARAMS,
-        (X, y),
-        loss=losses.squared_error,
-        optimizer=optax.lbfgs(),
-        penalty=0.2,
-        schedule=il.never(),
-        num_steps=60,
-        watch=il.Watch(),
-    )
+    settings = {"loss": losses.squared_error, "optimizer": optax.lbfgs(), "penalty": 0.2}
+    settings |= {"schedule": il.never(), "num_steps": 60, "watch": il.Watch()}
+    state, _ = run(classifier, PARAMS, (X, y), **settings)
     close(state.params, il.eigenmodes(classifier, PARAMS, X, y).damped(0.4), 1e-5)
 
 
@@ -504,14 +379,8 @@ def test_batches_may_come_from_an_iterable():
             taken.append(chosen[0])
             yield X[chosen], LABELS[chosen]
 
-    state, history = run(
-        classifier,
-        PARAMS,
-        batches(),
-        num_steps=6,
-        schedule=2,
-        watch=il.Watch({"train": (X, LABELS)}, at=[0, 3, 6]),
-    )
+    watch = il.Watch({"train": (X, LABELS)}, at=[0, 3, 6])
+    state, history = run(classifier, PARAMS, batches(), num_steps=6, schedule=2, watch=watch)
     params = anchor = PARAMS
     for step, chosen in enumerate(order[:6]):
         anchor = params if step % 2 == 0 else anchor
@@ -528,8 +397,6 @@ def test_batches_may_come_from_an_iterable():
     [
         (3, {}, "data must be \\(inputs, targets\\), or batches"),
         ({"x": X}, {}, "data must be \\(inputs, targets\\), or batches"),
-        (X, {}, "data must be \\(inputs, targets\\), or batches"),
-        ("data", {}, "data must be \\(inputs, targets\\), or batches"),
         ((X, LABELS, LABELS), {}, "data must be two: inputs and targets"),
         (iter([X[:2]]), {}, "data must be two: inputs and targets"),
         (iter([(X, LABELS)]), {"batch_size": 3}, "batch_size needs all data at once"),
@@ -542,11 +409,11 @@ def test_data_of_another_kind_are_refused(data, settings, message):
         run(classifier, PARAMS, data, watch=il.Watch(), **settings)
 
 
-def test_batches_cannot_be_gone_on_with_from_a_checkpoint(tmp_path):
+def test_batches_cannot_go_on_from_a_checkpoint(tmp_path):
     """Which of them had been taken is not known."""
-    settings = {"schedule": 2, "num_steps": 1, "checkpoint": tmp_path / "run"}
+    algorithm, settings = il.Algorithm(classifier, ENTROPY, 0.1), {"schedule": 2, "num_steps": 1}
     with pytest.raises(ValueError, match="iterable cannot go on from a checkpoint: resume its"):
-        il.train(il.Algorithm(classifier, ENTROPY, 0.1), PARAMS, iter([(X, LABELS)]), **settings)
+        il.train(algorithm, PARAMS, iter([(X, LABELS)]), **settings, checkpoint=tmp_path / "run")
 
 
 # Schedules ----------------------------------------------------------------------------------
@@ -558,20 +425,12 @@ def drift(state):
     return il.kernel_drift(*(r @ r.T for r in rows))
 
 
-@pytest.mark.parametrize("part", [None, lambda name: name == "body"])
-def test_a_schedule_looks_at_the_network_now_and_then(part):
+def test_a_schedule_looks_at_the_network_now_and_then():
     threshold, every_so_often = 0.15, 3
-    state, history = run(
-        classifier,
-        PARAMS,
-        (X, LABELS),
-        num_steps=30,
-        optimizer=1.0,
-        trainable=part,
-        schedule=schedules.when(lambda s: drift(s) > threshold, check_every=every_so_often),
-        watch=il.Watch(at=range_of(30)),
-    )
-    mask = parameters.trainable_mask(PARAMS, part)
+    schedule = schedules.when(lambda s: drift(s) > threshold, check_every=every_so_often)
+    settings = {"schedule": schedule, "optimizer": 1.0, "trainable": lambda name: name == "body"}
+    settings |= {"num_steps": 30, "watch": il.Watch(at=range(31))}
+    state, history = run(classifier, PARAMS, (X, LABELS), **settings)
     params = anchor = PARAMS
     anchored, updates = 0, []
     for step in range(30):
@@ -580,8 +439,7 @@ def test_a_schedule_looks_at_the_network_now_and_then(part):
         if looked and drift(state._replace(params=params, anchor=anchor)) > threshold:
             anchor, anchored = params, step
             updates.append(step)
-        moved = descended(params, anchor, size=1.0)
-        params = {n: moved[n] if mask[n] else params[n] for n in params}
+        params = PARAMS | {"body": descended(params, anchor, size=1.0)["body"]}
     close(state.params, params)
     assert len(updates) >= 2
     # A look at step t sees the updates of the steps before it.
@@ -589,58 +447,27 @@ def test_a_schedule_looks_at_the_network_now_and_then(part):
     assert found.tolist() == updates
 
 
-def range_of(count):
-    return list(range(count + 1))
-
-
-def test_the_longest_period_counts_whatever_the_predicate_says():
-    _, history = run(
-        classifier,
-        PARAMS,
-        (X, LABELS),
-        num_steps=12,
-        watch=il.Watch(at=range_of(12)),
-        schedule=schedules.when(lambda s: jnp.asarray(False), check_every=2, max_period=5),
-    )
-    assert np.flatnonzero(np.diff(history["updates"])).tolist() == [5, 10]
-
-
 def test_a_schedule_may_be_a_number_and_data_a_list():
     wanted, _ = run(classifier, PARAMS, (X, LABELS), schedule=il.every(4))
-    for schedule, data in ((4, (X, LABELS)), (4.0, [X, LABELS])):
-        state, _ = run(classifier, PARAMS, data, schedule=schedule, watch=il.Watch())
-        close(state.params, wanted.params, 0)
-    for schedule in ("often", 0, -2.0):
+    state, _ = run(classifier, PARAMS, [X, LABELS], schedule=4.0, watch=il.Watch())
+    close(state.params, wanted.params, 0)
+    algorithm = il.Algorithm(classifier, ENTROPY, 0.1)
+    for schedule in ("often", 0):
         with pytest.raises(ValueError, match="schedule must be a period or a function"):
-            bare(il.train)(
-                il.Algorithm(classifier, ENTROPY, 0.1),
-                PARAMS,
-                (X, LABELS),
-                schedule=schedule,
-                num_steps=3,
-            )
+            bare(il.train)(algorithm, PARAMS, (X, LABELS), schedule=schedule, num_steps=3)
 
 
-@pytest.mark.parametrize("loss", [ENTROPY, losses.squared_error])
-def test_a_period_of_a_fixed_time(loss):
+def step_size_of(state):
+    return {"step_size": state.optimizer_state.step_size}
+
+
+def test_a_period_of_a_fixed_time():
     """Every period has that time exactly, and steps that stay below the stable ones."""
-    time, fraction = (8.0 if loss is ENTROPY else 0.3), 0.5
-    y = LABELS if loss is ENTROPY else jax.nn.one_hot(LABELS, CLASSES)
+    time, fraction = 8.0, 0.5
     rule = timed.for_time(time, fraction=fraction)
-    _, history = run(
-        classifier,
-        PARAMS,
-        (X, y),
-        loss=loss,
-        optimizer=rule.optimizer,
-        schedule=rule.schedule,
-        num_steps=300,
-        watch=il.Watch(
-            {"train": (X, y)},
-            at=range_of(300),
-            observe=lambda s: {"step_size": s.optimizer_state.step_size},
-        ),
-    )
+    watch = il.Watch({"train": (X, LABELS)}, at=range(301), observe=step_size_of)
+    settings = {**rule._asdict(), "num_steps": 300, "watch": watch}
+    _, history = run(classifier, PARAMS, (X, LABELS), **settings)
     begins = np.append(0, np.flatnonzero(np.diff(history["updates"])))
     assert len(begins) >= 3
     sizes = np.diff(begins)
@@ -648,31 +475,18 @@ def test_a_period_of_a_fixed_time(loss):
     np.testing.assert_allclose(sizes * eta, time)
     matrix = il.jacobian(classifier, PARAMS, X)
     largest = np.linalg.eigvalsh(np.asarray(matrix @ matrix.T))[-1]
-    bound = losses.smoothness(loss, N) * largest
+    bound = losses.smoothness(ENTROPY, N) * largest
     assert 0.85 / 1.1 < eta[0] * bound / (2 * fraction) <= 1.0
     proxy = history["train_loss_proxy"]
     for first, last in itertools.pairwise(begins):
         assert np.all(np.diff(proxy[first + 1 : last + 1]) <= 1e-12)
 
 
-@pytest.mark.parametrize(("count", "listed"), [(8, "6, 7$"), (9, r"6, 7, \.\.\.$")])
-def test_of_what_could_be_trained_eight_leaves_are_listed(count, listed):
-    with pytest.raises(ValueError, match=f"no floating point leaf to train, of 0, 1, .*{listed}"):
-        parameters.split([jnp.ones(2)] * count, lambda name: False)
-
-
 def test_where_nothing_curves_a_period_has_one_step():
-    rule = timed.for_time(2.0)
-    state, history = run(
-        lambda p, x: jnp.zeros((len(x), CLASSES)) + 0 * p["w"].sum(),
-        {"w": jnp.ones(2)},
-        (X, LABELS),
-        loss=ENTROPY,
-        optimizer=rule.optimizer,
-        schedule=rule.schedule,
-        num_steps=3,
-        watch=il.Watch(observe=lambda s: {"step_size": s.optimizer_state.step_size}),
-    )
+    flat_f = lambda p, x: jnp.zeros((len(x), CLASSES)) + 0 * p["w"].sum()  # noqa: E731
+    settings = {**timed.for_time(2.0)._asdict(), "num_steps": 3}
+    settings["watch"] = il.Watch(observe=step_size_of)
+    state, history = run(flat_f, {"w": jnp.ones(2)}, (X, LABELS), **settings)
     assert int(state.updates) == 2
     np.testing.assert_array_equal(history["step_size"][-1], 2.0)
 
@@ -691,49 +505,7 @@ def test_a_penalty_counts_twice_in_the_curvature_of_a_fixed_time():
 def test_a_fixed_time_needs_a_known_curvature():
     rule = timed.for_time(1.0)
     with pytest.raises(ValueError, match=r"no bound on the curvature of .*: take a fixed"):
-        run(
-            classifier,
-            PARAMS,
-            (X, LABELS),
-            optimizer=rule.optimizer,
-            schedule=rule.schedule,
-            loss=lambda outputs, y: jnp.sum(outputs**4),
-        )
+        run(classifier, PARAMS, (X, LABELS), **rule._asdict(), loss=lambda o, y: jnp.sum(o**4))
     for settings in ({"time": 0.0}, {"time": 1.0, "fraction": 1.0}):
         with pytest.raises(ValueError, match="must"):
             timed.for_time(**settings)
-
-
-def test_the_curvature_of_a_loss_stays_below_its_bound():
-    outputs = 3 * jax.random.normal(jax.random.key(11), (N, T, CLASSES))
-    cases = {
-        losses.squared_error: jnp.zeros_like(outputs),
-        losses.mean(losses.squared_error): jnp.zeros_like(outputs),
-        losses.cross_entropy: TOKEN_LABELS,
-        ENTROPY: TOKEN_LABELS,
-    }
-    for loss, y in cases.items():
-        hessian = jax.hessian(lambda o, loss=loss, y=y: loss(o.reshape(outputs.shape), y))
-        largest = np.linalg.eigvalsh(np.asarray(hessian(outputs.reshape(-1))))[-1]
-        bound = losses.smoothness(loss, N)
-        assert largest <= bound * (1 + 1e-9)
-    # The bound of cross-entropy is reached: two classes at even odds.
-    even = jax.hessian(lambda o: losses.cross_entropy(o[None], jnp.zeros(1, int)))(jnp.zeros(2))
-    np.testing.assert_allclose(np.linalg.eigvalsh(even)[-1], 0.5)
-
-
-def test_what_else_is_watched():
-    watch = il.Watch(
-        {"train": (X, LABELS)},
-        at=[0, 2],
-        observe=lambda state: {"moved": jnp.linalg.norm(state.params["head"] - PARAMS["head"])},
-    )
-    _, history = run(classifier, PARAMS, (X, LABELS), num_steps=2, watch=watch)
-    assert history["moved"][0] == 0 < history["moved"][1]
-    for bad, message in (
-        (il.Watch((X, LABELS)), "sets of watch must be named"),
-        (il.Watch(observe=3), "observe of watch must be a function"),
-        (il.Watch(batch_size=0), "batch_size of watch must be a positive integer"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            run(classifier, PARAMS, (X, LABELS), watch=bad)
