@@ -1,6 +1,5 @@
 """What `train` adds to plain steps: penalties, inner solves and their stopping, augmentation."""
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ from iterlin.networks.mlp import mlp
 from iterlin.networks.normalization import Normalization, normalize
 from iterlin.parameters import join, split
 from iterlin.schedules import Solved, every, never, when_solved
-from problems import flat, network
+from problems import dense, flat, network
 
 SQUARED = losses.mean(losses.squared_error)
 ENTROPY = losses.mean(losses.cross_entropy)
@@ -68,23 +67,11 @@ def test_what_a_step_draws_follows_from_the_key_and_the_step():
 def test_the_penalty_is_that_of_damped_gauss_newton():
     """Full steps on f_lin with penalty lambda end at theta_s - (J^T J + 2 lambda I)^-1 J^T z."""
     f, params, x, y = network(examples=3)
-    penalty = 0.3
-    state, _ = roads.train(
-        f,
-        params,
-        (x, y),
-        loss=losses.squared_error,
-        optimizer=optax.sgd(0.05),
-        schedule=never(),
-        num_steps=4000,
-        penalty=penalty,
-        progress=False,
-    )
-    vector, unravel = jax.flatten_util.ravel_pytree(params)
-    jacobian = np.asarray(jax.jacfwd(lambda p: f(unravel(p), x).ravel())(vector))
-    z = np.asarray(f(params, x) - y).ravel()
-    normal = jacobian.T @ jacobian + 2 * penalty * np.eye(len(vector))
-    expected = np.asarray(vector) - np.linalg.solve(normal, jacobian.T @ z)
+    settings = {"loss": losses.squared_error, "optimizer": optax.sgd(0.05), "penalty": 0.3}
+    state, _ = roads.train(f, params, (x, y), schedule=never(), num_steps=4000, **settings)
+    jacobian, z = dense(f, params, x), np.asarray(f(params, x) - y).ravel()
+    normal = jacobian.T @ jacobian + 2 * 0.3 * np.eye(jacobian.shape[1])
+    expected = flat(params) - np.linalg.solve(normal, jacobian.T @ z)
     np.testing.assert_allclose(flat(state.params), expected, atol=1e-10)
 
 
@@ -95,12 +82,7 @@ def test_the_problem_of_a_step_is_the_loss_of_the_proxy_and_the_further_terms():
     proxy = linearize(f, anchor)(theta, 2 * x)
     terms = {"penalty": 0.3, "regularizer": lambda p: 0.1 * optax.tree.norm(p, squared=True)}
     added = 0.3 * np.sum((flat(theta) - flat(anchor)) ** 2) + 0.1 * np.sum(flat(theta) ** 2)
-    alone = {"regularizer": terms["regularizer"]}
-    for settings, further in (
-        ({}, 0.0),
-        (terms, added),
-        (alone, 0.1 * np.sum(flat(theta) ** 2)),
-    ):
+    for settings, further in (({}, 0.0), (terms, added)):
         run = algorithm.Algorithm(
             lambda p, x, scale: f(p, scale * x), ENTROPY, 0.1, keyed=True, **settings
         )
@@ -170,33 +152,22 @@ def test_parameters_keep_their_type_whatever_the_optimizer_computes_in():
 def test_a_reset_optimizer_starts_anew_at_each_linearisation():
     f, params, data = classified()
     adam = optax.adam(0.01)
-    settings = {"loss": ENTROPY, "optimizer": adam, "progress": False, "num_steps": 4}
-    twice, _ = roads.train(
-        f, params, data, schedule=every(4), reset_optimizer=True, **settings | {"num_steps": 8}
-    )
-    half, _ = roads.train(f, params, data, schedule=every(4), **settings)
-    again, _ = roads.train(f, half.params, data, schedule=every(4), **settings)
+    settings = {"loss": ENTROPY, "optimizer": adam, "schedule": every(4), "num_steps": 4}
+    half, _ = roads.train(f, params, data, **settings)
+    again, _ = roads.train(f, half.params, data, **settings)
+    settings |= {"reset_optimizer": True, "num_steps": 8}
+    twice, _ = roads.train(f, params, data, **settings)
     np.testing.assert_allclose(flat(twice.params), flat(again.params), rtol=1e-12)
-    kept, _ = roads.train(f, params, data, schedule=every(4), **settings | {"num_steps": 8})
-    assert np.abs(flat(kept.params) - flat(twice.params)).max() > 1e-4
 
 
-@pytest.mark.parametrize("rule", ["accuracy", "gradient"])
-@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize(("rule", "batch_size"), [("accuracy", 4), ("gradient", None)])
 def test_a_linear_problem_is_left_when_it_is_solved(rule, batch_size):
     """Every re-linearisation happens where an independent look finds the rule met, none before."""
     f, params, data = classified(examples=13)
     check, penalty = 5, 0.05
     solved = Solved(check, 1.0, None, 5) if rule == "accuracy" else Solved(check, None, 0.2, 5)
-    run = algorithm.Algorithm(
-        f,
-        ENTROPY,
-        optax.adam(0.01),
-        batch_size=batch_size,
-        penalty=penalty,
-        reset_optimizer=True,
-        solved=solved,
-    )
+    settings = {"batch_size": batch_size, "penalty": penalty, "reset_optimizer": True}
+    run = algorithm.Algorithm(f, ENTROPY, optax.adam(0.01), solved=solved, **settings)
     advance = jax.jit(lambda state, count: run.advance(state, data, count, when_solved(60)))
 
     def objective(p, anchor):
@@ -224,19 +195,6 @@ def test_a_linear_problem_is_left_when_it_is_solved(rule, batch_size):
         assert int(after.updates) - int(state.updates) == due
         early, left = early + met, left + due
     assert early >= 2
-
-
-def test_plain_steps_are_the_general_ones_at_period_one():
-    f, params, data = classified()
-    assert every(1).every_step
-    assert not every(2).every_step
-    assert not every(math.inf).every_step
-    settings = {"loss": ENTROPY, "optimizer": optax.adam(0.02), "num_steps": 25, "progress": False}
-    plain, one = roads.train(f, params, data, schedule=every(1), **settings)
-    general, two = roads.train(f, params, data, schedule=lambda step, state: step >= 0, **settings)
-    np.testing.assert_allclose(flat(plain.params), flat(general.params), rtol=1e-12)
-    for name in one:
-        np.testing.assert_allclose(one[name], two[name], rtol=1e-12, err_msg=name)
 
 
 def test_plain_steps_ask_a_network_for_its_reverse_derivative_alone():
@@ -273,8 +231,6 @@ def test_augmentation_is_drawn_afresh_each_step_and_from_the_key_alone():
     half, _ = roads.train(f, params, data, num_steps=5, key=key, **settings)
     rest, _ = roads.train(f, half, data, num_steps=9, **settings)
     np.testing.assert_array_equal(flat(rest.params), flat(whole.params))
-    other, _ = roads.train(f, params, data, num_steps=9, key=jax.random.key(4), **settings)
-    assert np.abs(flat(other.params) - flat(whole.params)).max() > 1e-3
 
 
 def normalised():
@@ -318,14 +274,6 @@ def test_running_statistics_come_from_the_anchor_alone():
     assert np.abs(flat(stepped.statistics) - flat(expected)).max() > 1e-6
 
 
-def test_a_full_batch_state_does_not_go_on_with_minibatches():
-    f, params, data = classified()
-    settings = {"loss": ENTROPY, "optimizer": optax.sgd(0.1), "schedule": every(2)}
-    state, _ = roads.train(f, params, data, num_steps=2, **settings)
-    with pytest.raises(ValueError, match="full-batch run: it cannot go on with a batch_size"):
-        roads.train(f, state, data, num_steps=4, batch_size=4, **settings)
-
-
 def test_examples_choose_what_a_run_trains_on():
     f, params, (x, y) = classified()
     chosen = jnp.asarray([0, 3, 4, 7, 9])
@@ -351,36 +299,27 @@ def test_a_part_moves_as_if_the_rest_were_written_into_the_network(schedule):
     moving, fixed = split(params, lambda path: path.startswith("1/"))
 
     def drawing(p, x, key):
-        noise = 0.0 if key is None else jax.random.normal(key, x.shape)
-        return f(p, x + noise)
+        return f(p, x if key is None else x + jax.random.normal(key, x.shape))
 
     def regularizer(p):
         return 0.1 * optax.tree.norm(p, squared=True) ** 2
 
+    def advanced(run, steps):
+        return run.advance(run.start(moving, data, jax.random.key(5)), data, steps, schedule)
+
     settings = {"keyed": True, "solved": Solved(1, 0.5, None, 5)}
     whole = algorithm.Algorithm(drawing, ENTROPY, 0.3, regularizer=regularizer, **settings)
     part = whole.bound(fixed)
-    by_hand = algorithm.Algorithm(
-        lambda m, x, key: drawing(join(m, fixed), x, key),
-        ENTROPY,
-        0.3,
-        regularizer=lambda m: regularizer(join(m, fixed)),
-        **settings,
-    )
-    states = [
-        run.advance(run.start(moving, data, jax.random.key(5)), data, 5, schedule)
-        for run in (part, by_hand)
-    ]
-    np.testing.assert_allclose(flat(states[0].params), flat(states[1].params), rtol=1e-12)
-    assert bool(states[0].solved) == bool(states[1].solved)
-    looked = part.network(states[0])(states[0].params, data[0])
-    np.testing.assert_allclose(looked, f(join(states[0].params, fixed), data[0]), rtol=1e-12)
-    assert whole.bound(jax.tree.map(lambda leaf: None, params)) is whole
-    first, free = (
-        run.advance(run.start(moving, data, jax.random.key(5)), data, 1, schedule).params
-        for run in (part, replace(part, regularizer=None))
-    )
-    slope = jax.grad(lambda m: regularizer(join(m, fixed)))(moving)
+    written = lambda m, x, key: drawing(join(m, fixed), x, key)  # noqa: E731
+    of_moving = {"regularizer": lambda m: regularizer(join(m, fixed)), **settings}
+    by_hand = advanced(algorithm.Algorithm(written, ENTROPY, 0.3, **of_moving), 5)
+    state = advanced(part, 5)
+    np.testing.assert_allclose(flat(state.params), flat(by_hand.params), rtol=1e-12)
+    assert bool(state.solved) == bool(by_hand.solved)
+    looked = part.network(state)(state.params, data[0])
+    np.testing.assert_allclose(looked, f(join(state.params, fixed), data[0]), rtol=1e-12)
+    first, free = (advanced(run, 1).params for run in (part, replace(part, regularizer=None)))
+    slope = jax.grad(of_moving["regularizer"])(moving)
     np.testing.assert_allclose(flat(first), flat(free) - 0.3 * flat(slope), rtol=1e-11)
 
 
@@ -403,6 +342,6 @@ def test_a_penalty_may_be_traced():
         return state.params
 
     found = jax.vmap(moved)(jnp.asarray([0.0, 0.5]))
-    second = jax.tree.map(lambda leaf: leaf[1], found)
-    np.testing.assert_allclose(flat(second), flat(moved(0.5)), rtol=1e-12)
-    assert np.abs(flat(second) - flat(jax.tree.map(lambda leaf: leaf[0], found))).max() > 1e-3
+    for i, penalty in enumerate((0.0, 0.5)):
+        one = jax.tree.map(lambda leaf, i=i: leaf[i], found)
+        np.testing.assert_allclose(flat(one), flat(moved(penalty)), rtol=1e-12)
