@@ -1,8 +1,5 @@
 """Every engine beside the explicit steps that it stands for."""
 
-import json
-import re
-import sys
 import time
 
 import jax
@@ -13,12 +10,11 @@ import problems
 import pytest
 import roads
 from iterlin import losses, schedules
-from iterlin.exact import engines, modelled
+from iterlin.exact import engines
 from iterlin.exact import run as exact_run
 from iterlin.exact.checks import check_engine
 from iterlin.exact.choice import ENGINES, choose
 from iterlin.exact.task import Task, quadratic, slice_size
-from iterlin.runtime import checkpoints
 from iterlin.runtime.chunks import OutOfTime
 from iterlin.runtime.costs import kept_bytes
 from iterlin.schedules import Solved
@@ -86,13 +82,9 @@ def largest_curvature(problem, loss, params):
 @pytest.mark.parametrize(
     ("engine", "loss", "penalty"),
     [
-        ("closed_form", SQUARED, 0.0),
         ("closed_form", SQUARED, 0.3),
-        ("function_space", SQUARED, 0.0),
         ("function_space", CROSS_ENTROPY, 0.3),
-        ("kept_steps", CROSS_ENTROPY, 0.0),
         ("kept_steps", CROSS_ENTROPY, 0.3),
-        ("steps", CROSS_ENTROPY, 0.3),
     ],
 )
 def test_exact_engines_are_the_steps_to_rounding(engine, loss, penalty, monkeypatch):
@@ -110,10 +102,8 @@ def test_exact_engines_are_the_steps_to_rounding(engine, loss, penalty, monkeypa
 @pytest.mark.parametrize(
     ("engine", "loss", "period", "reached_at"),
     [
-        ("function_space", CROSS_ENTROPY, PERIOD, 7),  # between two linearisations
-        ("function_space", CROSS_ENTROPY, 5, 7),
+        ("function_space", CROSS_ENTROPY, 5, 7),  # between two linearisations
         ("kept_steps", CROSS_ENTROPY, PERIOD, 20),  # at one
-        ("closed_form", SQUARED, 5, 20),
         ("closed_form", SQUARED, PERIOD, 0),
     ],
 )
@@ -150,26 +140,6 @@ def test_flow_is_the_same_with_the_kernel_and_in_short_bursts(monkeypatch):
     assert not bool(found[0][0].ended)
     stability = STEP_SIZE * largest_curvature(problem, CROSS_ENTROPY, problem[1])
     assert 0.9 * stability < found[0][1]["stability"][0] < 1.001 * stability
-
-
-@pytest.mark.parametrize(
-    "name", ["function_space", "function_space_flow", "function_space_minimum"]
-)
-def test_each_linearisation_builds_one_kernel_after_the_last_is_freed(name, monkeypatch):
-    params, task = linear(jnp.eye(3), jnp.ones((3, 2)), penalty=0.1)
-    engine = ENGINES[name](task)
-    kept, held = modelled.kept_ntk, []
-
-    def noted(*arguments, **settings):
-        held.append(engine._kernel[1])
-        return kept(*arguments, **settings)
-
-    monkeypatch.setattr(modelled, "kept_ntk", noted)
-    for shift in (0.0, 1.0):
-        engine.parameters(engine.forward(engine.begin(params + shift), 3))
-    assert len(held) == 2
-    assert not any(jax.tree.leaves(held))
-    assert jax.tree.leaves(engine._kernel[1])
 
 
 def test_times_that_single_precision_cannot_count_are_reached():
@@ -212,7 +182,7 @@ def test_a_minimum_is_ridge_regression_also_where_an_example_never_moves():
     np.testing.assert_allclose(engine.parameters(end), ridge, atol=1e-8)
 
 
-@pytest.mark.parametrize("engine", ["flow", "function_space", "minimum", "function_space_minimum"])
+@pytest.mark.parametrize("engine", ["flow", "function_space", "minimum"])
 def test_outputs_that_overflow_end_the_run_as_diverged(engine):
     """The second linearisation is of a network whose outputs overflow."""
     (f, params, data), settings = setting(eval_steps=[0, 20, 40, 60], penalty=0.1)
@@ -237,7 +207,7 @@ def test_one_parameter_that_is_not_finite_ends_the_run_as_diverged():
     assert int(state.diverged_at) == 1
 
 
-@pytest.mark.parametrize("factor", [1e-20, 1.0, 1e20])
+@pytest.mark.parametrize("factor", [1e-20, 1e20])
 def test_a_quadratic_loss_is_told_from_others_in_any_unit(factor):
     y = jnp.abs(jax.random.normal(jax.random.key(0), (3, 2))).at[0, 0].set(0)
     for size in (1e6, 1e-6):
@@ -249,7 +219,6 @@ def test_a_quadratic_loss_is_told_from_others_in_any_unit(factor):
         lambda e: e**4,
         lambda e: weights * e**2,
         lambda e: jnp.where(e < 10, e**2, 20 * e - 100),  # not quadratic far out
-        lambda e: jnp.where(jnp.sum(e**2) < 100, 1, 2) * e**2,  # another factor far out
         lambda e: -(e**2),
         jnp.zeros_like,
     ):
@@ -315,19 +284,6 @@ def test_solved_is_a_gradient_that_has_fallen_far_enough(name, monkeypatch):
         assert (resting.steps, resting.solved) == (5, True)
 
 
-def test_a_flow_is_solved_after_a_time_whatever_the_step_size():
-    times = []
-    for step_size in (0.05, 0.0125):
-        steps = round(30 / step_size)
-        changes = {"num_steps": steps, "eval_steps": [0, steps], "solved": Solved(1, accuracy=0.6)}
-        problem, settings = setting(schedule=WHEN_SOLVED, **changes)
-        state, history = integrate(*problem, step_size=step_size, engine="flow", **settings)
-        assert int(state.updates) > 1
-        assert history["test_loss"][-1] < history["test_loss"][0]
-        times.append(int(state.anchored_at) * step_size)
-    assert abs(times[0] - times[1]) < 0.05 * int(state.updates)
-
-
 def test_a_linearisation_lasts_a_step_at_least_however_soon_it_is_solved():
     """A flow's own steps are shorter than one of the steps that it stands for here."""
     rule = Solved(1, accuracy=None, gradient=0.999)
@@ -336,16 +292,6 @@ def test_a_linearisation_lasts_a_step_at_least_however_soon_it_is_solved():
     problem = lambda p, x: x @ p, jnp.zeros(2), (jnp.eye(2), jnp.ones(2))
     state, _ = integrate(*problem, step_size=1e3, engine="flow", **settings)
     assert (int(state.step), int(state.updates)) == (3, 2)
-
-
-def solved_at_multiples(step, state):
-    return ~state.solved & (step % PERIOD == 0)
-
-
-def test_a_schedule_may_look_at_solved_where_no_rule_solves():
-    problem, settings = setting(schedule=solved_at_multiples)
-    found = integrate(*problem, step_size=STEP_SIZE, engine="function_space", **settings)
-    assert_same(found, by_steps(problem, settings), 1e-10)
 
 
 # Runs: checkpoints, progress, what they print.
@@ -358,7 +304,6 @@ def moved_far(state):
 @pytest.mark.parametrize(
     ("engine", "loss", "schedule", "stopped_by"),
     [
-        ("flow", CROSS_ENTROPY, schedules.every(700), "deadline"),
         ("flow", CROSS_ENTROPY, schedules.every(700), "crash"),
         ("flow", CROSS_ENTROPY, schedules.when(moved_far, check_every=100), "deadline"),
         ("closed_form", SQUARED, schedules.every(700), "deadline"),
@@ -401,45 +346,6 @@ def test_resume_is_bit_identical(engine, loss, schedule, stopped_by, tmp_path, m
     assert looks == 0
 
 
-def test_a_checkpoint_of_another_run_or_without_its_notes_is_refused(tmp_path):
-    (f, params, data), settings = setting()
-    shared = {"loss": CROSS_ENTROPY, "engine": "flow", "evaluate": settings["evaluate"]}
-    settings = {"schedule": 4, "num_steps": 8, "checkpoint": tmp_path / "run.npz"}
-    run = integrator(f, data, step_size=0.01, **shared)
-    run(params, **settings)
-    aiming = integrator(f, data, step_size=0.01, target_loss=1e-6, **shared)
-    for other, changes, words in (
-        (integrator(f, data, step_size=0.02, **shared), {}, r"optimizer .* \(0.01, here 0.02\)"),
-        (aiming, {}, r"target_loss .* \(None, here 1e-06\)"),
-        (run, {"schedule": 5}, r"max_period .* \(4, here 5\)"),
-    ):
-        with pytest.raises(checkpoints.CheckpointError, match=words):
-            other(params, **settings | changes)
-    with np.load(settings["checkpoint"]) as file:
-        leaves = dict(file)
-    head = json.loads(leaves["head"].tobytes())
-    del head["notes"]["spent"]
-    leaves["head"] = np.frombuffer(json.dumps(head).encode(), np.uint8)
-    np.savez(settings["checkpoint"], **leaves)
-    with pytest.raises(checkpoints.CheckpointError, match="lacks its notes"):
-        run(params, **settings)
-
-
-@pytest.mark.parametrize(
-    ("progress", "terminal", "drawn"),
-    [(None, True, True), (True, False, True), (False, True, False)],
-)
-def test_progress_is_shown_on_a_terminal_or_on_request(
-    progress, terminal, drawn, capsys, monkeypatch
-):
-    _, task = linear(jnp.eye(2), jnp.ones((2, 1)))
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    run = integrator(task.f, task.data, loss=SQUARED, step_size=0.01, engine="kept_steps")
-    settings = {"schedule": schedules.never(), "num_steps": 60, "at": [20]}
-    run(jnp.zeros((2, 1)), progress=progress, **settings)
-    assert ("60/60" in capsys.readouterr().err) == drawn
-
-
 def test_an_integrator_looks_where_its_watch_says_unless_told():
     (f, params, data), _ = setting()
     shared = {"loss": CROSS_ENTROPY, "engine": "function_space", "eval_steps": [5, 10]}
@@ -456,18 +362,13 @@ def test_an_integrator_looks_where_its_watch_says_unless_told():
     ("changes", "message"),
     [
         ({"engine": "magic"}, "engine"),
-        ({"engine": "closed_form"}, "squared error"),
         ({"engine": "minimum"}, "'minimum' needs a positive penalty"),
-        ({"engine": "function_space_minimum"}, "'function_space_minimum' needs a positive penalty"),
         ({"engine": "function_space", "memory_limit": 100}, "memory_limit=100: take engine 'flow'"),
         ({"memory_limit": 0}, "memory_limit must be a positive integer, got 0"),
         ({"step_size": 0.0}, "step size"),
         ({"tolerance": 2.0}, "tolerance"),
-        ({"num_steps": 2**31, "eval_steps": [0]}, "num_steps"),
         ({"num_steps": schedules.NEVER, "eval_steps": [0]}, "num_steps must be below"),
         ({"eval_steps": [-1, LENGTH]}, r"watch.at must lie in \[0, "),
-        ({"schedule": lambda step, state: moved_far(state)}, "looks at the parameters"),
-        ({"schedule": solved_at_multiples, "solved": Solved(5)}, "looks at `solved` in another"),
         ({"dtype": jnp.bfloat16}, "float32 or float64, .* there are bfloat16"),
     ],
 )
@@ -480,51 +381,18 @@ def test_bad_input_is_refused_by_name(changes, message):
         integrate(f, params, data, **arguments)
 
 
-def test_a_kernel_that_does_not_fit_says_what_would_do():
-    params, task = linear(jnp.eye(3, 7), jnp.ones((3, 2)))
-
-    def refused(limit):
-        with pytest.raises(ValueError, match="take engine 'flow', or fewer examples") as error:
-            check_engine("function_space", task._replace(memory_limit=limit), params)
-        return int(re.search(r"takes (\d+) bytes", str(error.value))[1])
-
-    needed = refused(1)
-    assert refused(needed - 1) == needed
-    check_engine("function_space", task._replace(memory_limit=needed), params)
-
-
 # Engine 'auto'.
 
 
-@pytest.mark.parametrize(
-    ("loss", "engine"), [(CROSS_ENTROPY, "function_space_flow"), (SQUARED, "closed_form")]
-)
-def test_auto_says_what_it_takes_and_is_cheap_for_long_periods(loss, engine, capsys):
-    long = 2 * 10**8
-    changes = {"num_steps": long, "eval_steps": [long], "schedule": schedules.every(long // 2)}
-    problem, settings = setting(loss, progress=None, **changes)
-    state, history = integrate(*problem, step_size=0.01, **settings)
-    assert f"integrate: {engine} (" in capsys.readouterr().err
-    assert set(history["engine"]) == {engine}
-    assert int(state.updates) == 1
+def test_auto_says_what_it_takes_and_is_cheap_for_long_periods(capsys):
+    long = 10**8
+    changes = {"num_steps": long, "eval_steps": [long], "schedule": schedules.never()}
+    problem, settings = setting(progress=None, **changes)
+    _, history = integrate(*problem, step_size=0.01, **settings)
+    assert "integrate: function_space_flow (" in capsys.readouterr().err
+    assert set(history["engine"]) == {"function_space_flow"}
     assert history["evaluations"][-1] < 1e5
-    if loss is CROSS_ENTROPY:
-        assert history["test_loss_proxy"][-1] < 1e-2
-    integrate(*problem, step_size=0.01, **settings | {"progress": False})
-    assert not capsys.readouterr().err
-
-
-@pytest.mark.parametrize("reason", ["looks at the parameters", "half precision"])
-def test_auto_takes_steps_where_nothing_else_can(reason):
-    (f, params, data), settings = setting(num_steps=20, eval_steps=[20])
-    if reason == "half precision":
-        params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-    else:
-        settings["schedule"] = lambda step, state: moved_far(state)
-    found, history = integrate(f, params, data, step_size=STEP_SIZE, **settings)
-    assert set(history["engine"]) == {"steps"}
-    expected = by_steps((f, params, data), settings)[0].params
-    np.testing.assert_array_equal(problems.flat(found.params), problems.flat(expected))
+    assert history["test_loss_proxy"][-1] < 1e-2
 
 
 J_BYTES = 8 * 6 * 6
@@ -534,8 +402,7 @@ J_BYTES = 8 * 6 * 6
     ("period", "memory_limit", "engine"),
     [
         (999, 2**30, "steps"),
-        (1000, 2**30, "closed_form"),
-        (10**4, J_BYTES, "closed_form"),
+        (1000, J_BYTES, "closed_form"),
         (10**4, J_BYTES - 1, "function_space_flow"),
     ],
 )
@@ -559,11 +426,10 @@ def test_a_closed_form_is_for_a_squared_error_of_the_outputs():
             check_engine("closed_form", changed, params)
 
 
-@pytest.mark.parametrize("unit", [1, 100])
 @pytest.mark.parametrize(
-    ("stability", "engine"), [(0.095, "function_space_flow"), (0.125, "steps")]
+    ("stability", "unit", "engine"), [(0.095, 100, "function_space_flow"), (0.125, 1, "steps")]
 )
-def test_auto_takes_a_flow_for_small_steps_alone_in_any_unit_of_the_loss(stability, engine, unit):
+def test_auto_takes_a_flow_for_small_steps_alone_in_any_unit_of_the_loss(stability, unit, engine):
     problem = setting()[0]
     step_size = stability / largest_curvature(problem, CROSS_ENTROPY, problem[1]) / unit
     params, task = classify(step_size, loss=lambda u, y: unit * CROSS_ENTROPY(u, y))
@@ -584,7 +450,3 @@ def test_auto_takes_a_flow_without_a_kernel_where_none_can_be_built():
     assert choose(few, params, 10**4)[0] == "function_space_flow"
     kernel = 8 * f(params, x[:1]).size ** 2
     assert choose(few._replace(memory_limit=kernel), params, 10**4)[0] == "flow"
-    settings = setting(num_steps=40, eval_steps=[40])[1]
-    state, _ = integrate(coupled, params, task.data, step_size=STEP_SIZE, **settings)
-    expected = by_steps((coupled, params, task.data), settings)[0].params
-    np.testing.assert_allclose(problems.flat(state.params), problems.flat(expected), atol=0.02)
