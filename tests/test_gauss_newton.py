@@ -39,10 +39,6 @@ MISRA1A = (
     [10.07, 14.73, 17.94, 23.93, 29.61, 35.18, 40.02,
      44.82, 50.76, 55.05, 61.01, 66.40, 75.47, 81.78],
 )  # fmt: skip
-DANWOOD = (
-    [1.309, 1.471, 1.490, 1.565, 1.611, 1.680],
-    [2.138, 3.421, 3.597, 4.340, 4.882, 5.660],
-)
 THURBER = (
     [-3.067, -2.981, -2.921, -2.912, -2.840, -2.797, -2.702, -2.699, -2.633, -2.481, -2.363, -2.322,
      -1.501, -1.460, -1.274, -1.212, -1.100, -1.046, -0.915, -0.714, -0.566, -0.545, -0.400, -0.309,
@@ -56,15 +52,10 @@ KOWALIK_OSBORNE = (
     [4.0, 2.0, 1.0, 0.5, 0.25, 0.167, 0.125, 0.1, 0.0833, 0.0714, 0.0625],
     [0.1957, 0.1947, 0.1735, 0.16, 0.0844, 0.0627, 0.0456, 0.0342, 0.0323, 0.0235, 0.0246],
 )
-BARD = [0.14, 0.18, 0.22, 0.25, 0.29, 0.32, 0.35, 0.39, 0.37, 0.58, 0.73, 0.96, 1.34, 2.10, 4.39]
 
 
 def misra1a(b, x):
     return b[0] * (1 - jnp.exp(-b[1] * x))
-
-
-def danwood(b, x):
-    return b[0] * x ** b[1]
 
 
 def thurber(b, x):
@@ -74,10 +65,6 @@ def thurber(b, x):
 
 def kowalik_osborne(b, x):
     return b[0] * (x**2 + b[1] * x) / (x**2 + b[2] * x + b[3])
-
-
-def bard(b, x):
-    return b[0] + x / (b[1] * (16 - x) + b[2] * jnp.minimum(x, 16 - x))
 
 
 def regression(model, data, start):
@@ -115,21 +102,12 @@ def freudenstein_roth(p):
     ]
 
 
-def beale(p):
-    return [c - p[0] * (1 - p[1] ** (i + 1)) for i, c in enumerate([1.5, 2.25, 2.625])]
-
-
 # name: (problem, sum of squared residuals, parameters)
 PUBLISHED = {
     "NIST Misra1a": (
         regression(misra1a, MISRA1A, [250.0, 0.0005]),
         1.2455138894e-01,
         [2.3894212918e02, 5.5015643181e-04],
-    ),
-    "NIST DanWood": (
-        regression(danwood, DANWOOD, [0.7, 4.0]),
-        4.3173084083e-03,
-        [7.6886226176e-01, 3.8604055871e00],
     ),
     "NIST Thurber": (
         regression(thurber, THURBER, [1300.0, 1500.0, 500.0, 75.0, 1.0, 0.4, 0.05]),
@@ -141,16 +119,9 @@ PUBLISHED = {
         3.075056e-4,
         [0.192807, 0.191282, 0.123057, 0.136062],
     ),
-    "Bard": (
-        regression(bard, (np.arange(1.0, 16), BARD), [1.0, 1.0, 1.0]),
-        8.214877e-3,
-        [0.08241056, 1.133036, 2.343695],
-    ),
     "Rosenbrock": (equations(rosenbrock, [-1.2, 1.0]), 0, [1.0, 1.0]),
-    "Beale": (equations(beale, [2.5, 0.3]), 0, [3.0, 0.5]),
     "Freudenstein-Roth, global": (equations(freudenstein_roth, [6.0, 3.0]), 0, [5.0, 4.0]),
 }
-every_published = pytest.mark.parametrize("name", PUBLISHED)
 ONE_STEP = {"max_steps": 1, "tolerance": 0.0}
 
 
@@ -167,8 +138,14 @@ def check(solution, sum_of_squares, parameters):
 PRECISE = {"max_steps": 100, "tolerance": 1e-12}
 
 
-@every_published
-@pytest.mark.parametrize("solver", ["svd", "cholesky", "truncated"])
+@pytest.mark.parametrize(
+    ("name", "solver"),
+    [
+        *((name, solver) for solver in ("svd", "truncated") for name in PUBLISHED),
+        ("NIST Misra1a", "cholesky"),
+        ("Rosenbrock", "cholesky"),
+    ],
+)
 def test_published_minima_are_found(name, solver):
     (f, start, x, y, independent), *known = PUBLISHED[name]
     solve = {
@@ -179,30 +156,15 @@ def test_published_minima_are_found(name, solver):
     check(solve(f, start, x, y, target_loss=1e-21, **PRECISE), *known)
 
 
-def test_damping_reaches_a_known_local_minimum():
-    """Freudenstein & Roth from (0.5, -2): the local minimum 48.9842 at (11.4128, -0.896805)."""
-    f, start, x, y, independent = equations(freudenstein_roth, [0.5, -2.0])
-    run = {"damping": 1.0, "max_steps": 200, "tolerance": 1e-13}
-    solution = gauss_newton(f, start, x, y, independent=independent, **run)
-    check(solution, 48.98425, [11.4128, -0.896805])
-
-
-@pytest.mark.parametrize(
-    ("name", "start"),
-    [
-        ("NIST Thurber", [1000.0, 1000.0, 400.0, 40.0, 0.7, 0.3, 0.03]),
-        ("Kowalik-Osborne", [0.25, 0.39, 0.415, 0.39]),
-    ],
-)
-def test_a_damping_that_adapts_finds_minima_that_full_steps_miss(name, start):
-    """From the harder of the published starts; the losses never rise."""
-    (f, _, x, y, independent), *known = PUBLISHED[name]
-    run = {"independent": independent, **PRECISE}
-    solution = gauss_newton(f, jnp.asarray(start), x, y, damping=LevenbergMarquardt(1e-2), **run)
+def test_a_damping_that_adapts_finds_a_minimum_that_full_steps_miss():
+    """From the harder of NIST's two starts; the losses never rise."""
+    (f, _, x, y, _), *known = PUBLISHED["NIST Thurber"]
+    start = jnp.asarray([1000.0, 1000.0, 400.0, 40.0, 0.7, 0.3, 0.03])
+    solution = gauss_newton(f, start, x, y, damping=LevenbergMarquardt(1e-2), **PRECISE)
     check(solution, *known)
     steps = int(solution.num_steps)
     assert np.all(np.diff(solution.history["loss"][: steps + 1]) <= 0)
-    full = gauss_newton(f, jnp.asarray(start), x, y, **run)
+    full = gauss_newton(f, start, x, y, **PRECISE)
     last = float(full.history["loss"][full.num_steps])
     assert not last < 1.1 * float(solution.history["loss"][steps])
 
@@ -218,13 +180,11 @@ def test_singular_minimum_is_reached_linearly():
     np.testing.assert_allclose(losses[1:] / losses[:-1], 1 / 16, rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["NIST Misra1a", "Bard"])
-@pytest.mark.parametrize("oracle", ["GaussNewton", "LevenbergMarquardt"])
-def test_gauss_newton_agrees_with_optimistix(name, oracle):
+def test_gauss_newton_agrees_with_optimistix():
     import optimistix  # takes seconds
 
-    solver = getattr(optimistix, oracle)(rtol=1e-12, atol=1e-12)
-    f, start, x, y, _ = PUBLISHED[name][0]
+    solver = optimistix.GaussNewton(rtol=1e-12, atol=1e-12)
+    f, start, x, y, _ = PUBLISHED["Kowalik-Osborne"][0]
     with jax.numpy_rank_promotion("allow"):
         expected = optimistix.least_squares(
             lambda p, _: (f(p, x) - y).ravel(), solver, start, max_steps=500
@@ -248,9 +208,11 @@ def test_one_step_is_penalised_least_squares(solver, widths):
     solution = gauss_newton(f, params, x, y, damping=damping, solver=solver, **ONE_STEP)
     np.testing.assert_allclose(flat(solution.params), flat(params) + step, atol=1e-10)
     assert float(solution.history["step_norm"][0]) == pytest.approx(np.linalg.norm(step), rel=1e-8)
+    gradient = np.linalg.norm(matrix.T @ residual)
+    assert float(solution.history["gradient_norm"][0]) == pytest.approx(gradient, rel=1e-9)
 
 
-@pytest.mark.parametrize("case", ["wide", "square", "tall", "deficient wide", "deficient tall"])
+@pytest.mark.parametrize("case", ["wide", "tall", "deficient wide"])
 def test_affine_problem_is_solved_in_one_minimum_norm_step(case):
     params, x, y = affine_problem(case)
     matrix, residual = np.asarray(x).reshape(-1, params.size), np.ravel(y - affine(params, x))
@@ -271,12 +233,8 @@ def test_ill_conditioned_step_is_not_squared():
 
 @pytest.mark.parametrize(
     "solve",
-    [
-        partial(gauss_newton, damping=1.0),
-        partial(gauss_newton, damping=1.0, solver="cholesky"),
-        partial(truncated_gauss_newton, beta=0.3),
-    ],
-    ids=["svd", "cholesky", "truncated"],
+    [partial(gauss_newton, damping=1.0), partial(truncated_gauss_newton, beta=0.3)],
+    ids=["svd", "truncated"],
 )
 def test_histories_belong_to_their_iterates(solve):
     f, params, x, y = network((2, 2, 1), examples=12)
@@ -297,26 +255,9 @@ def test_histories_belong_to_their_iterates(solve):
     assert np.all(changes[:-1] > 1e-3 * loss[: steps - 1])
 
 
-@pytest.mark.parametrize(
-    "solve",
-    [
-        partial(gauss_newton, damping=0.5),
-        partial(gauss_newton, damping=0.5, solver="cholesky"),
-        partial(iterative_linearization, step_size=0.01, period=7),
-    ],
-    ids=["svd", "cholesky", "iterative linearisation"],
-)
-def test_the_gradient_of_the_history_is_the_dense_one(solve):
-    f, params, x, y = network((2, 4, 1), examples=5)
-    found = solve(f, params, x, y, **ONE_STEP).history["gradient_norm"]
-    gradient = dense(f, params, x).T @ np.ravel(f(params, x) - y)
-    np.testing.assert_allclose(found[0], np.linalg.norm(gradient), rtol=1e-9)
-
-
-@pytest.mark.parametrize("beta", [0.7, 1e-3])
-def test_certificate_is_kept_at_every_step_and_is_the_dense_one(beta):
+def test_certificate_is_kept_at_every_step_and_is_the_dense_one():
     """||J^T (z + J s)|| / ||J^T z|| of the step that was really taken, from dense arrays."""
-    f, params, x, y = network((2, 4, 1), examples=5)
+    (f, params, x, y), beta = network((2, 4, 1), examples=5), 0.7
     runs = [
         truncated_gauss_newton(f, params, x, y, beta=beta, max_steps=t, tolerance=0.0)
         for t in (1, 2, 3)
@@ -332,9 +273,6 @@ def test_certificate_is_kept_at_every_step_and_is_the_dense_one(beta):
         assert certificates[t] == pytest.approx(measured, rel=1e-6, abs=1e-12)
         gradient = np.linalg.norm(matrix.T @ z)
         assert float(whole.history["gradient_norm"][t]) == pytest.approx(gradient, rel=1e-9)
-        # CGLS started at 0 never leaves the range of J^T.
-        inside = matrix.T @ np.linalg.lstsq(matrix.T, step, rcond=None)[0]
-        np.testing.assert_allclose(inside, step, atol=1e-12)
 
 
 def test_certificate_tells_when_the_inner_steps_ran_out():
@@ -347,16 +285,19 @@ def test_certificate_tells_when_the_inner_steps_ran_out():
 
 @pytest.mark.parametrize(("period", "transform"), [(1, lambda run: run), (400, jax.jit)])
 def test_iterative_linearization_is_its_explicit_steps(period, transform):
+    """Also where the period is traced and the network is not."""
     f, params, x, y = network()
     settings = {"step_size": 0.05, "max_steps": 2, "tolerance": 0.0}
-    whole = transform(lambda p, k: iterative_linearization(f, p, x, y, period=k, **settings))(
-        params, period
+    whole = transform(lambda k: iterative_linearization(f, params, x, y, period=k, **settings))(
+        period
     )
     steps = {"optimizer": optax.sgd(0.05), "schedule": every(period), "num_steps": 2 * period}
     state, _ = train(f, params, (x, y), loss=losses.squared_error, **steps)
     np.testing.assert_allclose(flat(whole.params), flat(state.params), atol=1e-9)
     # The certificate: how much of J^T z one period leaves, of the linearisation it trains.
     matrix, z = dense(f, params, x), np.ravel(f(params, x) - y)
+    gradient = np.linalg.norm(matrix.T @ z)
+    assert float(whole.history["gradient_norm"][0]) == pytest.approx(gradient, rel=1e-9)
     left = z
     for _ in range(period):
         left = left - 0.05 * matrix @ (matrix.T @ left)
@@ -364,9 +305,8 @@ def test_iterative_linearization_is_its_explicit_steps(period, transform):
     assert float(whole.history["certificate"][0]) == pytest.approx(measured, rel=1e-6)
 
 
-@pytest.mark.parametrize("period", [math.inf, np.float32("inf")])
-def test_an_infinite_period_is_gauss_newton_with_a_certificate_of_zero(period):
-    run = {"step_size": 1e-9, "period": period, "max_steps": 30, "tolerance": 1e-12}
+def test_an_infinite_period_is_gauss_newton_with_a_certificate_of_zero():
+    run = {"step_size": 1e-9, "period": math.inf, "max_steps": 30, "tolerance": 1e-12}
     f, start, x, y, _ = PUBLISHED["NIST Misra1a"][0]
     exact = gauss_newton(f, start, x, y, max_steps=30, tolerance=1e-12)
     endless = iterative_linearization(f, start, x, y, **run)
@@ -390,9 +330,6 @@ NOTHING = jnp.zeros((1, 1))
 
 
 @pytest.mark.parametrize(
-    "solve", [gauss_newton, partial(truncated_gauss_newton, beta=0.1)], ids=["svd", "truncated"]
-)
-@pytest.mark.parametrize(
     ("start", "status", "end"),
     [
         (3.0, Status.DIVERGED, 3.0),  # Newton's method steps to below 0: the start is kept
@@ -400,21 +337,13 @@ NOTHING = jnp.zeros((1, 1))
         (jnp.nan, Status.DIVERGED, jnp.nan),
     ],
 )
-def test_a_run_that_leaves_the_domain_keeps_its_last_finite_iterate(solve, start, status, end):
+def test_a_run_that_leaves_the_domain_keeps_its_last_finite_iterate(start, status, end):
     run = {"max_steps": 20, "tolerance": 0.0, "target_loss": 1e-20}
-    solution = solve(logarithm, jnp.asarray([start]), NOTHING, NOTHING, **run)
+    solution = gauss_newton(logarithm, jnp.asarray([start]), NOTHING, NOTHING, **run)
     assert int(solution.status) == status
     np.testing.assert_allclose(solution.params, [end], rtol=1e-9)
     if status == Status.DIVERGED:
         assert int(solution.num_steps) == (0 if np.isnan(start) else 1)
-
-
-def test_steps_can_run_out():
-    f, start, x, y, _ = PUBLISHED["NIST Misra1a"][0]
-    solution = gauss_newton(f, start, x, y, max_steps=2, tolerance=1e-12)
-    assert int(solution.status) == Status.MAX_STEPS
-    assert int(solution.num_steps) == 2
-    assert list(Status) == [0, 1, 2]  # the numbers that users have saved
 
 
 def test_a_run_ends_at_its_target():
@@ -423,9 +352,7 @@ def test_a_run_ends_at_its_target():
     solution = gauss_newton(affine, params, x, affine(params, x), target_loss=1e-20, **run)
     assert (int(solution.status), int(solution.num_steps)) == (Status.CONVERGED, 0)
     np.testing.assert_array_equal(solution.params, params)
-    # To the last bit, for the default target of zero.
-    solution = gauss_newton(affine, jnp.zeros(2), jnp.eye(2)[:, None], jnp.ones((2, 1)), **run)
-    assert (float(solution.history["loss"][1]), int(solution.num_steps)) == (0, 1)
+    assert list(Status) == [0, 1, 2]  # the numbers that users have saved
 
 
 def test_a_step_of_infinite_length_is_not_taken():
@@ -462,125 +389,82 @@ SOLVERS = {
     "cholesky": lambda *a, **k: gauss_newton(*a, damping=0.1, solver="cholesky", **k),
     "closed form": lambda *a, **k: iterative_linearization(*a, step_size=0.01, period=50, **k),
     "truncated": lambda *a, **k: truncated_gauss_newton(*a, beta=0.1, **k),
-    "adaptive": lambda *a, **k: truncated_gauss_newton(
-        *a, beta=0.1, damping=LevenbergMarquardt(), **k
-    ),
 }
 every_solver = pytest.mark.parametrize("solve", SOLVERS.values(), ids=SOLVERS.keys())
 
 
 @every_solver
-@pytest.mark.parametrize("out", [(), (2, 2)], ids=str)
-def test_pytrees_and_outputs_of_any_rank_are_a_matrix_of_outputs(solve, out):
-    """The same run with the inputs side by side and the outputs in one row each."""
-    f, params, x, y = paired(out)
-    whole = solve(f, params, x, y, max_steps=2, tolerance=0.0)
-
-    def plain(params, x):
-        return f(params, {"a": x[:, :3], "b": x[:, 3:]}).reshape(len(x), -1)
-
-    side_by_side = jnp.concatenate([x["a"], x["b"]], 1)
-    expected = solve(plain, params, side_by_side, y.reshape(5, -1), max_steps=2, tolerance=0.0)
-    np.testing.assert_allclose(flat(whole.params), flat(expected.params), rtol=1e-9)
-    np.testing.assert_allclose(whole.history["loss"], expected.history["loss"], rtol=1e-9)
-
-
-@every_solver
-def test_fixed_parameters_stay_and_the_solution_is_whole(solve):
-    f, params, x, y = paired((2,))
+def test_pytrees_outputs_of_any_rank_and_fixed_parameters(solve):
+    """The same run with inputs side by side, outputs in one row each, fixed parameters in f."""
+    f, params, x, y = paired((2, 2))
     params["count"] = jnp.asarray(3)  # integers are never trained
     run = {"max_steps": 2, "tolerance": 0.0}
     trainable = {"in": False, "out": True, "count": True}
     whole = solve(f, params, x, y, trainable=trainable, **run)
-    alone = solve(lambda out, x: f({**params, "out": out}, x), params["out"], x, y, **run)
-    np.testing.assert_allclose(whole.params["out"], alone.params, rtol=1e-12)
+
+    def plain(last, x):
+        x = {"a": x[:, :3], "b": x[:, 3:]}
+        return f({**params, "out": last}, x).reshape(len(x["a"]), -1)
+
+    side_by_side = jnp.concatenate([x["a"], x["b"]], 1)
+    expected = solve(plain, params["out"], side_by_side, y.reshape(5, -1), **run)
+    np.testing.assert_allclose(whole.params["out"], expected.params, rtol=1e-9)
+    np.testing.assert_allclose(whole.history["loss"], expected.history["loss"], rtol=1e-9)
+    assert all(whole.params["in"][name] is leaf for name, leaf in params["in"].items())
     assert whole.params["count"] is params["count"]
-    for ours, theirs in zip(*map(jax.tree.leaves, (whole.params["in"], params["in"])), strict=True):
-        assert ours is theirs
 
 
 @every_solver
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_the_precision_is_that_of_the_parameters(solve, dtype):
+def test_the_precision_is_that_of_the_parameters(solve):
     f, params, x, y = network()
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-    for targets in (np.asarray(y), np.asarray(y).astype(int)):
-        solution = solve(f, params, x, jnp.asarray(targets), max_steps=2, tolerance=0.0)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+    for targets in (y, y.astype(int)):
+        solution = solve(f, params, x, targets, max_steps=2, tolerance=0.0)
         assert int(solution.num_steps) == 2
         leaves = [*jax.tree.leaves(solution.params), *solution.history.values()]
-        assert {leaf.dtype for leaf in leaves} == {jnp.dtype(dtype)}
+        assert {leaf.dtype for leaf in leaves} == {jnp.dtype(jnp.float32)}
 
 
 # Bad input.
 
 
-@pytest.fixture(scope="module")
-def problem():
-    return affine, *affine_problem("wide")
-
-
 TRUNCATED = partial(truncated_gauss_newton, beta=0.5)
 PERIODIC = partial(iterative_linearization, step_size=0.1, period=2)
-NOT_POSITIVE, NOT_WHOLE = [0.0, -1.0, math.nan, math.inf], [0, -1, 2.5, True, "3"]
-NEGATIVE = [-1.0, math.nan, math.inf]
+WIDE = affine_problem("wide")
+NAMES = ("f", "params", "x", "y")
 
 
 @pytest.mark.parametrize(
-    ("solve", "name", "values", "message"),
+    ("solve", "change", "message"),
     [
-        (gauss_newton, "damping", [*NEGATIVE, "1", True], "damping must be .*non-negative.*got"),
-        (gauss_newton, "damping", [jnp.ones(3)], r"damping must be one number, .* shape \(3,\)"),
-        (TRUNCATED, "damping", [jnp.ones(3)], r"damping must be one number, .* shape \(3,\)"),
-        (gauss_newton, "solver", ["cholesky"], "damping of the cholesky solver must be .*positive"),
-        (gauss_newton, "solver", ["lu"], "unknown solver 'lu'; allowed: cholesky, svd"),
-        (gauss_newton, "max_steps", NOT_WHOLE, "max_steps must be a positive integer, got"),
-        (gauss_newton, "max_steps", [2**31], "max_steps must be below 2147483648"),
-        (TRUNCATED, "max_steps", [2**31], "max_steps must be below 2147483648"),
-        (TRUNCATED, "max_inner_steps", [2**31], "max_inner_steps must be below 2147483648"),
-        (PERIODIC, "max_steps", [2**31], "max_steps must be below 2147483648"),
-        (gauss_newton, "tolerance", NEGATIVE, "tolerance must be .*non-negative, got"),
-        (TRUNCATED, "beta", [0.0, 1.0, -0.1, 2.0, math.nan], "beta must .*got"),
-        (PERIODIC, "period", NOT_WHOLE, "period must be a positive integer or infinity, got"),
-        (PERIODIC, "period", [10**400], r"period must be below 1e\+308"),
-        (PERIODIC, "step_size", NOT_POSITIVE, "step_size must be finite and positive, got"),
+        (gauss_newton, {"damping": -1.0}, "damping must be"),
+        (gauss_newton, {"damping": jnp.ones(3)}, r"damping must be one number, .* shape \(3,\)"),
+        (TRUNCATED, {"damping": jnp.ones(3)}, r"damping must be one number, .* shape \(3,\)"),
+        (gauss_newton, {"solver": "cholesky"}, "damping of the cholesky solver must be"),
+        (gauss_newton, {"solver": "lu"}, "solver 'lu'"),
+        (gauss_newton, {"max_steps": 2.5}, "max_steps must be"),
+        (TRUNCATED, {"max_inner_steps": 2**31}, "max_inner_steps must be below 2147483648"),
+        (gauss_newton, {"tolerance": math.nan}, "tolerance must be"),
+        (TRUNCATED, {"beta": 1.0}, "beta must"),
+        (PERIODIC, {"period": 0}, "period must be"),
+        (PERIODIC, {"period": 10**400}, "period must be"),
+        (PERIODIC, {"step_size": math.inf}, "step_size must be"),
+        (gauss_newton, {"x": WIDE[1][:0], "y": WIDE[2][:0]}, "inputs must hold an example"),
+        (TRUNCATED, {"y": WIDE[2].ravel()}, r"targets have shape \(6,\).*outputs.*\(3, 2\)"),
+        (gauss_newton, {"y": list(WIDE[2])}, "targets must be one array .* got list"),
+        (gauss_newton, {"f": lambda p, x: affine(p, x) + jnp.sum(x)}, "couples its examples"),
+        (
+            PERIODIC,
+            dict(zip(NAMES, equations(rosenbrock, [-1.2, 1.0]), strict=False)),
+            "couples its examples",
+        ),
     ],
 )
-def test_bad_settings_are_refused_by_name(solve, name, values, message):
+def test_bad_input_is_refused(solve, change, message):
     given = solve.keywords if isinstance(solve, partial) else {}
-    solve = bare(getattr(solve, "func", solve))
-    for value in values:
-        with pytest.raises(ValueError, match=message):
-            solve(affine, *affine_problem("wide"), **given | ONE_STEP | {name: value})
-
-
-@pytest.mark.parametrize("solve", [gauss_newton, TRUNCATED], ids=["svd", "truncated"])
-def test_data_of_a_wrong_shape_are_refused(solve):
-    params, x, y = affine_problem("wide")
-    with pytest.raises(ValueError, match="inputs must hold an example, got empty data"):
-        solve(affine, params, x[:0], y[:0], **ONE_STEP)
-    with pytest.raises(ValueError, match=r"targets have shape \(6,\).*outputs.*\(3, 2\)"):
-        solve(affine, params, x, y.ravel(), **ONE_STEP)
-
-
-def test_targets_that_are_lists_are_refused():
-    params, x, y = affine_problem("wide")
-    with pytest.raises(ValueError, match=r"targets must be one array .* got list"):
-        bare(gauss_newton)(affine, params, x, list(y), **ONE_STEP)
-    settings = {"damping": 1.0, "loss": losses.cross_entropy, **ONE_STEP}
-    with pytest.raises(ValueError, match=r"targets\[1\]\[0\] must lead with the examples, got a"):
-        TRUNCATED(affine, params, x, [1, 0, 1], **settings)
-
-
-@pytest.mark.parametrize("solve", [gauss_newton, PERIODIC], ids=["svd", "closed form"])
-def test_coupled_examples_are_refused(solve):
-    f, start, x, y, _ = equations(rosenbrock, [-1.2, 1.0])
-    for problem in (
-        (f, start, x, y),
-        # Where only the numbers tell, and not the shapes.
-        (lambda p, x: affine(p, x) + jnp.sum(x), *affine_problem("wide")),
-    ):
-        with pytest.raises(ValueError, match="couples its examples"):
-            solve(*problem, **ONE_STEP)
+    problem = dict(zip(NAMES, (affine, *WIDE), strict=True))
+    with pytest.raises(ValueError, match=message):
+        bare(getattr(solve, "func", solve))(**problem | given | ONE_STEP | change)
 
 
 # More ways to end.
@@ -601,14 +485,12 @@ def test_settling_above_the_start_is_divergence():
     assert int(first.status) == Status.DIVERGED
 
 
-@pytest.mark.parametrize("solve", [gauss_newton, TRUNCATED], ids=["svd", "truncated"])
-def test_a_start_where_nothing_moves_has_converged(solve):
+def test_a_start_where_nothing_moves_has_converged():
     x, y = jnp.zeros((3, 2, 4)), jnp.ones((3, 2))
-    solution = solve(affine, jnp.ones(4), x, y, max_steps=5, tolerance=0.0)
+    solution = TRUNCATED(affine, jnp.ones(4), x, y, max_steps=5, tolerance=0.0)
     assert int(solution.status) == Status.CONVERGED
     assert int(solution.num_steps) == 1
-    # Of a gradient of zero nothing is left.
-    assert solution.history.get("certificate", np.zeros(1))[0] == 0
+    assert solution.history["certificate"][0] == 0  # of a gradient of zero nothing is left
 
 
 def test_unless_told_a_run_ends_where_nothing_is_left():
@@ -621,22 +503,6 @@ def test_unless_told_a_run_ends_where_nothing_is_left():
     ):
         assert int(solution.status) == Status.MAX_STEPS
         assert int(solution.num_steps) == 3
-
-
-def test_periods_and_dampings_may_be_traced_while_the_network_is_not():
-    """Parameters and inputs are closed over, as a user writes it first."""
-    f, params, x, y = network()
-    common = {"max_steps": 3, "tolerance": 0.0}
-
-    def by_periods(period):
-        return iterative_linearization(f, params, x, y, step_size=0.1, period=period, **common)
-
-    def by_damping(damping):
-        return gauss_newton(f, params, x, y, damping=damping, **common)
-
-    for run, value in ((by_periods, 10), (by_damping, 0.5)):
-        found, expected = jax.jit(run)(value), run(value)
-        np.testing.assert_allclose(flat(found.params), flat(expected.params), rtol=1e-10)
 
 
 def test_max_steps_may_be_as_many_as_it_takes(monkeypatch):

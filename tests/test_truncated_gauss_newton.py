@@ -50,8 +50,7 @@ def solve(f, params, x, y, *, max_steps=1, tolerance=0.0, **settings):
 # Any convex loss.
 
 
-@pytest.mark.parametrize("loss", [losses.cross_entropy, quartic])
-@pytest.mark.parametrize("beta", [0.5, 1e-10])
+@pytest.mark.parametrize(("loss", "beta"), [(losses.cross_entropy, 1e-10), (quartic, 0.5)])
 def test_a_step_solves_the_dense_equations_to_its_certificate(loss, beta):
     f, params, x, y = posed(loss)
     solution = solve(f, params, x, y, loss=loss, damping=0.2, beta=beta)
@@ -68,36 +67,24 @@ def test_a_step_solves_the_dense_equations_to_its_certificate(loss, beta):
         np.testing.assert_allclose(step, np.linalg.solve(matrix, -gradient), atol=1e-8)
 
 
-@pytest.mark.parametrize("mean", [False, True])
-def test_a_damped_step_on_the_squared_error_is_damped_gauss_newton(mean):
+def test_a_damped_step_on_the_mean_squared_error_is_damped_gauss_newton():
     f, params, x, y = network()
     expected = gauss_newton(f, params, x, y, damping=0.3, max_steps=2, tolerance=0.0)
-    loss = losses.mean(losses.squared_error) if mean else losses.squared_error
+    loss = losses.mean(losses.squared_error)
     run = partial(solve, f, params, x, y, loss=loss, beta=1e-12, max_steps=2)
-    moved = jax.jit(lambda damping: run(damping=damping).params)(0.3 / (4 if mean else 1))
+    moved = jax.jit(lambda damping: run(damping=damping).params)(0.3 / 4)
     np.testing.assert_allclose(flat(moved), flat(expected.params), atol=1e-10)
 
 
-def softmax_regression(examples=30):
-    """A convex problem with a minimum: labels that no plane tells apart."""
+def test_cross_entropy_is_minimised_as_scipy_does():
+    """Where labels that no plane tells apart leave a minimum."""
     rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.normal(size=(examples, 2)))
-    y = jnp.asarray(rng.integers(0, 3, size=examples))
-    return lambda params, x: x @ params, jnp.zeros((2, 3)), x, y
-
-
-@pytest.mark.parametrize("damping", [LevenbergMarquardt(), 1e-3], ids=["adaptive", "fixed"])
-def test_cross_entropy_is_minimised_as_scipy_does(damping):
-    f, params, x, y = softmax_regression()
-    run = {"beta": 1e-3, "max_steps": 50, "tolerance": 1e-13}
-    solution = solve(f, params, x, y, loss=losses.cross_entropy, damping=damping, **run)
+    x, y = jnp.asarray(rng.normal(size=(30, 2))), jnp.asarray(rng.integers(0, 3, size=30))
+    run = {"beta": 1e-3, "max_steps": 50, "tolerance": 1e-13, "loss": losses.cross_entropy}
+    start = jnp.zeros((2, 3))
+    solution = solve(lambda p, x: x @ p, start, x, y, damping=LevenbergMarquardt(), **run)
     assert int(solution.status) == Status.CONVERGED
-
-    @jax.jit
-    @jax.value_and_grad
-    def value(flat_params):
-        return losses.cross_entropy(x @ flat_params.reshape(2, 3), y)
-
+    value = jax.jit(jax.value_and_grad(lambda p: losses.cross_entropy(x @ p.reshape(2, 3), y)))
     oracle = minimize(
         lambda p: tuple(np.asarray(v) for v in value(p)),
         np.zeros(6),
@@ -113,8 +100,7 @@ def poisson(outputs, targets):
     return jnp.sum(jnp.exp(outputs) - targets * outputs)
 
 
-@pytest.mark.parametrize("start", [0.0, 1.0])
-@pytest.mark.parametrize("damping", [LevenbergMarquardt(), 1e-3], ids=["adaptive", "fixed"])
+@pytest.mark.parametrize(("start", "damping"), [(0.0, LevenbergMarquardt()), (1.0, 1e-3)])
 def test_a_loss_that_may_be_negative_is_minimised(start, damping):
     y = jnp.array([[5.0], [9.0]])
     run = {"beta": 0.1, "max_steps": 50, "tolerance": 1e-12, "loss": poisson, "damping": damping}
@@ -195,11 +181,10 @@ def test_every_step_follows_the_rule_of_its_gain():
     np.testing.assert_allclose(flat(whole.params), flat(theta), rtol=1e-4)
 
 
-@pytest.mark.parametrize("solver", ["svd", "cholesky"])
-def test_dense_solvers_take_the_same_adaptive_steps(solver):
+def test_a_dense_solver_takes_the_same_adaptive_steps():
     f, params, x, y = network((2, 3, 1), examples=8)
     run = {"damping": LevenbergMarquardt(0.1), "max_steps": 6}
-    found = gauss_newton(f, params, x, 6 * y, solver=solver, tolerance=0.0, **run)
+    found = gauss_newton(f, params, x, 6 * y, solver="cholesky", tolerance=0.0, **run)
     expected = solve(f, params, x, 6 * y, beta=1e-12, **run)
     for name in ("loss", "damping", "accepted"):
         np.testing.assert_allclose(found.history[name], expected.history[name], rtol=1e-6)
@@ -258,20 +243,14 @@ ENTROPY = {"loss": losses.cross_entropy}
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (ENTROPY, r"needs a positive damping.*or max_inner_steps"),
-        *(
-            (ENTROPY | {"damping": bad}, r"damping must be .*non-negative.*got")
-            for bad in (-1.0, math.nan, math.inf, "1", True)
-        ),
-        (ENTROPY | {"damping": 1.0, "target_loss": -1.0}, "target_loss must be finite and non-neg"),
-        *(
-            ({"loss": quartic, "damping": 1.0, "target_loss": bad}, "must be a finite real number")
-            for bad in (math.nan, math.inf, "1")
-        ),
-        ({"loss": "mse", "damping": 1.0}, r"loss must be a function of .*, got 'mse'"),
+        (ENTROPY, "needs a positive damping.*or max_inner_steps"),
+        (ENTROPY | {"damping": -1.0}, "damping must be"),
+        (ENTROPY | {"damping": 1.0, "target_loss": -1.0}, "target_loss must be"),
+        ({"loss": quartic, "damping": 1.0, "target_loss": math.nan}, "must be a finite real"),
+        ({"loss": "mse", "damping": 1.0}, "loss must be a function of .*, got 'mse'"),
         ({"loss": lambda o, y: o, "damping": 1.0}, "loss must return one number"),
         (ENTROPY | {"damping": 1.0, "y": jnp.arange(8) % 4}, "labels of 3 classes, 0 to 2: got 3"),
-        (ENTROPY | {"damping": 1.0, "y": jnp.zeros(8)}, "integer labels"),
+        (ENTROPY | {"damping": 1.0, "y": [1, 0, 1]}, "must lead with the examples"),
         ({"f": lambda p, x: {"a": x}}, "f must return one array"),
     ],
 )
@@ -281,22 +260,17 @@ def test_bad_input_is_refused(settings, message):
         bare(truncated_gauss_newton)(**problem | RUN | settings)
 
 
-@pytest.mark.parametrize("start", [0.0, -1.0, math.nan, math.inf, jnp.ones(3)])
+@pytest.mark.parametrize("start", [0.0, jnp.ones(3)])
 def test_a_bad_start_of_the_damping_is_refused(start):
     with pytest.raises(ValueError, match="damping must be"):
         LevenbergMarquardt.__post_init__(SimpleNamespace(start=start))
 
 
-@pytest.mark.parametrize("transform", ["jit", "map"])
-def test_it_can_be_compiled_and_mapped_with_its_default_damping(transform):
+def test_it_can_be_mapped_with_its_default_damping():
     f, params, x, y = network((3, 4, 3), examples=8)
 
     def solved(p):
         return solve(f, p, x, y, beta=0.1, max_steps=3, tolerance=1e-9).params
 
-    if transform == "jit":
-        found = jax.jit(solved)(params)
-    else:
-        several = jax.tree.map(lambda leaf: leaf[None], params)
-        found = jax.tree.map(lambda leaf: leaf[0], jax.lax.map(solved, several))
+    found = jax.lax.map(solved, jax.tree.map(lambda leaf: leaf[None], params))
     np.testing.assert_allclose(flat(found), flat(solved(params)), rtol=1e-10)
