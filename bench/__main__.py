@@ -4,21 +4,32 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import jax
 import numpy as np
 from iterlin.study import records
 
-from bench import cases, whole
+from bench import cases
 from bench.driver import compare
-from bench.environments import BUILT, PEERS, PLATFORMS, starter
+from bench.environments import BUILT, PEERS, PLATFORMS, ROOT, starter
 from bench.record import dataset
 
 EXPERIMENT = "performance"
 FEWEST_ROUNDS = 5
+# The README's commands, timed in this order in a clone of the last commit.
+COMMANDS = (
+    ("make book, in an empty clone", ("make", "book")),
+    ("make book, nothing changed", ("make", "book")),
+    ("make test, the book built", ("make", "test")),
+)
+# Variables of a shell that works in an installation or a checkout of its own.
+SHELL = ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "JOBS")
 
 
 def main(arguments=None) -> int:
@@ -40,29 +51,52 @@ def main(arguments=None) -> int:
         selected = cases.chosen(options.cases, options.tier)
     except ValueError as error:
         parser.error(str(error))
+    target = records.path_of(EXPERIMENT, options.tier)
     if options.whole:
-        whole.measure()
+        whole = time_commands()
         time.sleep(180)  # until the load that the commands made has died down
+    else:  # those of the last record, which tell their own commit and date
+        last = records.load(EXPERIMENT, options.tier) if target.exists() else None
+        whole = json.loads(last.attrs["whole"]) if last is not None else {}
     # The record names this process's device, whose memory the workers need.
     jax.config.update("jax_platforms", PLATFORMS[options.tier])
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     path = BUILT / f"{options.tier}.nc"
     start = starter(options.threads, given, PLATFORMS[options.tier])
-    empty = run(selected, options, start, path)
+    empty = run(selected, options, start, path, whole)
     if options.cases:
         print(f"a selection: kept in {path}, the record is as it was")
     elif empty:
         print(f"nothing measured of {', '.join(empty)}: kept in {path}", file=sys.stderr)
         return 1
     else:
-        target = records.path_of(EXPERIMENT, options.tier)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
         print(f"recorded in {target}")
     return 0
 
 
-def run(selected, options, start, path: Path) -> list[str]:
+def time_commands() -> dict:
+    """Return the commands' "seconds" by name, those that "failed", the "commit" and the "date"."""
+    seconds, failed = {}, []
+    variables = {name: value for name, value in os.environ.items() if name not in SHELL}
+    BUILT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as clone, open(BUILT / "whole.log", "w") as log:
+        subprocess.run(["git", "clone", "-q", str(ROOT), clone], check=True)
+        head = ["git", "-C", clone, "rev-parse", "HEAD"]
+        commit = subprocess.run(head, check=True, capture_output=True, text=True).stdout.strip()
+        for name, command in COMMANDS:
+            started = time.perf_counter()
+            done = subprocess.run(command, cwd=clone, env=variables, stdout=log, stderr=log)
+            if done.returncode:
+                failed.append(name)
+            else:
+                seconds[name] = round(time.perf_counter() - started, 2)
+    date = datetime.now(UTC).strftime("%Y-%m-%d")
+    return {"seconds": seconds, "failed": failed, "commit": commit, "date": date}
+
+
+def run(selected, options, start, path: Path, whole: dict) -> list[str]:
     """Measure the cases one after another, and write after each what there is by then.
 
     Returns:
@@ -85,7 +119,7 @@ def run(selected, options, start, path: Path) -> list[str]:
         record = dataset(selected, outcomes, options.rounds).assign_attrs(
             conditions=json.dumps(conditions),
             peers=json.dumps(versions),
-            whole=json.dumps(whole.stored()),
+            whole=json.dumps(whole),
         )
         records.save(
             record,
@@ -101,9 +135,8 @@ def run(selected, options, start, path: Path) -> list[str]:
 
 
 def _cpu() -> str:
-    """The processor's name, where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
+    """Return the processor's name, where the system tells it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else "unknown"
 

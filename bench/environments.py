@@ -3,10 +3,14 @@
 import functools
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
+
+from iterlin_book import xla
 
 from bench.driver import PeerFailed, Worker
 from bench.worker import DEVICE
@@ -15,9 +19,6 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILT = ROOT / "_build" / "bench"
 OWN = "iterlin"
 PEERS = (OWN, "torch", "neural_tangents", "optimistix", "jaxopt")
-# With its other scheduler jaxlib 0.10 can wait for ever on two cores; older ones do not know it.
-XLA = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
-XLA_PEERS = (OWN, "optimistix")
 # Variables that limit the threads of a process.
 THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # What each tier is measured on, as JAX and PyTorch call it.
@@ -67,12 +68,19 @@ def variables(
     found.pop("XLA_FLAGS", None)
     if platform != "cpu":
         found |= GPU
-    elif peer in XLA_PEERS:
-        found["XLA_FLAGS"] = XLA
+    elif _jaxlib(peer).startswith(xla.KNOWN_TO):
+        found["XLA_FLAGS"] = xla.NO_DEADLOCK
     if peer == OWN:  # as in the book: what was compiled once serves the next run
         found.setdefault("JAX_COMPILATION_CACHE_DIR", str(BUILT / "jax"))
         found.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
     return found | dict(extra)
+
+
+def _jaxlib(peer: str) -> str:
+    """Return the version of jaxlib in the peer's environment, or "" if there is none."""
+    if peer == OWN:
+        return metadata.version("jaxlib")
+    return "".join(re.findall(r"^jaxlib==(\S+)", lock_of(peer).read_text("utf8"), re.MULTILINE))
 
 
 def _theirs() -> dict[str, str]:

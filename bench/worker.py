@@ -5,7 +5,7 @@ process. Only NumPy is imported, so that this module works in every peer's envir
 """
 
 import os
-import resource
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -88,12 +88,9 @@ def serve(
 def memory() -> tuple[int, int]:
     """Bytes in use now and at most since the start: the process's, or on a GPU the library's."""
     if os.environ.get(DEVICE, "cpu") == "cpu":
-        # Linux tells both sizes in its own units; elsewhere the peak stands for both.
-        if (status := Path("/proc/self/status")).exists():
-            sizes = dict(line.split(":", 1) for line in status.read_text().splitlines())
-            return tuple(1024 * int(sizes[name].split()[0]) for name in ("VmRSS", "VmHWM"))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak, peak
+        status = Path("/proc/self/status").read_text()
+        sizes = (re.search(rf"{name}:\s*(\d+) kB", status)[1] for name in ("VmRSS", "VmHWM"))
+        return tuple(1024 * int(size) for size in sizes)
     if "torch" in sys.modules:
         cuda = sys.modules["torch"].cuda
         return cuda.memory_allocated(), cuda.max_memory_allocated()

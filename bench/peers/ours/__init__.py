@@ -1,1 +1,0 @@
-"""What `bench.peers.iterlin` runs: one module a subject."""
