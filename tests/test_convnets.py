@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.linearization import jacobian_products, linearize, require_independent, tree_add
+from iterlin.linearization import jacobian_products, linearize, tree_add
 from iterlin.networks import convnets
 from iterlin.networks.mlp import parameter_count
 from iterlin.networks.modules import BatchNorm
@@ -52,15 +52,13 @@ def written_out(params, x, padding):
 
 LENETS = {
     "valid": ((17, 16, 3), {"kernel_size": 5, "padding": "VALID", "hidden": (6, 5)}),
-    "same": ((8, 8, 1), {"kernel_size": 3, "padding": "SAME", "hidden": (6,)}),
     # The second kernel is larger than its image.
     "no hidden layer": ((7, 6, 2), {"kernel_size": 4, "padding": "SAME", "hidden": ()}),
 }
 
 
 @pytest.mark.parametrize(
-    ("case", "method"),
-    [("valid", "direct"), ("valid", "blocks"), ("same", "patches"), ("no hidden layer", "blocks")],
+    ("case", "method"), [("valid", "direct"), ("valid", "blocks"), ("no hidden layer", "patches")]
 )
 def test_lenet_and_its_derivatives_are_those_written_out(case, method):
     shape, settings = LENETS[case]
@@ -84,11 +82,7 @@ def test_lenet_and_its_derivatives_are_those_written_out(case, method):
 
 def test_parameter_counts():
     assert count(convnets.lenet((32, 32, 3))) == 227_484
-    digits = convnets.lenet((8, 8, 1), channels=6, kernel_size=3, padding="SAME", hidden=(7,))
-    assert count(digits) == (9 * 6 + 6) + (54 * 6 + 6) + (24 * 7 + 7) + (70 + 10)
-    for normalization in ("batch", "frozen"):
-        model = convnets.resnet18((32, 32, 3), normalization=normalization)
-        assert count(model) == 11_173_962
+    assert count(convnets.resnet18((32, 32, 3), normalization="batch")) == 11_173_962
     # 2 numbers for each normalised channel, 75 blocks of 64 channels in all.
     assert count(convnets.resnet18((32, 32, 3))) == 11_173_962 - 2 * 75 * 64
 
@@ -108,69 +102,26 @@ def require_scales(params, gain):
     return kernels
 
 
-@pytest.mark.parametrize(("weight", "gain"), [("lecun", 1), ("he", 2)])
-def test_scale_of_lenet_weights(weight, gain):
-    model = convnets.lenet((16, 16, 3), channels=40, kernel_size=3, weight=weight)
-    assert len(require_scales(model.init(jax.random.key(1)), gain)) == 5
-
-
-def test_scale_of_resnet_weights_which_are_the_same_with_and_without_normalisation():
-    drawn = []
-    for normalization in (None, "batch"):
-        model = convnets.resnet18((8, 8, 3), width=4, normalization=normalization)
-        params = jax.jit(model.init)(jax.random.key(2))
-        drawn.append(require_scales(params, 1))
-        assert len(jax.tree.leaves(params)) == 21 + 1 + (2 * 20 if normalization else 0)
-    assert len(drawn[0]) == 21
-    for plain, normalised in zip(*drawn, strict=True):
-        np.testing.assert_array_equal(plain, normalised)
-
-
-def test_slices_of_lenet():
-    x, settings = images(7, 16, 16, 1), {"channels": 3, "hidden": (5,)}
-    params = convnets.lenet((16, 16, 1), **settings).init(jax.random.key(3))
-    whole, *sliced = (
-        jax.jit(convnets.lenet((16, 16, 1), slice_size=size, **settings).apply)(params, x)
-        for size in (None, 1, 3, "auto")
-    )
-    for found in sliced:
-        np.testing.assert_allclose(found, whole, atol=1e-12)
-
-
-ONE = {"channels": 1, "padding": "SAME", "hidden": ()}
+LENET = functools.partial(convnets.lenet, channels=40, kernel_size=3)
 
 
 @pytest.mark.parametrize(
-    ("backend", "shape", "settings", "sliced"),
+    ("make", "gain", "count"),
     [
-        ("cpu", (32, 32, 3), {}, True),
-        ("gpu", (32, 32, 3), {}, False),
-        ("cpu", (40, 40, 1), ONE | {"kernel_size": 5}, False),  # (40^2 + 20^2) 5^2 = 50,000 numbers
-        ("cpu", (6667, 6, 1), ONE | {"kernel_size": 1}, True),  # 6667 x 6 + 3333 x 3 = 50,001
+        (functools.partial(LENET, weight="lecun"), 1, 5),
+        (functools.partial(LENET, weight="he"), 2, 5),
+        (functools.partial(convnets.resnet18, width=4, normalization="batch"), 1, 21),
     ],
+    ids=["lecun", "he", "resnet18"],
 )
-def test_automatic_slices_are_for_large_images_on_a_cpu(
-    monkeypatch, backend, shape, settings, sliced
-):
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    model = convnets.lenet(shape, **settings)
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    x = jax.ShapeDtypeStruct((16, *shape), jnp.float64)
-    program = str(jax.make_jaxpr(model.apply)(params, x))
-    eights = "f64[2,8,{},{},{}]".format(*shape)
-    assert (eights in program) == ("scan" in program) == sliced
+def test_scale_of_the_weights(make, gain, count):
+    params = jax.jit(make((16, 16, 3)).init)(jax.random.key(1))
+    assert len(require_scales(params, gain)) == count
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        convnets.lenet((8, 8, 1), channels=3, kernel_size=3, padding="SAME", hidden=(4,)),
-        convnets.lenet((8, 8, 1), channels=3, kernel_size=3, padding="SAME", slice_size=2),
-        convnets.resnet18((8, 8, 1), width=1, normalization="batch", method="direct"),
-    ],
-    ids=["lenet", "lenet in slices", "resnet18"],
-)
-def test_several_runs_at_once(model):
+def test_several_runs_at_once():
+    settings = {"channels": 3, "kernel_size": 3, "padding": "SAME", "slice_size": 2}
+    model = convnets.lenet((8, 8, 1), **settings)
     x, keys = images(5, 8, 8, 1), jax.random.split(jax.random.key(4), 3)
     params = jax.jit(jax.vmap(model.init))(keys)
     together = jax.jit(jax.vmap(model.apply, (0, None)))(params, x)
@@ -238,7 +189,7 @@ def pushforward(f, params, tangent):
     return jax.jit(lambda p, v: jax.jvp(f, (p,), (v,)))(params, tangent)
 
 
-@pytest.mark.parametrize("normalization", [None, "batch", "frozen"])
+@pytest.mark.parametrize("normalization", [None, "frozen"])
 def test_resnet_and_its_linearisation_are_those_written_out(normalization):
     model, params, tangent, x = resnet_problem(normalization)
     outputs, derivative, _ = numpy_resnet(params, tangent, x, normalization)
@@ -290,47 +241,21 @@ def test_a_module_that_normalises_keeps_running_moments_of_momentum_0_9():
     np.testing.assert_allclose(norm.variance[...], variance, atol=1e-12)
 
 
-@pytest.mark.parametrize("normalization", ["batch", "frozen"])
-def test_evaluation_uses_the_running_statistics(normalization):
-    model, params, tangent, x = resnet_problem(normalization)
-    other = images(3, 9, 8, 2, seed=7)
-    _, running = model.normalization.apply(params, model.normalization.initial, other)
-    outputs, derivative, _ = numpy_resnet(params, tangent, x, normalization, running)
-    evaluate = model.normalization.evaluate
-    value, pushed = pushforward(lambda p: evaluate(p, running, x), params, tangent)
-    np.testing.assert_allclose(value, outputs, rtol=1e-10, atol=1e-10)
-    np.testing.assert_allclose(pushed, derivative, rtol=1e-10, atol=1e-10)
-
-
-def test_only_training_mode_couples_the_examples():
-    model, params, _, x = resnet_problem("batch")  # In value, "frozen" is the same function.
-    with pytest.raises(ValueError, match="couples its examples"):
-        require_independent(jax.jit(model.apply), params, x)
-    initial, evaluate = model.normalization.initial, jax.jit(model.normalization.evaluate)
-    require_independent(lambda p, x: evaluate(p, initial, x), params, x)
-    assert convnets.resnet18((8, 8, 1), width=1).normalization is None
-
-
 @pytest.mark.parametrize(
     ("network", "shape", "settings", "message"),
     [
-        ("lenet", (32, 32), {}, r"input_shape must .* got \(32, 32\)"),
-        ("lenet", 32, {}, "input_shape must .* got 32"),
-        ("lenet", (32, 32, 0), {}, r"input_shape must .* got \(32, 32, 0\)"),
-        ("lenet", (32, 32, 3), {"channels": 0}, "channels must .* got 0"),
-        ("lenet", (32, 32, 3), {"classes": 2.5}, "classes must .* got 2.5"),
+        ("lenet", (32, 32), {}, "input_shape must"),
+        ("lenet", (32, 32, 3), {"channels": 0}, "channels must"),
+        ("lenet", (32, 32, 3), {"classes": 2.5}, "classes must"),
         ("lenet", (32, 32, 3), {"kernel_size": -1}, "kernel_size must"),
-        ("lenet", (32, 32, 3), {"hidden": (8, 0)}, r"hidden must .* got \(8, 0\)"),
-        ("lenet", (32, 32, 3), {"hidden": 120}, "hidden must .* got 120"),
+        ("lenet", (32, 32, 3), {"hidden": (8, 0)}, "hidden must"),
         ("lenet", (32, 32, 3), {"padding": "FULL"}, "padding 'FULL'"),
         ("lenet", (32, 32, 3), {"weight": "xavier"}, "weight 'xavier'"),
         ("lenet", (32, 32, 3), {"method": "fft"}, "method 'fft'"),
-        ("lenet", (32, 32, 3), {"slice_size": 0}, "slice_size must .* got 0"),
-        ("lenet", (8, 8, 1), {}, "8 x 8 is too small"),
+        ("lenet", (32, 32, 3), {"slice_size": 0}, "slice_size must"),
         ("lenet", (15, 16, 1), {}, "15 x 16 is too small"),
-        ("lenet", (16, 8, 1), {}, "16 x 8 is too small"),
         ("lenet", (4, 3, 1), {"padding": "SAME"}, "4 x 3 is too small"),
-        ("resnet18", (32, 32, 3), {"width": 0}, "width must .* got 0"),
+        ("resnet18", (32, 32, 3), {"width": 0}, "width must"),
         ("resnet18", (32, 32, 3), {"normalization": "layer"}, "normalization 'layer'"),
         ("resnet18", (32, 32, 3), {"method": "fft"}, "method 'fft'"),
         ("resnet18", (32, 7, 3), {}, "32 x 7 is too small"),

@@ -1,7 +1,6 @@
 """Products with J^T H J against dense Jacobians and Hessians, and against the linearised loss."""
 
 from functools import partial
-from itertools import combinations
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +30,7 @@ def hessian_of_the_linearised_loss(f, params, x, y, loss, v):
     return jax.jvp(jax.grad(lambda p: loss(proxy(p, x), y)), (params,), (v,))[1]
 
 
-@pytest.mark.parametrize("slice_size", [None, 2])
-@pytest.mark.parametrize("mean", [False, True], ids=["sum", "mean"])
+@pytest.mark.parametrize(("slice_size", "mean"), [(None, False), (2, True)])
 def test_cross_entropy_is_the_dense_matrix_with_softmax_blocks(slice_size, mean):
     f, params, x, y = network((3, 4, 3), examples=7)
     loss = losses.mean(losses.cross_entropy) if mean else losses.cross_entropy
@@ -57,8 +55,7 @@ def test_product_is_the_hessian_of_the_linearised_loss(loss):
     np.testing.assert_allclose(flat(found), flat(expected), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("slice_size", [None, 2])
-@pytest.mark.parametrize("out", [(), (2, 2)])
+@pytest.mark.parametrize(("out", "slice_size"), [((), 2), ((2, 2), None), ((2, 2), 2)])
 def test_pytrees_outputs_of_any_rank_and_fixed_parameters(out, slice_size):
     f, params, x, y = paired(out)
     trainable = lambda path: path.startswith("in")  # noqa: E731
@@ -71,8 +68,9 @@ def test_pytrees_outputs_of_any_rank_and_fixed_parameters(out, slice_size):
     np.testing.assert_allclose(flat(found), rows.T @ (rows @ flat(v)), atol=1e-11)
 
 
-@pytest.mark.parametrize("slice_size", [None, 2])
-@pytest.mark.parametrize("loss", [losses.cross_entropy, losses.mean(losses.cross_entropy)])
+@pytest.mark.parametrize(
+    ("loss", "slice_size"), [(losses.cross_entropy, 2), (losses.mean(losses.cross_entropy), None)]
+)
 def test_a_class_at_each_of_several_places(loss, slice_size):
     f, params, x, y = paired((2, 3))
     labels, v = jnp.argmax(y, -1), along(params)
@@ -99,7 +97,7 @@ def test_a_loss_that_couples_any_two_examples_has_no_blocks():
         lambda outputs, y: jnp.sum((outputs - y).sum(0) ** 2),
         lambda outputs, y: jnp.sum((outputs[::2].sum(0) - outputs[1::2].sum(0)) ** 2),
         lambda outputs, y: -outputs[0, 0] * outputs[1, 0],
-        *(partial(product_of, *pair) for pair in combinations(range(5), 2)),
+        partial(product_of, 3, 4),
     ):
         with pytest.raises(ValueError, match="loss couples its examples"):
             loss_blocks(loss, jnp.ones((5, 3)), jnp.zeros((5, 3)))
@@ -110,16 +108,6 @@ def test_a_loss_that_couples_any_two_examples_has_no_blocks():
 @pytest.fixture(scope="module")
 def problem():
     return network((3, 4, 3), examples=5)
-
-
-@pytest.mark.parametrize("slice_size", [None, 2])
-def test_a_vector_of_integers_is_one_of_numbers(problem, slice_size):
-    product = ggn_product(*problem, losses.squared_error, slice_size=slice_size)
-    whole, floats = (
-        jax.tree.map(lambda leaf, kind=kind: jnp.ones(leaf.shape, kind), problem[1])
-        for kind in (int, float)
-    )
-    np.testing.assert_array_equal(flat(product(whole)), flat(product(floats)))
 
 
 def test_a_vector_of_another_structure_or_shape_is_refused(problem):
@@ -136,7 +124,7 @@ def test_a_vector_of_another_structure_or_shape_is_refused(problem):
         ("mse", None, 5, r"loss must be a function of .*, got 'mse'"),
         (quartic, 2, 5, r"slice_size needs a loss .* sum over examples"),
         (losses.squared_error, 2, 4, "inputs and targets differ in their numbers"),
-        *((losses.squared_error, size, 5, "slice_size must be a") for size in (0, 2.5, True, "3")),
+        (losses.squared_error, 0, 5, "slice_size must be a"),
     ],
 )
 def test_bad_input_is_refused(problem, loss, slice_size, examples, message):

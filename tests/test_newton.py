@@ -31,7 +31,7 @@ def identity(params, loss, penalty=0.1):
     return Objective(model, loss, None, penalty)
 
 
-@pytest.mark.parametrize("penalty", [10.0, 0.1, 1e-3])
+@pytest.mark.parametrize("penalty", [10.0, 1e-3])
 def test_minimum_is_what_scipy_finds_on_the_dense_problem(penalty):
     objective, f, params, x, _ = objective_of("function", ENTROPY, penalty)
     jacobian = problems.dense(f, params, x)
@@ -107,13 +107,6 @@ def hyperbolic(u, _):
     return jnp.sum(jnp.cosh(u))
 
 
-def test_a_quadratic_of_one_curvature_takes_one_step():
-    objective = identity(jnp.array([1.0, -2.0, 3.0]), lambda u, y: 0.5 * jnp.sum(u**2), 1.0)
-    found = minimize(objective, tolerance=1e-8)
-    assert int(found.newton_steps) == 1
-    np.testing.assert_allclose(found.image, -objective.model.outputs / 3, rtol=1e-12)
-
-
 @pytest.mark.parametrize(("start", "certificate"), [(0.0, 0.0), (np.nan, 1.0)])
 def test_nothing_moves_where_the_gradient_vanishes_or_is_nan(start, certificate):
     found = minimize(identity(jnp.full(3, start), hyperbolic), tolerance=1e-3)
@@ -163,14 +156,13 @@ def test_a_minimum_is_told_from_where_rounding_leaves_more_to_gain():
 
 
 @pytest.mark.parametrize(
-    ("output", "offset", "away", "there"),
-    [(-1e8, 0.0, 1e-4, True), (0.0, -1e8, 1e-4, True), (0.0, 0.0, 1e-4, False), (0, 0, 0, True)],
+    ("output", "offset", "there"), [(-1e8, 0.0, True), (0.0, -1e8, True), (0.0, 0.0, False)]
 )
-def test_rounding_is_that_of_the_loss_and_of_the_outputs(output, offset, away, there):
-    params = jnp.full(3, float(output))
+def test_rounding_is_that_of_the_loss_and_of_the_outputs(output, offset, there):
+    params = jnp.full(3, output)
 
     def loss(outputs, _):
-        return offset + 0.5 * jnp.sum((outputs - params - away) ** 2)
+        return offset + 0.5 * jnp.sum((outputs - params - 1e-4) ** 2)
 
     assert bool(newton.within_rounding(identity(params, loss, 1e-4))) == there
 

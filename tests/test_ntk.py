@@ -11,15 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import empirical_ntk, kernel_alignment, kernel_drift, ntk, ntk_product
-from iterlin.gradient_flow import eigenmodes
 from iterlin.kernels import blocks, factors
 from iterlin.kernels.blocks import assemble
-from iterlin.krylov import power_iteration
 from iterlin.networks import convnets
 from iterlin.networks.convolution import conv2d
 from iterlin.ntk import kernel_matrix
-from iterlin.programs import flatten
-from problems import affine, affine_problem, bare, dense, network
+from problems import affine, affine_problem, bare, network
 
 FORMS = {"full": "ijoq->ijoq", "matrix": "ijoq->iojq", "diagonal": "ijoo->ijo", "trace": "ijoo->ij"}
 
@@ -82,6 +79,11 @@ def convolved(x, w):
     return jax.lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=layout)
 
 
+def residual(p, x):
+    h = convolved(x[:, :, None], p["w"])
+    return (h + convolved(jnp.tanh(h), p["v"])).sum(1)
+
+
 W, B = normal(3, 3), normal(3)
 ANYTHING = {
     "shared weight": (lambda p, x: jnp.tanh(x @ p) @ p.T, W),
@@ -91,8 +93,8 @@ ANYTHING = {
     ),
     "unused leaf": (lambda p, x: x @ p["w"], {"w": W, "b": B}),
     "nothing used": (lambda p, x: jnp.tanh(x), W),
+    "residual": (residual, {"w": normal(2, 1, 3), "v": normal(3, 3, 3)}),
     "scan": (scanned, {"layers": normal(2, 3, 3), "w": W}),
-    "scalar": (lambda p, x: p["scale"] * jnp.sin(x @ p["w"]), {"scale": B[0], "w": W}),
     "relaid": (lambda p, x: (p["w"].T.reshape(9)[::-1].reshape(3, 3) @ x.T).T, {"w": W}),
     "positions": (
         lambda p, x: jnp.tanh(x[:, :, None] * x[:, None] @ p["w"] + p["b"][None, None]).sum(1),
@@ -102,8 +104,6 @@ ANYTHING = {
         lambda p, x: jnp.tanh(jnp.einsum("ab,nbc->nac", p, x[:, :, None] * x[:, None])).sum(1),
         W,
     ),
-    "relu at zero": (lambda p, x: jax.nn.relu(x @ p["w"] * 0 + p["b"][None] * x), {"w": W, "b": B}),
-    "one bias for all features": (lambda p, x: x @ p["w"] + p["b"][None], {"w": W, "b": B[:1]}),
     "one bias for all hidden features": (
         lambda p, x: jnp.tanh(x @ p["w"] + p["b"][None]) @ p["v"],
         {"w": W, "b": B[:1], "v": W},
@@ -127,7 +127,7 @@ ANYTHING = {
 @pytest.mark.parametrize("name", ANYTHING)
 def test_any_use_of_parameters_gives_the_products_of_jacrev(name):
     f, params = ANYTHING[name]
-    assert_forms(f, params, normal(5, 3))
+    assert_forms(f, params, normal(5, 3), forms=("full", "trace"))
 
 
 def convolutional(size, features, method):
@@ -154,92 +154,11 @@ def test_convolution_takes_the_cheaper_way_and_both_are_right(size, features, ki
     assert_forms(f, params, x)
 
 
-@pytest.mark.parametrize(
-    ("form", "sizes", "outputs", "by_positions", "by_rows"),
-    [
-        ("full", (2, 3, 2), 4, 108, 120),
-        ("full", (2, 3, 1), 3, 42, 36),
-        ("trace", (3, 6, 3), 6, 270, 270),
-        # 20 and 10 times 18 numbers to be read, or 10 times 20; 12 and 10 times 22, or 10 times 24.
-        ("product", (2, 5, 2), 2, 200, 200),
-        ("product", (2, 3, 2), 4, 232, 240),
-    ],
-)
-def test_positions_are_taken_where_they_multiply_less(
-    monkeypatch, form, sizes, outputs, by_positions, by_rows
-):
-    """Of a layer with so many positions, inputs and features: multiplications for a pair of
-    examples, each of which is paired with 4."""
-    monkeypatch.setattr(factors, "READ", 10)
-    positions, inputs, features = sizes
-    weight, x = jnp.ones((inputs, features)), jnp.ones((1, positions, inputs))
-    last = jnp.ones((positions * features, outputs))
-    found = found_factors(
-        lambda p, x: jnp.tanh(x @ p).reshape(1, -1) @ last, weight, x, outputs, form
-    )
-    assert bool(found.positions) == (by_positions < by_rows)
-    assert bool(found.rows) != bool(found.positions)
-
-
-def found_factors(f, params, x, outputs, form):
-    """Their shapes alone."""
-    network = factors.trace(f, params, None, x)
-    return network.shapes(x, jnp.arange(outputs), count=4, form=form, total=outputs)
-
-
-@pytest.mark.parametrize(
-    ("form", "positions", "rows", "outputs", "by_lookups", "by_rows"),
-    [
-        ("full", 2, 3, 5, 70, 75),
-        ("full", 2, 3, 3, 30, 27),
-        ("trace", 3, 12, 2, 24, 24),
-        # Of products the numbers that are kept: positions or rows.
-        ("product", 1, 2, 1, 1, 2),
-        ("product", 1, 1, 1, 1, 1),
-    ],
-)
-def test_lookups_are_taken_where_they_multiply_less(
-    form, positions, rows, outputs, by_lookups, by_rows
-):
-    """Multiplications for a pair of examples and a feature of the table."""
-    table, ids = jnp.ones((rows, 2)), jnp.zeros((1, positions), int)
-    last = jnp.ones((positions * 2, outputs))
-    found = found_factors(lambda p, t: p[t].reshape(1, -1) @ last, table, ids, outputs, form)
-    assert bool(found.lookups) == (by_lookups < by_rows)
-    assert bool(found.rows) != bool(found.lookups)
-
-
-@pytest.mark.parametrize(("size", "chunks"), [(240, 3), (239, 4), (1, 12)])
-def test_as_many_examples_at_a_time_as_fit_into_the_workspace(monkeypatch, size, chunks):
-    """Of 12; each has 5 values and their cotangents for 2 outputs, of 4 bytes. One always fits."""
-    monkeypatch.setattr(factors, "WORKSPACE", size)
-    w, x = normal(3, 5), normal(12, 3)
-    program = flatten(lambda w, x: x @ w, w, x[:1])
-    settings = {"form": "full", "count": 12, "total": 5}
-    traced = jax.make_jaxpr(
-        lambda x: factors.factors(program, [w], [], x, jnp.arange(2), **settings)
-    )(x)
-    (loop,) = [operation for operation in traced.eqns if operation.primitive.name == "scan"]
-    assert loop.params["length"] == chunks
-
-
-@pytest.mark.parametrize("method", ["patches", "direct"])
-def test_lenet(method):
-    model = convnets.lenet(
-        (12, 12, 1), channels=3, kernel_size=3, hidden=(5,), classes=3, slice_size=2, method=method
-    )
-    form = "full" if method == "patches" else "diagonal"
+def test_lenet():
+    settings = {"channels": 3, "kernel_size": 3, "hidden": (5,), "classes": 3, "slice_size": 2}
+    model = convnets.lenet((12, 12, 1), method="patches", **settings)
     params = jax.tree.map(lambda leaf: leaf + 0.1, model.init(jax.random.key(0)))
-    assert_forms(model.apply, params, normal(3, 12, 12, 1), forms=[form])
-
-
-def test_resnet_with_frozen_statistics():
-    model = convnets.resnet18((8, 8, 1), width=2, classes=2, normalization="frozen")
-
-    def f(params, x):
-        return model.normalization.evaluate(params, model.normalization.initial, x)
-
-    assert_forms(f, model.init(jax.random.key(0)), normal(2, 8, 8, 1), forms=["full"])
+    assert_forms(model.apply, params, normal(3, 12, 12, 1), forms=["full"])
 
 
 @drawn.at_most(5)
@@ -269,7 +188,7 @@ def test_groups_of_any_size_change_nothing(sizes, two_sided, form):
     np.testing.assert_allclose(found, np.einsum(FORMS[form], expected), atol=1e-13)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["matrix", "trace"])
 def test_overlapping_blocks_of_a_group_change_nothing(monkeypatch, form):
     """7 examples in blocks of 3: from 0, 3 and 4."""
     monkeypatch.setattr(blocks, "LEAST_ROWS", 5)
@@ -284,49 +203,6 @@ def test_overlapping_blocks_of_a_group_change_nothing(monkeypatch, form):
     np.testing.assert_allclose(found, expected, atol=1e-13)
 
 
-@pytest.mark.parametrize(("two_sided", "multiplied"), [(False, 8 * 9 // 2), (True, 6 * 6)])
-def test_neighbouring_groups_share_one_and_mirror_images_are_not_computed(
-    monkeypatch, two_sided, multiplied
-):
-    """16 examples in 4 groups of 2 blocks each; or 12 in 3 groups, and 12 others."""
-    monkeypatch.setattr(blocks, "LEAST_ROWS", 1)
-    monkeypatch.setattr(blocks, "BLOCKS", 2)
-    products, groups = [], []
-
-    def spy(*arguments):
-        products.append(arguments)
-        return factors.product(*arguments)
-
-    def rows_of(x, outputs):
-        groups.append(x)
-        return factors.Factors([], [], [x])
-
-    monkeypatch.setattr(blocks, "product", spy)
-    first, second = normal(12 if two_sided else 16, 1, 5), normal(12, 1, 5)
-    side = (second, jnp.eye(1)) if two_sided else None
-    with jax.disable_jit():  # which unrolls the loop over blocks
-        found = assemble(rows_of, (first, jnp.eye(1)), side, 4, "trace", first.dtype)
-    expected = np.einsum("iop,jop->ij", first, second if two_sided else first)
-    np.testing.assert_allclose(found, expected, atol=1e-13)
-    assert len(products) == multiplied
-    assert len(groups) == (10 if two_sided else 7)
-
-
-def test_the_kernel_is_written_in_place():
-    """What it was before a block was put into it takes no memory of its own."""
-    rows, earlier, others = normal(11, 1, 5), [], jax.live_arrays()
-    known = {id(array) for array in others}
-
-    def rows_of(x, outputs):
-        arrays = [array for array in jax.live_arrays() if id(array) not in known]
-        earlier.extend(array for array in arrays if array.shape == (11, 11))
-        return factors.Factors([], [], [x])
-
-    assemble(rows_of, (rows, jnp.eye(1)), None, 6, "trace", rows.dtype)
-    assert len(earlier) == 2
-    assert all(kernel.is_deleted() for kernel in earlier)
-
-
 def test_kernels_of_several_parameters_at_once():
     """The layer's inputs are the same for all of these, its cotangents are not."""
     weights, x = normal(2, 3, 3), normal(5, 3)
@@ -336,13 +212,12 @@ def test_kernels_of_several_parameters_at_once():
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("limit", [208, 400, 1500])
-@pytest.mark.parametrize("two_sided", [False, True])
+@pytest.mark.parametrize(("limit", "two_sided"), [(208, False), (400, True), (1500, True)])
 def test_blocks_within_a_memory_limit_change_nothing(limit, two_sided):
     """One output, all three, or several examples at a time."""
     f, params, x, _ = network((2, 3, 3), examples=5)
     other = 1 - x[:3] if two_sided else None
-    assert_forms(f, params, x, other, memory_limit=limit)
+    assert_forms(f, params, x, other, forms=("full", "trace"), memory_limit=limit)
 
 
 @pytest.mark.parametrize(
@@ -385,43 +260,28 @@ def test_memory_limit_below_two_examples_is_refused():
         empirical_ntk(f, params, x, memory_limit=size - 1)
 
 
-@pytest.mark.parametrize("limit", [0, -1, None, "1GB", 1e9])
-def test_a_memory_limit_that_is_no_number_of_bytes_is_refused(limit):
-    f, params, x, y = network()
-    for call in (
-        lambda: bare(ntk._kernel)(f, params, x, None, None, "trace", limit),
-        lambda: bare(eigenmodes)(f, params, x, y, memory_limit=limit),
-    ):
-        with pytest.raises(ValueError, match="memory_limit must be a positive integer, got"):
-            call()
-
-
-def test_empty_inputs_and_parameters_of_no_kind_are_refused_by_name():
+def test_bad_input_is_refused_by_name():
     f, params, x, _ = network()
-    empty = "must hold an example, got empty data of shape"
+    kernel, whole = bare(empirical_ntk), jax.tree.map(lambda p: p.astype(int), params)
     for call, message in (
-        (lambda: bare(empirical_ntk)(f, params, x[:0]), f"x1 {empty}"),
-        (lambda: bare(empirical_ntk)(f, params, x, x[:0]), f"x2 {empty}"),
-        (lambda: empirical_ntk(f, params, x, x[:, 1:]), "examples of x2 must be shaped as those"),
-        (lambda: empirical_ntk(f, params, x, [x]), r"x2 must be structured as x1, .*, but is"),
-        (
-            lambda: empirical_ntk(f, jax.tree.map(lambda p: p.astype(int), params), x),
-            "to train, of",
-        ),
+        (lambda: kernel(f, params, x[:0]), "x1 must hold an example"),
+        (lambda: kernel(f, params, x, x[:0]), "x2 must hold an example"),
+        (lambda: kernel(f, params, x, x[:, 1:]), "examples of x2 must be shaped as those"),
+        (lambda: kernel(f, params, x, [x]), "x2 must be structured as x1"),
+        (lambda: kernel(f, whole, x), "to train, of"),
+        (lambda: kernel(f, params, x, x > 0), "x1 and x2 must be of one kind"),
+        (lambda: kernel(f, params, x, trace=True, diagonal=True), "trace and diagonal"),
+        (lambda: kernel(f, params, x, memory_limit=0), "memory_limit must be a positive"),
+        (lambda: kernel(lambda p, x: f(p, x) / jnp.sum(x), params, x), "couples its examples"),
+        (lambda: bare(kernel_alignment)(jnp.eye(2), jnp.ones(2)), r"one shape, got \(2, 2\) and"),
+        (lambda: bare(kernel_drift)(jnp.eye(2), jnp.ones((1, 2))), r"one shape, got"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
 
 
-@pytest.mark.parametrize("other", [(2,), (1, 2), (2, 2, 1)])
-def test_measures_of_kernels_of_different_shapes_are_refused(other):
-    for measure in (kernel_alignment, kernel_drift):
-        with pytest.raises(ValueError, match=r"k\d and k\d must have one shape, got \(2, 2\) and"):
-            bare(measure)(jnp.eye(2), jnp.ones(other))
-
-
 def test_examples_of_two_types():
-    """Within one kind both are of the wider type, whichever comes first; kinds do not mix."""
+    """Within one kind both are of the wider type, whichever comes first."""
     net, params, x, _ = network()
     f = lambda p, x: net(p, jnp.sin(x))  # noqa: E731  (of the narrower type it is another)
     narrow = x.astype(jnp.bfloat16)
@@ -429,38 +289,6 @@ def test_examples_of_two_types():
     np.testing.assert_allclose(empirical_ntk(f, params, narrow, x), expected, atol=1e-13)
     flipped = empirical_ntk(f, params, x, narrow).transpose(1, 0, 3, 2)
     np.testing.assert_allclose(flipped, expected, atol=1e-13)
-    table, ids = normal(300, 2), jnp.asarray([[0], [299]])
-    look_up = lambda p, t: p[t].sum(1)  # noqa: E731
-    shared = empirical_ntk(look_up, table, jnp.asarray([[43], [0]], jnp.uint8), ids, trace=True)
-    np.testing.assert_array_equal(shared, [[0, 0], [2, 0]])
-    keys = jax.random.split(jax.random.key(0), 3)
-    drawn = empirical_ntk(lambda p, k: p * jax.vmap(jax.random.normal)(k), x[0, 0], keys, keys[:2])
-    assert drawn.shape == (3, 2)
-    for pair in ((x.astype(int), x), (x, x > 0)):
-        types = " and ".join(str(a.dtype) for a in pair)
-        with pytest.raises(ValueError, match=f"x1 and x2 must be of one kind, got {types}"):
-            empirical_ntk(f, params, *pair)
-
-
-def test_two_forms_at_once_are_refused():
-    f, params, x, _ = network()
-    with pytest.raises(ValueError, match="trace and diagonal"):
-        empirical_ntk(f, params, x, trace=True, diagonal=True)
-
-
-def test_groups_of_examples_need_no_further_trace():
-    f, params, x, _ = network(examples=12)
-    traces = []
-
-    def counted(params, x):
-        traces.append(len(x))
-        return f(params, x)
-
-    empirical_ntk(counted, params, x)
-    one_group = traces.copy()
-    traces.clear()
-    empirical_ntk(jax.tree_util.Partial(counted), params, x, memory_limit=1500)
-    assert traces == one_group
 
 
 def test_function_that_cannot_be_hashed_or_closes_over_a_traced_array():
@@ -490,16 +318,6 @@ def test_matrix_is_the_full_kernel_in_another_order():
         np.testing.assert_allclose(found, expected, atol=1e-13)
 
 
-def test_a_network_without_parameters_in_it_has_no_kernel_in_any_memory():
-    kernel = empirical_ntk(lambda p, x: x, jnp.ones(3), jnp.ones((4, 2)), memory_limit=1)
-    np.testing.assert_array_equal(kernel, np.zeros((4, 4, 2, 2)))
-
-
-def test_coupled_examples_are_refused():
-    with pytest.raises(ValueError, match="couples its examples"):
-        empirical_ntk(lambda p, x: x @ p / jnp.sum(x), jnp.ones((3, 1)), jnp.ones((4, 3)))
-
-
 @given(
     drawn.shapes(
         [(3, 2, 9), (3, 2, 6), (5, 3, 4)],
@@ -520,16 +338,6 @@ def test_kernel_product_and_matrix_agree(shape, seed):
     np.testing.assert_allclose(np.ravel(product), jacobian @ (jacobian.T @ np.ravel(v)), atol=1e-13)
 
 
-def test_products_with_the_kernel_find_its_largest_eigenvalue():
-    f, params, x, _ = network()
-    jacobian = dense(f, params, x)
-    eigenvalues = np.linalg.eigvalsh(jacobian @ jacobian.T)
-    assert eigenvalues[0] > -1e-12
-    start = jax.random.normal(jax.random.key(3), f(params, x).shape)
-    found, _ = power_iteration(ntk_product(f, params, x), start, 200)
-    assert float(found) == pytest.approx(eigenvalues[-1], rel=1e-6)
-
-
 def test_alignment_and_drift():
     rng = np.random.default_rng(0)
     kernel = jnp.asarray(rng.normal(size=(3, 3, 2, 2)))
@@ -542,23 +350,7 @@ def test_alignment_and_drift():
     assert float(kernel_drift(kernel, -kernel)) == pytest.approx(2, rel=1e-12)
 
 
-@pytest.mark.optimized
-@pytest.mark.parametrize("form", ["trace", "diagonal"])
-def test_rows_are_not_copied_to_be_summed(form):
-    """The product of two groups of rows, all there are, takes less than another copy of one."""
-    rows = jax.ShapeDtypeStruct((40, 8, 3000), jnp.float32)
-    group = factors.Factors([], [], [rows])
-    kernel = jax.ShapeDtypeStruct((40, 40, 8)[: 3 if form == "diagonal" else 2], jnp.float32)
-    origin = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    settings = {"sizes": (40, 40), "outputs": 1, "form": form, "mirrored": True, "same": False}
-    settings |= {"shape": kernel.shape, "dtype": kernel.dtype}
-    written = blocks._write.lower(kernel, group, group, origin, **settings).compile()
-    taken = written.memory_analysis().temp_size_in_bytes
-    assert taken < 0.5 * rows.size * rows.dtype.itemsize
-
-
-@pytest.mark.parametrize("limit", [512_000, 640_000, 768_000, 896_000])
-def test_uneven_parts_of_the_outputs_agree_on_rows_and_positions(limit):
+def test_uneven_parts_of_the_outputs_agree_on_rows_and_positions():
     """A layer of several positions takes rows or positions for all parts alike: of 3 outputs, two
     parts of 2 and 1 would choose differently by themselves."""
     rng = np.random.default_rng(0)
@@ -569,5 +361,5 @@ def test_uneven_parts_of_the_outputs_agree_on_rows_and_positions(limit):
     def f(p, t):
         return jnp.tanh(p["e"][t] @ p["w"] + p["b"][None, None]).mean(1) @ p["v"]
 
-    kernel = empirical_ntk(f, params, tokens, memory_limit=2 * limit)
+    kernel = empirical_ntk(f, params, tokens, memory_limit=1_280_000)
     np.testing.assert_allclose(kernel, empirical_ntk(f, params, tokens), rtol=1e-10)

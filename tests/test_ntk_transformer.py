@@ -92,27 +92,24 @@ def assert_forms(f, x, other=None, forms=("full",), trainable=None, **settings):
 @pytest.mark.parametrize(
     ("f", "forms"),
     [
-        (transformer, ("full", "matrix", "diagonal", "trace")),
-        (pooled, ("full", "trace")),
-        (first, ("full", "trace")),
+        (transformer, ("full", "diagonal", "trace")),
+        (first, ("matrix", "trace")),
     ],
 )
 def test_outputs_of_any_rank_in_every_form(f, forms):
     assert_forms(f, X, forms=forms)
 
 
-@pytest.mark.parametrize("limit", [3_000, 12_000])
-def test_uneven_parts_of_the_outputs_and_groups_of_examples(limit):
-    """9 outputs in parts of 5 and 4, or of 2 and 1."""
+def test_uneven_parts_of_the_outputs_and_groups_of_examples():
+    """9 outputs in parts of 2 and 1."""
     other = jax.tree.map(lambda leaf: leaf[1:4], X)
-    assert_forms(transformer, X, other, forms=("full", "trace"), memory_limit=limit)
+    assert_forms(transformer, X, other, memory_limit=3_000)
 
 
 TRAINABLE = {
     "embeddings": lambda path: path in ("words", "kinds", "positions"),
     "weights": lambda path: path.endswith("weight"),
     "biases": lambda path: path.endswith(("bias", "shift")),
-    "all but words": lambda path: path != "words",
 }
 
 
@@ -151,14 +148,11 @@ LOOKUPS = {
     "outside, filled": lambda table, ids: table.at[41 * ids // 5 - 1].get(
         mode="fill", fill_value=0, wrap_negative_indices=False
     ),
-    "cast": lambda table, ids: table.astype(jnp.float64)[ids],
     "copied, features first": lambda table, ids: jax.lax.gather(
         jnp.copy(table), ids[..., None], FEATURES_FIRST, (1, WIDTH)
     ).transpose(1, 2, 0),
-    "vmapped": lambda table, ids: jax.vmap(jax.vmap(lambda i: table[i]))(ids),
 }
 OTHERWISE = {
-    "transposed": lambda table, ids: jnp.take(table.T, ids, axis=1).T.swapaxes(0, 1),
     "tied": lambda table, ids: table[ids] @ (table.T @ table),
     "twice": lambda table, ids: table[ids] + table[ids + 1],
     "columns": lambda table, ids: table.T[:, ids].transpose(1, 2, 0),
@@ -166,7 +160,6 @@ OTHERWISE = {
     "windows": lambda table, ids: jax.vmap(
         jax.vmap(lambda i: jax.lax.dynamic_slice(table, (i, 0), (2, WIDTH)).sum(0))
     )(ids),
-    "scaled before": lambda table, ids: (2 * table)[ids],
 }
 
 
@@ -183,19 +176,13 @@ def test_any_lookup_gives_the_products_of_the_jacobian(name):
     np.testing.assert_allclose(ntk_matrix(f, params, X), rows @ rows.T, atol=1e-12)
 
 
-ANOTHER_AXIS, BOTH_AXES = (
-    jax.lax.GatherDimensionNumbers(
-        offset_dims=(2,), collapsed_slice_dims=(0,), start_index_map=axes
-    )
-    for axes in ((1,), (0, 1))
+ANOTHER_AXIS = jax.lax.GatherDimensionNumbers(
+    offset_dims=(2,), collapsed_slice_dims=(0,), start_index_map=(1,)
 )
 NO_LOOKUPS = {
     "through integers": lambda table, ids: table.astype(int).astype(float)[ids],
     "of the first row": lambda table, ids: jax.lax.gather(
         table, ids[..., None], ANOTHER_AXIS, (1, WIDTH), mode="clip"
-    ),
-    "filled where a row is left": lambda table, ids: jax.lax.gather(
-        table, jnp.stack([ids, ids], -1), BOTH_AXES, (1, WIDTH), mode="fill", fill_value=0
     ),
 }
 
@@ -206,9 +193,8 @@ def test_a_gather_of_other_derivatives_is_no_lookup(name):
         assert len(find_lookups(flatten(f, PARAMS["words"], X["ids"][:1]), 1)) == number
 
 
-@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8])
-def test_indices_of_a_type_that_cannot_count_the_rows(dtype):
-    ids = jnp.asarray([[100, 3, 7], [120, 9, 1], [100, 9, 43]], dtype)
+def test_indices_of_a_type_that_cannot_count_the_rows():
+    ids = jnp.asarray([[100, 3, 7], [120, 9, 1], [100, 9, 43]], jnp.int8)
     table = normal(300, WIDTH)
     f = lambda table, ids: jnp.take(table, ids, axis=0).sum(1)  # noqa: E731
     assert kinds_of_factors(f, table, ids)["lookups"]
@@ -219,9 +205,6 @@ def test_indices_of_a_type_that_cannot_count_the_rows(dtype):
 
 
 def test_bad_input_is_refused_by_name():
-    shorter = {"ids": X["ids"][:, :2], "mask": X["mask"][:, :2]}
-    with pytest.raises(ValueError, match="examples of x2 must be shaped as those of x1"):
-        empirical_ntk(pooled, PARAMS, X, shorter)
     with pytest.raises(ValueError, match="differ in their numbers of examples"):
         empirical_ntk(pooled, PARAMS, X | {"mask": X["mask"][:2]})
     with pytest.raises(ValueError, match="f must return one array"):

@@ -50,7 +50,10 @@ def solve(f, params, x, y, *, max_steps=1, tolerance=0.0, **settings):
 # Any convex loss.
 
 
-@pytest.mark.parametrize(("loss", "beta"), [(losses.cross_entropy, 1e-10), (quartic, 0.5)])
+@pytest.mark.parametrize(
+    ("loss", "beta"),
+    [(losses.squared_error, 0.7), (losses.cross_entropy, 1e-10), (quartic, 0.5)],
+)
 def test_a_step_solves_the_dense_equations_to_its_certificate(loss, beta):
     f, params, x, y = posed(loss)
     solution = solve(f, params, x, y, loss=loss, damping=0.2, beta=beta)
@@ -120,6 +123,7 @@ def test_inner_steps_stand_in_for_a_damping():
     history = solve(*posed(losses.cross_entropy), **run).history
     assert float(history["loss"][2]) < float(history["loss"][0])
     np.testing.assert_array_equal(history["inner_steps"][:2], 3)
+    assert np.all(history["certificate"][:2] > 1e-3)
 
 
 def test_targets_of_several_parts_take_the_precision_of_the_parameters():
@@ -221,9 +225,8 @@ def test_a_rejected_step_is_counted_and_moves_nothing():
 def test_steps_out_of_the_domain_are_rejected():
     """Newton's method on log steps from beyond e to below 0: divergence without a damping."""
     solution = adapted(logarithm, 20.0, damping=1e-8, max_steps=60, target_loss=1e-20)
-    assert int(solution.status) == Status.CONVERGED
-    np.testing.assert_allclose(solution.params, [1.0], rtol=1e-9)
     assert float(solution.history["accepted"][0]) == 0
+    np.testing.assert_allclose(solution.params, [1.0], rtol=1e-9)
 
 
 def test_a_minimum_is_kept_and_settles():
