@@ -26,10 +26,6 @@ def network(params, x):
     return model.apply(params, x)
 
 
-def coupled(params, x):
-    return network(params, x - x.mean(0))
-
-
 def keyed(params, x, key):
     outputs = network(params, x)
     return outputs if key is None else outputs * (1 + jax.random.normal(key, outputs.shape))
@@ -82,22 +78,17 @@ TRAINED = {
     "remainder": (run, {"mesh": EXPLICIT, "batch_size": 18}),
     "slices": (run, {"f": in_slices(network, 7), "batch_size": 32}),
     "iterable": (iterated, {"f": in_slices(network, 7)}),
-    "coupled": (run, {"f": coupled, "batch_size": 16}),
-    "fixed": (run, {"mesh": AUTO, "batch_size": 16, "trainable": lambda path: path[0] == "1"}),
     "sweep": (sweep, {"mesh": AUTO, "batch_size": 16}),
 }
 # What a step is made of; compiling it takes a second, and says no more.
 TRACED = {
     "full": {"mesh": AUTO},
-    "fewer": {"mesh": AUTO, "batch_size": 3},
     "keyed": {"mesh": AUTO, "f": keyed, "keyed": True, "batch_size": 16},
     "loss": {"mesh": AUTO, "loss": total, "batch_size": 16},
     "unsaid": {"batch_size": 16},
 }
-OTHERWISE = {
-    "batches": [NamedSharding(AUTO, PartitionSpec("rows")), NamedSharding(AUTO, PartitionSpec())],
-    "iterable": [SPREAD_EXPLICIT],
-}
+COPIED = NamedSharding(AUTO, PartitionSpec())
+OTHERWISE = {"batches": [COPIED], "iterable": [SPREAD_EXPLICIT]}
 here = jnp.asarray(x), jnp.asarray(y)
 for name, (train, settings) in TRAINED.items():
     expected = train(here, **settings | {"mesh": None})

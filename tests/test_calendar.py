@@ -58,10 +58,8 @@ def test_finds_the_next_yes_in_blocks(monkeypatch):
         (schedules.every(3), set()),
         (schedules.when_solved(3), {"solved"}),
         (schedules.when(moved, check_every=2), {"params"}),
-        (lambda step, state: state.solved | (state.params["b"] > 1), {"params", "solved"}),
         # The whole state goes through jit and cond, and the step alone decides.
         (jax.jit(lambda step, state: (step > 0) & (state.step > 1)), set()),
-        (lambda step, s: lax.cond(step > 3, lambda s: s.step > 1, lambda s: True, s), set()),
         (lambda step, s: lax.cond(s.params["b"] > 3, lambda: True, lambda: False), {"params"}),
         (lambda step, s: (s.params["a"] == 1) | (s.solved == step), {"params", "solved"}),
     ],

@@ -56,7 +56,6 @@ def test_kept_bytes_are_those_of_the_activations():
     [
         ("cpu", {"bytes_limit": 100}, 7),
         ("gpu", {"bytes_limit": 100}, 50),
-        ("gpu", {"bytes_limit": 0}, 7),
         ("gpu", {}, 7),
         ("tpu", None, 7),
     ],

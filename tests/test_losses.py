@@ -1,7 +1,5 @@
 """Losses are sums with the right gradients; shapes that would broadcast are refused."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,14 +28,12 @@ def test_cross_entropy_is_the_sum_and_its_gradient_softmax_minus_one_hot():
     np.testing.assert_allclose(gradient, softmax - one_hot, atol=1e-12)
 
 
-def test_cross_entropy_survives_large_outputs():
-    assert float(losses.cross_entropy(jnp.asarray([[1e4, 0.0]]), jnp.asarray([1]))) == 1e4
-
-
-def test_mean_divides_by_the_examples_alone():
+def test_mean_divides_by_the_examples_alone_and_once():
     targets = jnp.zeros_like(OUTPUTS)
     mean = losses.mean(losses.squared_error)
     assert float(mean(OUTPUTS, targets)) == float(losses.squared_error(OUTPUTS, targets)) / 2
+    with pytest.raises(ValueError, match="a mean already: a mean of it would divide by N twice"):
+        losses.mean(mean)
 
 
 def test_only_known_losses_are_sums():
@@ -46,28 +42,32 @@ def test_only_known_losses_are_sums():
     assert losses.as_sum(lambda outputs, targets: jnp.max(outputs)) is None
 
 
-def test_accuracy():
+def test_accuracy_counts_all_labels():
     assert float(losses.accuracy(OUTPUTS, jnp.asarray([0, 0]))) == 0.5
-    assert float(losses.accuracy(OUTPUTS, jnp.asarray([0, 1]))) == 1
+    outputs = jax.nn.one_hot(jnp.asarray([[0, 1, 2, 1], [2, 2, 0, 0]]), 3)
+    labels = jnp.asarray([[0, 1, 0, 1], [2, 1, 0, 0]])
+    assert float(losses.accuracy(outputs, labels)) == 6 / 8
 
 
-@pytest.mark.parametrize("shape", [(2,), (2, 1), (1, 3), (3, 2)])
-def test_squared_error_refuses_other_shapes(shape):
-    message = rf"targets have shape \({shape[0]}.*outputs have shape \(2, 3\).*must be equal"
+@pytest.mark.parametrize(
+    ("loss", "targets", "message"),
+    [
+        (
+            losses.squared_error,
+            jnp.zeros(2),
+            r"targets have shape \(2,\).* outputs have .*\(2, 3\)",
+        ),
+        (losses.squared_error, jnp.zeros((1, 3)), r"targets have shape \(1, 3\).*must be equal"),
+        (losses.cross_entropy, jnp.zeros((2, 3), int), "targets must be 2 integer labels, got sh"),
+        (losses.cross_entropy, jnp.zeros(2), "targets must be 2 integer labels, got shape"),
+        (losses.accuracy, jnp.zeros((2, 1), int), "targets must be 2 labels, got shape"),
+        (losses.cross_entropy, jnp.array([0, -1]), "labels of 3 classes, 0 to 2: got -1"),
+        (losses.accuracy, jnp.array([0, 3]), "labels of 3 classes, 0 to 2: got 3"),
+    ],
+)
+def test_other_targets_are_refused(loss, targets, message):
     with pytest.raises(ValueError, match=message):
-        bare(losses.squared_error)(OUTPUTS, jnp.zeros(shape))
-
-
-@pytest.mark.parametrize("targets", [jnp.zeros(3, int), jnp.zeros((2, 3), int), jnp.zeros(2)])
-def test_cross_entropy_refuses_other_targets(targets):
-    with pytest.raises(ValueError, match="targets must be 2 integer labels, got shape"):
-        bare(losses.cross_entropy)(OUTPUTS, targets)
-
-
-@pytest.mark.parametrize("shape", [(2, 1), (1,), (3,), (), (2, 3)])
-def test_accuracy_refuses_another_number_of_labels(shape):
-    with pytest.raises(ValueError, match="targets must be 2 labels, got shape"):
-        bare(losses.accuracy)(OUTPUTS, jnp.zeros(shape, int))
+        bare(loss)(OUTPUTS, targets)
 
 
 ENTROPY = losses.cross_entropy
@@ -84,23 +84,15 @@ class Weighted:
 
 # Losses and metrics that are given the labels 0 to 2 of a set as they are.
 WRAPPED = {
-    "itself": ENTROPY,
     "mean": losses.mean(ENTROPY),
     "accuracy": losses.accuracy,
     "lambda": lambda outputs, targets: ENTROPY(outputs, targets),
-    "partial": functools.partial(ENTROPY),
     "mean of a lambda": losses.mean(lambda outputs, targets: ENTROPY(outputs, targets)),
-    "jit": jax.jit(ENTROPY),
     "jit of accuracy": jax.jit(losses.accuracy),
-    "checkpoint": jax.checkpoint(ENTROPY),
-    "vmap": lambda outputs, targets: jax.vmap(
-        lambda output, target: ENTROPY(output[None], target[None])
-    )(outputs, targets).sum(),
     "map": lambda outputs, targets: jax.lax.map(
         lambda both: ENTROPY(both[0][None], both[1][None]), (outputs, targets)
     ).sum(),
     "object": Weighted(),
-    "perplexity": lambda outputs, targets: jnp.exp(ENTROPY(outputs, targets) / len(outputs)),
 }
 
 
@@ -122,8 +114,7 @@ def test_labels_outside_the_classes_are_found_in_any_loss(loss):
 def test_a_loss_may_change_its_targets():
     """It is asked about what the cross-entropy within it is given."""
     shape = jax.ShapeDtypeStruct((3, 3), jnp.float32)
-    from_one = lambda outputs, targets: ENTROPY(outputs, targets - 1)  # noqa: E731
-    one_hot = lambda outputs, targets: ENTROPY(outputs, targets.argmax(-1))  # noqa: E731
+    from_one = jax.jit(lambda outputs, targets: ENTROPY(outputs, targets - 1))
     within = lambda outputs, targets: ENTROPY(outputs, targets["label"])  # noqa: E731
 
     def padded(outputs, targets):
@@ -133,23 +124,15 @@ def test_a_loss_may_change_its_targets():
     def counts(outputs, targets):
         return jnp.sum(outputs[:, 0] - targets * jnp.log(outputs[:, 0]))  # NaN at 0
 
-    fits = [
-        (from_one, [1, 2, 3]),
-        (jax.jit(from_one), [1, 2, 3]),
-        (one_hot, np.eye(3, dtype=int)),
-        (within, {"label": jnp.asarray([0, 1, 2]), "other": jnp.asarray([7, 8, 9])}),
-        (padded, [0, -100, 2]),
-        (counts, [0, 7, 2]),
-        (lambda outputs, targets: outputs.sum(), {"name": jnp.asarray([5, 5, 5])}),
-    ]
-    for loss, targets in fits:
-        targets = jnp.asarray(targets) if isinstance(targets, list) else targets
-        losses.check_labels(loss, shape, targets)
-    for loss in (from_one, jax.jit(from_one)):
-        with pytest.raises(ValueError, match="labels of 3 classes, 0 to 2: got -1"):
-            losses.check_labels(loss, shape, jnp.asarray([0, 1, 2]))
+    labels = jnp.asarray([0, 1, 2])
+    losses.check_labels(from_one, shape, labels + 1)
+    losses.check_labels(within, shape, {"label": labels, "other": labels + 7})
+    losses.check_labels(padded, shape, jnp.asarray([0, -100, 2]))
+    losses.check_labels(counts, shape, jnp.asarray([0, 7, 2]))
+    with pytest.raises(ValueError, match="labels of 3 classes, 0 to 2: got -1"):
+        losses.check_labels(from_one, shape, labels)
     with pytest.raises(ValueError, match="labels of 3 classes, 0 to 2: got 3"):
-        losses.check_labels(within, shape, {"label": jnp.asarray([0, 1, 3])})
+        losses.check_labels(within, shape, {"label": labels + 1})
 
 
 def test_labels_of_every_place_are_checked_a_part_at_a_time(monkeypatch):
@@ -168,24 +151,12 @@ def test_labels_of_every_place_are_checked_a_part_at_a_time(monkeypatch):
             losses.check_labels(loss, places, jnp.full((5, 4), 2).at[4, 3].set(3))
 
 
-@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int16, jnp.uint32, jnp.int64])
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint32])
 def test_labels_of_any_integer_type(dtype):
     """There may be more classes than the type can count."""
     outputs, targets = jnp.zeros((2, 300)), jnp.asarray([0, 100], dtype)
     assert jax.jit(ENTROPY)(outputs, targets) == pytest.approx(2 * np.log(300))
     assert jax.jit(losses.accuracy)(outputs, targets) == 0.5
-
-
-def test_labels_seen_by_the_losses_themselves_are_checked():
-    for loss in (ENTROPY, losses.mean(ENTROPY), losses.accuracy):
-        for label in (-1, 3):
-            with pytest.raises(ValueError, match=f"labels of 3 classes, 0 to 2: got {label}"):
-                loss(OUTPUTS, jnp.asarray([0, label]))
-
-
-def test_a_mean_of_a_mean_is_refused():
-    with pytest.raises(ValueError, match="a mean already: a mean of it would divide by N twice"):
-        losses.mean(losses.mean(ENTROPY))
 
 
 def test_outputs_without_classes_are_refused():
@@ -206,32 +177,3 @@ def test_the_curvature_of_a_loss_is_bounded_by_its_hessian():
         assert losses.smoothness(losses.mean(loss), 10) == bound / 10
     with pytest.raises(ValueError, match=r"no bound on the curvature of .* is known"):
         losses.smoothness(jnp.sum, 10)
-
-
-@pytest.mark.parametrize("loss", [losses.squared_error, losses.mean(losses.squared_error)])
-@pytest.mark.parametrize("size", [None, 1, 2, 5])
-def test_a_gradient_in_slices_is_that_of_all_examples(loss, size):
-    """Five examples: slices of equal size and others, and the mean is over all of them."""
-    x, y = jnp.arange(5.0)[:, None], jnp.asarray([1.0, 0.0, 2.0, 4.0, -1.0])[:, None]
-
-    seen = []
-
-    def slope(loss, x, y):
-        seen.append(len(x))
-        return jax.grad(lambda w: loss(w * x, y))(0.3)
-
-    found = losses.loss_over_slices(slope, loss, size, x, y)
-    by_hand = np.sum((0.3 * x - y) * x) / (5 if isinstance(loss, losses.Mean) else 1)
-    np.testing.assert_allclose(found, by_hand, rtol=1e-12)
-    assert max(seen) == (size or 5)
-    # Of another loss the parts may not add up: it sees all.
-    worst = losses.loss_over_slices(slope, lambda o, y: jnp.max(o - y), size, x, y)
-    np.testing.assert_allclose(worst, x[4, 0], rtol=1e-12)
-
-
-def test_accuracy_counts_the_labels_of_all_tokens():
-    outputs = jax.nn.one_hot(jnp.asarray([[0, 1, 2, 1], [2, 2, 0, 0]]), 3)
-    labels = jnp.asarray([[0, 1, 0, 1], [2, 1, 0, 0]])
-    assert float(losses.accuracy(outputs, labels)) == 6 / 8
-    with pytest.raises(ValueError, match="targets must be 2 x 4 labels, got shape"):
-        bare(losses.accuracy)(outputs, labels[:, 0])

@@ -60,13 +60,10 @@ def test_a_cpu_is_asked_for_nothing():
     assert precision.product_precision() == "highest"
 
 
-def test_an_accelerator_is_asked_for_full_precision(accelerator):
+def test_an_accelerator_is_asked_for_full_precision_unless_one_was_set(accelerator):
     with precision.full_precision():
         assert FULL in product()
     assert FULL not in product()
-
-
-def test_a_precision_that_was_set_stays(accelerator):
     with jax.default_matmul_precision("tensorfloat32"), precision.full_precision():
         assert precision.product_precision() == "tensorfloat32"
         assert FULL not in product()
@@ -78,7 +75,6 @@ PRODUCTS = {
     "vjp": lambda f, p: il.jacobian_products(f, p, X).vjp(jnp.ones((4, 2))),
     "jacobian": lambda f, p: il.jacobian(f, p, X),
     "jacobian of coupled examples": lambda f, p: il.jacobian(f, p, X, independent=False),
-    "ggn_product": lambda f, p: il.ggn_product(f, p, X, Y, ENTROPY)(p),
     "ggn_product in slices": lambda f, p: il.ggn_product(f, p, X, Y, ENTROPY, slice_size=2)(p),
 }
 
@@ -109,8 +105,10 @@ def test_the_rule_of_a_custom_vjp_is_in_full_precision(accelerator, seen):
     assert set(found) == {"highest"}
 
 
-@pytest.mark.parametrize(("backend", "asked"), [("gpu", "highest"), ("cpu", None)])
-@pytest.mark.parametrize("train", [run_all, integrating])
+@pytest.mark.parametrize(
+    ("train", "backend", "asked"),
+    [(run_all, "gpu", "highest"), (integrating, "gpu", "highest"), (integrating, "cpu", None)],
+)
 def test_training_and_integration_ask_an_accelerator_alone(
     train, backend, asked, seen, monkeypatch
 ):

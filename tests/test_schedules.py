@@ -38,17 +38,14 @@ def test_every_is_due_at_multiples(period):
     assert asked(every(period), 25) == [step % period == 0 for step in range(25)]
 
 
-@pytest.mark.parametrize("period", [None, math.inf, 10**15, np.int64(2**40)])
-def test_a_period_beyond_the_run_is_due_at_the_start_alone(period):
-    schedule = never() if period is None else bare(every)(period)
-    assert asked(schedule, 5) == [True, False, False, False, False]
-    assert not bool(schedule(jnp.asarray(2**31 - 2, jnp.int32), None))
-
-
-def test_a_period_may_be_written_as_a_float():
-    due = [bool(every(1e3)(jnp.asarray(step), None)) for step in (999, 1000, 2000)]
-    assert due == [False, True, True]
-    assert periods_array([1e3, math.inf]).tolist() == [1000, NEVER]
+def test_a_period_may_be_infinite_and_of_any_type():
+    for period in (math.inf, 10**15, np.float32("inf"), np.asarray(np.inf), jnp.asarray(jnp.inf)):
+        schedule = bare(every)(period)
+        assert asked(schedule, 5) == [True, False, False, False, False]
+        assert not bool(schedule(jnp.asarray(2**31 - 2, jnp.int32), None))
+        assert periods_array([1e3, period]).tolist() == [1000, NEVER]
+    assert asked(never(), 3) == [True, False, False]
+    assert asked(every(np.float32(2)), 4) == [True, False, True, False]
 
 
 def test_periods_may_be_traced():
@@ -59,7 +56,7 @@ def test_periods_may_be_traced():
     assert due.tolist() == [True, True, False]
 
 
-@pytest.mark.parametrize("period", [0, -1, 2.5, True, "3", None, -math.inf, math.nan])
+@pytest.mark.parametrize("period", [0, 2.5, True, None, -math.inf])
 def test_bad_period_is_refused(period):
     with pytest.raises(
         ValueError, match="period must be a positive integer or infinity, got"
@@ -70,14 +67,7 @@ def test_bad_period_is_refused(period):
         periods_array([1, period])
 
 
-@pytest.mark.parametrize("infinity", [np.float32("inf"), np.asarray(np.inf), jnp.asarray(jnp.inf)])
-def test_infinity_of_any_type_is_never(infinity):
-    assert not every(infinity)(10**6, None)
-    assert periods_array([1, infinity]).tolist() == [1, NEVER]
-    assert [step for step in range(9) if every(np.float32(4))(step, None)] == [0, 4, 8]
-
-
-@pytest.mark.parametrize("periods", [3, math.inf, None, [], (), np.asarray(5), jnp.asarray(5)])
+@pytest.mark.parametrize("periods", [3, None, [], np.asarray(5)])
 def test_what_is_no_sequence_of_periods_is_refused(periods):
     with pytest.raises(ValueError, match="periods must be a sequence of at least one period, got"):
         periods_array(periods)
@@ -132,37 +122,27 @@ def test_a_look_that_cannot_be_taken_is_refused(settings, message):
         bare(when)(**settings)
 
 
-X = jnp.eye(2)
+DATA, START = (jnp.eye(2), jnp.array([1.0, 0.0])), jnp.zeros(2)
 ALGORITHM = Algorithm(lambda p, x: jnp.tanh(x @ p), losses.squared_error, 0.1)
+SEEDS = jax.random.split(jax.random.key(0), 2)
 
 
 def doors(schedule):
     """Calls that take a schedule, each up to its first compute."""
-    problem = Problem(ALGORITHM, lambda key: jnp.zeros(2), (X, X[0]), Watch())
-    seeds = jax.random.split(jax.random.key(0), 2)
+    problem = Problem(ALGORITHM, lambda key: START, DATA, Watch())
     settings = {"num_steps": 4, "watch": Watch(observe=never_run)}
-    period = {"periods": [2, 3], "keys": seeds, "schedule": lambda period: schedule}
-    return {
-        "train": lambda: bare(train)(
-            ALGORITHM, jnp.zeros(2), (X, X[0]), schedule=schedule, **settings
-        ),
-        "train_sweep": lambda: bare(train_sweep)(
-            ALGORITHM, lambda key: jnp.zeros(2), (X, X[0]), **period, **settings
-        ),
-        "integrate": lambda: integrate(
-            ALGORITHM, jnp.zeros(2), (X, X[0]), schedule=schedule, **settings
-        ),
-        "grid": lambda: runs.run_all(
-            problem, [runs.Run(0, math.inf, 0.1, (0, 4), schedule=schedule)]
-        ),
-    }
+    sweep = {"periods": [2, 3], "keys": SEEDS, "schedule": lambda period: schedule} | settings
+    run = runs.Run(0, math.inf, 0.1, (0, 4), schedule=schedule)
+    return [
+        lambda: bare(train)(ALGORITHM, START, DATA, schedule=schedule, **settings),
+        lambda: bare(train_sweep)(ALGORITHM, lambda key: START, DATA, **sweep),
+        lambda: integrate(ALGORITHM, START, DATA, schedule=schedule, **settings),
+        lambda: runs.run_all(problem, [run]),
+    ]
 
 
 def never_run(state):
     pytest.fail("the run has begun")
-
-
-DOORS = ["train", "train_sweep", "integrate", "grid"]
 
 
 def the_schedule(step, state):
@@ -171,53 +151,36 @@ def the_schedule(step, state):
 
 ANSWERS = [
     (the_schedule, r"the schedule the_schedule must return one bool, .*got int32\[\]"),
-    (jax.jit(the_schedule), "the schedule the_schedule must return one bool, .*got int32"),
-    (lambda step, state: step / 5, "<lambda> must return one bool, .*got float"),
     (lambda step, state: None, "must return one bool, .*got None"),
-    (lambda step, state: 1, "must return one bool, .*got 1"),
     (lambda step, state: step == jnp.arange(3), r"must return one bool, .*bool\[3\]"),
     (lambda step, state: step in (3, 7), r"needs the value of its step .*jnp.isin\(step"),
-    (lambda step, state: step in {3, 7}, r"needs the value of its step .*jnp.isin\(step"),
     (lambda step, state: float(state.step) > 3, "needs the value of its step in Python"),
     (
         when(the_schedule.__get__(3), check_every=2),
         "the predicate the_schedule must return one bool",
     ),
-    (when(lambda s: None, check_every=2), "predicate <lambda> must return one bool, .*got None"),
     (when(lambda s: s.params > 0, check_every=2), r"must return one bool, .*bool\[2\]"),
     (when(lambda s: bool(s.step > 3), check_every=2), "needs the value of its state in Python"),
 ]
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize(("schedule", "message"), ANSWERS)
-def test_a_schedule_that_returns_no_bool_is_refused_before_compute(schedule, message, door):
-    with pytest.raises(ValueError, match=message) as error:
-        doors(schedule)[door]()
-    assert "\n" not in str(error.value)
+OTHER = r"^schedule is called as schedule\(step, state\), but it takes .*il.never\(\)"
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("schedule", [never, every, when, when_solved, lambda step: True])
-def test_a_schedule_of_other_arguments_is_refused(schedule, door):
-    message = r"^schedule is called as schedule\(step, state\), but it takes .*il.never\(\)"
-    with pytest.raises(ValueError, match=message) as error:
-        doors(schedule)[door]()
-    assert "\n" not in str(error.value)
+@pytest.mark.parametrize(
+    ("schedule", "message"), [*ANSWERS, (never, OTHER), (lambda step: True, OTHER)]
+)
+def test_a_schedule_that_returns_no_bool_is_refused_before_compute(schedule, message):
+    for call in doors(schedule):
+        with pytest.raises(ValueError, match=message) as error:
+            call()
+        assert "\n" not in str(error.value)
 
 
 def test_a_sweep_takes_a_function_of_the_period():
-    for schedule in (never, lambda step, state: True):
-        with pytest.raises(ValueError, match=r"^schedule is called as schedule\(period\), but it"):
-            bare(train_sweep)(
-                ALGORITHM,
-                lambda key: jnp.zeros(2),
-                (X, X[0]),
-                periods=[1],
-                keys=jax.random.split(jax.random.key(0), 2),
-                num_steps=4,
-                schedule=schedule,
-            )
+    settings = {"periods": [1], "keys": SEEDS, "num_steps": 4}
+    with pytest.raises(ValueError, match=r"^schedule is called as schedule\(period\), but it"):
+        bare(train_sweep)(ALGORITHM, lambda key: START, DATA, schedule=never, **settings)
 
 
 def test_a_plain_function_may_answer_in_python_and_numpy():
@@ -227,7 +190,7 @@ def test_a_plain_function_may_answer_in_python_and_numpy():
         assert bool(schedule(3, None))
     settings = {"schedule": lambda step, state: step % 5 == 0, "num_steps": 12}
     for run in (train, integrate):
-        state, _ = run(ALGORITHM, jnp.zeros(2), (X, X[0]), **settings)
+        state, _ = run(ALGORITHM, START, DATA, **settings)
         assert (int(state.updates), int(state.anchored_at)) == (2, 10)
 
 
@@ -255,11 +218,8 @@ def test_a_gradient_has_fallen_to_its_fraction_of_the_first_that_may_be_none():
     ("settings", "message"),
     [
         ({"check_every": 0}, "check_every must be a positive integer, got 0"),
-        ({"check_every": -1}, "check_every must be a positive integer, got -1"),
-        ({"check_every": 1.5}, "check_every must be a positive integer, got 1.5"),
         ({"slice_size": 0}, "slice_size must be a positive integer, got 0"),
         ({"accuracy": 2}, r"accuracy must lie in \(0, 1\], got 2"),
-        ({"accuracy": 0}, "accuracy must be finite and positive, got 0"),
         ({"accuracy": math.nan}, "accuracy must be finite and positive, got nan"),
         ({"gradient": -1}, "gradient must be finite and non-negative, got -1"),
         ({"accuracy": None}, "the rule `Solved` needs an accuracy or a gradient"),
@@ -268,12 +228,3 @@ def test_a_gradient_has_fallen_to_its_fraction_of_the_first_that_may_be_none():
 def test_a_rule_that_cannot_be_met_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Solved.__post_init__(SimpleNamespace(**vars(Solved(1)) | settings))
-
-
-def test_an_accuracy_may_be_traced():
-    def made(accuracy):
-        settings = vars(Solved(1)) | {"accuracy": accuracy}
-        Solved.__post_init__(SimpleNamespace(**settings))
-        return accuracy
-
-    assert float(jax.jit(made)(0.5)) == 0.5

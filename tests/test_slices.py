@@ -21,7 +21,7 @@ def independent(params, x):
     return h.sum(1) * params["s"][None, :]
 
 
-@pytest.mark.parametrize(("count", "size"), [(7, 3), (6, 3), (3, 4)])
+@pytest.mark.parametrize(("count", "size"), [(7, 3), (3, 4)])
 def test_slices_change_nothing(count, size):
     rng = np.random.default_rng(3)
     x = jnp.asarray(rng.normal(size=(count, 2, 3)))
@@ -35,7 +35,7 @@ def test_slices_change_nothing(count, size):
     np.testing.assert_allclose(flat(sliced.vjp(u)), flat(whole.vjp(u)), atol=1e-13)
 
 
-@pytest.mark.parametrize(("size", "parts"), [(3, {3, 1}), (7, {7}), (8, {7})])
+@pytest.mark.parametrize(("size", "parts"), [(3, {3, 1}), (8, {7})])
 def test_slices_are_of_the_size_asked_for(size, parts):
     seen = []
 
@@ -64,15 +64,7 @@ def test_each_slice_draws_by_a_key_of_its_own(count, parts):
     np.testing.assert_array_equal(f(params, x, None), 2 * x)
 
 
-def test_partitioned_parameters_keep_the_slices():
-    f = slices.in_slices(lambda params, x: params["a"] * x + params["b"], 2)
-    moving = f.bound({"a": None, "b": jnp.asarray(3.0)})
-    assert moving.size == 2
-    found = moving({"a": jnp.asarray(2.0), "b": None}, jnp.arange(5.0))
-    np.testing.assert_array_equal(found, 2 * jnp.arange(5.0) + 3)
-
-
-@pytest.mark.parametrize("size", [1, 3, 5])
+@pytest.mark.parametrize("size", [1, 3])
 def test_slices_are_folded_in_their_order(size):
     x = jnp.asarray([1.0, 2.0, 3.0, 4.0])
     found = slices.fold_slices(lambda carry, a: 2 * carry + a.sum(), jnp.asarray(1.0), size, x)
@@ -82,21 +74,11 @@ def test_slices_are_folded_in_their_order(size):
     assert float(found) == carry
 
 
-def test_slices_of_several_runs_at_once():
-    rng = np.random.default_rng(4)
-    x = jnp.asarray(rng.normal(size=(7, 2, 3)))
-    params = {"w": jnp.asarray(rng.normal(size=(5, 3, 4))), "s": jnp.ones((5, 4))}
-    sliced = jax.vmap(slices.in_slices(independent, 2), (0, None))(params, x)
-    whole = [independent(jax.tree.map(lambda leaf, i=i: leaf[i], params), x) for i in range(5)]
-    np.testing.assert_allclose(sliced, np.stack(whole), atol=1e-13)
-
-
 LOSSES = (losses.cross_entropy, losses.squared_error)
 
 
-@pytest.mark.parametrize("loss", [*LOSSES, *map(losses.mean, LOSSES)])
-@pytest.mark.parametrize(("period", "size"), [(1, 5), (3, 4)])
-def test_a_sliced_network_takes_the_same_steps(loss, period, size):
+@pytest.mark.parametrize(("loss", "period"), [(LOSSES[0], 1), (losses.mean(LOSSES[1]), 3)])
+def test_a_sliced_network_takes_the_same_steps(loss, period):
     model = mlp((3, 6, 2), bias_scale=0.1, activation="tanh")
     x = jax.random.normal(jax.random.key(1), (20, 3))
     y, params = (x[:, 0] > 0).astype(jnp.int32), model.init(jax.random.key(0))
@@ -110,7 +92,7 @@ def test_a_sliced_network_takes_the_same_steps(loss, period, size):
         state = algorithm.start(params, data, jax.random.key(2))
         return algorithm.advance(state, data, 7, every(period))
 
-    whole, sliced = run(model.apply), run(slices.in_slices(model.apply, size))
+    whole, sliced = run(model.apply), run(slices.in_slices(model.apply, 5))
     np.testing.assert_allclose(flat(sliced.params), flat(whole.params), rtol=1e-12, atol=1e-14)
     assert np.abs(flat(whole.params) - flat(params)).max() > 1e-3
 
@@ -164,8 +146,8 @@ def test_a_step_and_the_rule_solved_keep_no_more_than_a_slice(function):
     assert is_whole(lambda outputs, y: jnp.max(outputs))
 
 
-@pytest.mark.parametrize("loss", [*LOSSES, *map(losses.mean, LOSSES), lambda u, y: jnp.max(u)])
-@pytest.mark.parametrize("size", [2, 5, None])
+@pytest.mark.parametrize("size", [2, None])
+@pytest.mark.parametrize("loss", [LOSSES[0], losses.mean(LOSSES[1]), lambda u, y: jnp.max(u)])
 def test_the_gradient_of_a_loss_by_slices_is_its_gradient(loss, size):
     rng = np.random.default_rng(6)
     x, params = (jnp.asarray(rng.normal(size=shape)) for shape in ((9, 3), (3, 4)))
@@ -182,24 +164,10 @@ def test_the_gradient_of_a_loss_by_slices_is_its_gradient(loss, size):
     np.testing.assert_allclose(found[1], whole[1], atol=1e-13)
 
 
-def test_a_sum_over_slices_is_the_sum():
-    rng = np.random.default_rng(5)
-    a, b = rng.normal(size=(7, 3)), rng.normal(size=7)
-
-    def term(a, b):
-        return {"product": a.T @ b, "count": jnp.asarray(len(b), jnp.int32)}
-
-    for size in (1, 2, 7, 9):
-        total = slices.sum_over_slices(term, size, jnp.asarray(a), jnp.asarray(b))
-        np.testing.assert_allclose(total["product"], a.T @ b, atol=1e-13)
-        assert total["count"] == 7
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: slices.in_slices(independent, 0), "size must be a positive integer, got 0"),
-        (lambda: slices.sum_over_slices(jnp.dot, 0, jnp.ones(3), jnp.ones(3)), "positive integer"),
         (lambda: slices.sum_over_slices(jnp.dot, 2, jnp.ones(4), jnp.ones(5)), r": 4, .*: 5"),
     ],
 )
