@@ -84,7 +84,7 @@ nightly: lint book ## the same at length: pages executed again, other tiers, ran
 	@$(BIN)/python -m iterlin_book.offline _build/html
 	@$(BIN)/python -m iterlin_book.browser _build/html
 	@$(PYTEST) --nightly
-	@$(PYTEST) --nbval tests/notebooks
+	@PYTHONPATH=$(CURDIR) $(PYTEST) --nbval tests/notebooks
 	@$(BIN)/python -m pytest -q -rs tests/test_gpu.py
 
 links: book ## ask other sites for what the book refers to (needs the network; no part of the tests)

@@ -23,7 +23,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Before the library is imported: its shape annotations are checked at every call, in tests only.
 LIBRARY = Path(__file__).resolve().parents[1] / "lib" / "iterlin"
 names = (p.relative_to(LIBRARY.parent) for p in LIBRARY.rglob("*.py"))
-install_import_hook([".".join(p.with_suffix("").parts) for p in names], "type_checks.check")
+install_import_hook(
+    ["book", *(".".join(p.with_suffix("").parts) for p in names)], "type_checks.check"
+)
 
 # A shell's background job ignores Ctrl-C, and so would the commands under test, which inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -60,10 +62,10 @@ UNOPTIMIZED = {
     "test_probes.py",
     "test_runs.py",
     "test_slices.py",
-    "test_staleness.py",
     "test_training.py",
     "test_truncated_gauss_newton.py",
     "test_two_periods.py",
+    "test_what_goes_stale.py",
     "test_winograd.py",
 }
 SWITCH = "jax_disable_most_optimizations"
@@ -90,7 +92,7 @@ LONGEST = (
     "test_two_periods.py",
     "test_algorithm.py",
     "test_own_networks.py",
-    "test_staleness.py",
+    "test_what_goes_stale.py",
     "test_training.py",
     "test_ntk.py",
     "test_runs.py",

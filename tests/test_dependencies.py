@@ -19,7 +19,8 @@ EXTRAS = PROJECT["optional-dependencies"]
 CORE = PROJECT["dependencies"]
 BOOK = [*CORE, *EXTRAS["study"], *EXTRAS["book"]]
 DEV = [*BOOK, *GROUPS["browser"], *GROUPS["test"], *GROUPS["dev"]]
-OURS = {"iterlin", "iterlin_book", "bench", *(path.stem for path in (ROOT / "tests").iterdir())}
+OURS = {"iterlin", "iterlin_book", "bench", "book"}
+OURS |= {path.stem for path in (ROOT / "tests").iterdir()}
 LIBRARY = ROOT / "lib" / "iterlin"
 DISTRIBUTIONS = packages_distributions()
 STUDY = set((LIBRARY / "study").rglob("*.py"))
@@ -51,6 +52,7 @@ def imported(path):
         ("lib/iterlin/study", "**/*.py", [*CORE, *EXTRAS["study"]]),
         ("lib/iterlin_book", "*.py", [*BOOK, *GROUPS["browser"]]),
         ("book", "**/*.md", BOOK),
+        ("book", "**/*.py", BOOK),
         ("tests", "*.py", DEV),
         ("bench", "*.py", DEV),
     ],

@@ -13,7 +13,8 @@ import nbformat
 from iterlin_book import build_facts, execute, first_cell, pages, repository
 from iterlin_book.pages import BookError
 
-_NOT_COPIED = {".md", ".yml"}  # pages are merged; parameters and claims are no part of the site
+# Pages are merged; parameters, claims and helpers are no part of the site.
+_NOT_COPIED = {".md", ".yml", ".py", ".pyc"}
 
 
 def with_outputs(page, notebook, executed):

@@ -1,4 +1,4 @@
-"""Training of scaled outputs by flows of a given time, and the kernel's drift on the way.
+"""Training of scaled outputs, the kernel's drift on the way, and fits of what was found.
 
 The network is u(theta) = alpha (f(theta) - f(theta_0)) with one output (`networks.scaled.centred`),
 the loss mean (u - y)^2 / (2 alpha^2): outputs move as fast for every alpha, parameters 1/alpha as
@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
-
-from iterlin.linearization import Network, output_shape, tree_add
+import numpy as np
+from iterlin.linearization import Network, tree_add
 from iterlin.networks.scaled import centred
 from iterlin.ntk import kernel_alignment, kernel_drift, ntk_matrix
 from iterlin.spectral_filters import flow_filter
-from iterlin.validation import positive_integer, same_shape
+from jaxtyping import Array, Float, Int, PyTree
+from scipy.stats import linregress
 
-# A linear problem ends where its own loss is this share of the target: so the network can reach it.
+# A linear problem ends at this share of the target, so that the network itself reaches it.
 SOLVED = 0.9
 BISECTIONS = 60
 LONGEST = 1e9
@@ -26,10 +26,11 @@ LONGEST = 1e9
 class KernelPath(NamedTuple):
     """Where a run ended and what the kernel did.
 
-    error: mean squared error of the network on the training set. linearizations: or steps.
-    drift_first, drift_mean, drift_largest: relative change (`kernel_drift`) of the kernel from one
-    anchor to the next; at K = 1 one step in a block of them is looked at. drift_total: from the
-    first anchor to the last that was trained from; alignment: of the kernel there with y y^T.
+    error: mean squared error of the network on the training set. linearizations: how many, or how
+    many steps. drift_first, drift_mean, drift_largest: relative change (`kernel_drift`) of the
+    kernel from one anchor to the next; at K = 1 over the first step of each block. drift_total:
+    from the first anchor to the last that was trained from; alignment: of the kernel there with
+    y y^T.
     """
 
     params: PyTree
@@ -46,7 +47,7 @@ class _State(NamedTuple):
     params: PyTree
     residual: Array
     kernel: Array
-    used: Array  # the kernel that was last trained from
+    used: Array  # the kernel of the last anchor
     count: Array
     looks: Array
     first: Array
@@ -55,15 +56,12 @@ class _State(NamedTuple):
 
 
 def flows(f: Network, params: PyTree, data, *, scale, time, target, most) -> KernelPath:
-    """Linearise and follow the proxy's gradient flow for a time, until the network's mean squared
-    error is at the target: in closed form, whatever the time.
+    """Linearise, follow the proxy's gradient flow for `time` in closed form, and repeat.
 
-    data = (inputs, targets (N, 1)). A linear problem ends before its time where its own error is
-    0.9 of the target. After `most` linearisations a run ends, too: after one, what was trained is
-    the proxy, `linearize(centred(f, params, scale), params)`.
-
-    Raises ValueError for outputs and targets that are not (N, 1), or a `most` that is not a
-    positive integer.
+    data = (inputs, targets (N, 1)). The run ends when the network's mean squared error is at
+    `target`, or after `most` linearisations. A linear problem ends early when its own error is 0.9
+    of the target. After one linearisation the trained model is the proxy,
+    `linearize(centred(f, params, scale), params)`.
     """
 
     def move(residual, kernel):
@@ -77,8 +75,10 @@ def flows(f: Network, params: PyTree, data, *, scale, time, target, most) -> Ker
 
 
 def steps(f: Network, params: PyTree, data, *, scale, step_size, target, most, block) -> KernelPath:
-    """K = 1: gradient steps until the mean squared error is at the target, looked at once in each
-    block of them. Otherwise as `flows`, `most` counting steps."""
+    """Gradient descent (K = 1) until the mean squared error is at `target`, or for `most` steps.
+
+    The error and the kernel are evaluated once in each block of steps.
+    """
 
     def move(residual, kernel):
         return step_size * residual / len(residual)
@@ -87,9 +87,9 @@ def steps(f: Network, params: PyTree, data, *, scale, step_size, target, most, b
 
 
 def time_to(values: Float[Array, " R"], weights: Float[Array, " R"], target) -> Float[Array, ""]:
-    """When sum_i weights_i exp(-2 values_i t), a flow's error, has fallen to the target.
+    """Return the time at which sum_i weights_i exp(-2 values_i t), a flow's error, is at `target`.
 
-    By bisection between 1e-9 and 1e9, the limits that are returned beyond them.
+    Found by bisection between 1e-9 and 1e9; a time beyond these limits is returned as the limit.
     """
 
     def halve(_, ends):
@@ -104,11 +104,6 @@ def time_to(values: Float[Array, " R"], weights: Float[Array, " R"], target) -> 
 
 def _run(f, params, data, scale, target, most, move, block=1) -> KernelPath:
     inputs, y = data
-    outputs = output_shape(f, params, inputs)
-    same_shape(outputs, y)
-    if outputs.shape[1:] != (1,):
-        raise ValueError(f"f must have one output, (N, 1), got shape {outputs.shape}")
-    positive_integer("most", most)
     network = centred(f, params, scale)
 
     def residual_of(theta):
@@ -157,3 +152,51 @@ def _run(f, params, data, scale, target, most, move, block=1) -> KernelPath:
         kernel_drift(kernel, end.used),
         kernel_alignment(end.used, y @ y.T),
     )
+
+
+def variance_explained(x, y) -> float:
+    """Return the R^2 of the best monotone function of x, rising or falling.
+
+    It is the share of y's variance that isotonic regression on x takes away. Pairs with a NaN are
+    left out. It is positive by chance, because the function is fitted to these very points. NaN
+    where y does not vary.
+    """
+    from sklearn.isotonic import IsotonicRegression
+
+    x, y = (np.asarray(v, dtype=float) for v in (x, y))
+    paired = ~(np.isnan(x) | np.isnan(y))
+    x, y = x[paired], y[paired]
+    total = np.sum((y - y.mean()) ** 2) if y.size else 0.0
+    if total == 0:
+        return np.nan
+    left = [
+        np.sum((y - IsotonicRegression(increasing=rising).fit_transform(x, y)) ** 2)
+        for rising in (True, False)
+    ]
+    return float(1 - min(left) / total)
+
+
+def crossing(x, y, level: float) -> float:
+    """Return where y (M,) first passes `level` from below, over increasing x (M,).
+
+    x and y are positive. The curve is linear in both logarithms between its points. NaN if it never
+    passes the level or is above it from the first.
+    """
+    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    above = np.flatnonzero(y >= level)
+    if len(above) == 0 or above[0] == 0:
+        return np.nan
+    pair = slice(above[0] - 1, above[0] + 1)
+    return np.exp(np.interp(np.log(level), np.log(y[pair]), np.log(x[pair])))
+
+
+def power(x, y) -> float:
+    """Return the p of y ~ x^p, by least squares in the logarithms of x and y (M,).
+
+    NaNs are left out; NaN for fewer than two points.
+    """
+    x, y = (np.log(np.asarray(v, dtype=float)) for v in (x, y))
+    paired = ~(np.isnan(x) | np.isnan(y))
+    if paired.sum() < 2:
+        return np.nan
+    return float(linregress(x[paired], y[paired]).slope)

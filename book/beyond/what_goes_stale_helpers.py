@@ -3,14 +3,13 @@
 A step of iterative linearisation is theta -= eta J_s^T l'(f_lin(theta)): both the Jacobian and,
 by way of the proxy, the residual l' are those of the anchor theta_s. Here each is fresh or stale by
 itself. But for gradient descent and iterative linearisation such steps follow no objective's
-gradient, so that nothing says that they go downhill.
+gradient: they need not go downhill.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 
 import jax
-
 from iterlin.algorithm import Algorithm
 from iterlin.linearization import tree_add
 from iterlin.losses import loss_over_slices
@@ -26,17 +25,13 @@ class PartlyStale(Algorithm):
     """An `Algorithm` whose steps take residual and Jacobian from theta or from the anchor theta_s.
 
     residual: 'fresh' is l'(f(theta)), 'stale' l'(f_lin(theta)), the derivative of the loss in the
-    outputs; it is divided by N as the loss is. jacobian: 'fresh' is J(theta), 'stale' J(theta_s);
-    or the names of entries of params, a mapping: their columns of J are those at theta_s, all
-    others those at theta. Both fresh are gradient descent, whatever the schedule, and both stale
-    are Algorithm 3; where the schedule re-linearises at each step all are gradient descent.
+    outputs. jacobian: 'fresh' is J(theta), 'stale' J(theta_s); or the names of entries of params, a
+    mapping: their columns of J are those at theta_s, all others those at theta. Both fresh are
+    gradient descent, whatever the schedule, and both stale are Algorithm 3.
 
-    The step's value, by which runs are seen to diverge or to reach their target, is the loss of
-    which the residual is taken. Penalty and regularizer are added as they are.
-
-    Raises ValueError as `Algorithm`; for a residual or a jacobian that is none of these; with a
-    rule `solved`, as there may be no problem to solve, or a normalization, whose running statistics
-    would be those of either point. When it is first applied: for names that params does not have.
+    The step's value, by which divergence is detected, is the loss of which the residual is taken.
+    Penalty and regularizer are added as they are. There is no rule `solved`, since there may be no
+    problem to solve, and no normalization, whose running statistics would be those of either point.
     """
 
     residual: str = STALE
@@ -47,8 +42,6 @@ class PartlyStale(Algorithm):
         one_of("residual", self.residual, (FRESH, STALE))
         if isinstance(self.jacobian, str):
             one_of("jacobian, unless it names layers,", self.jacobian, (FRESH, STALE))
-        elif not all(isinstance(name, str) for name in self.jacobian):
-            raise ValueError(f"jacobian must name entries of params, got {self.jacobian!r}")
         for name in ("solved", "normalization"):
             if getattr(self, name) is not None:
                 raise ValueError(f"steps that are partly stale go without {name}")
@@ -77,7 +70,7 @@ class PartlyStale(Algorithm):
         return value, gradient, ()
 
     def _columns(self, params):
-        """Of J(theta)^T u and J_s^T u, each as a function, the gradient that the step takes."""
+        """Return the function of J(theta)^T u and J_s^T u that gives the step's gradient."""
         if isinstance(self.jacobian, str):
             return lambda fresh, stale: (stale if self.jacobian == STALE else fresh)()
         if unknown := sorted(set(self.jacobian) - set(params)):
@@ -95,12 +88,12 @@ class PartlyStale(Algorithm):
 def partly_stale(
     algorithm: Algorithm, *, residual: str, jacobian: str | Collection[str]
 ) -> PartlyStale:
-    """The algorithm with these parts stale; errors as of `PartlyStale`."""
+    """Return the algorithm with these parts stale."""
     settings = {field.name: getattr(algorithm, field.name) for field in fields(Algorithm)}
     return PartlyStale(**settings, residual=residual, jacobian=jacobian)
 
 
 def problem_with(problem: Problem, *, residual: str, jacobian: str | Collection[str]) -> Problem:
-    """The problem trained by such steps, for `runs.grid`; errors as of `PartlyStale`."""
+    """Return the problem trained by such steps, for `runs.grid`."""
     algorithm = partly_stale(problem.algorithm, residual=residual, jacobian=jacobian)
     return replace(problem, algorithm=algorithm)

@@ -1,4 +1,4 @@
-"""Flows and steps of scaled outputs against training by the library, and exact identities."""
+"""Flows and steps of scaled outputs against training by the library; fits of exact laws."""
 
 from itertools import pairwise
 
@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.study import kernel_path
 from jax.flatten_util import ravel_pytree
+
+from book.beyond import lazy_to_rich_helpers as helpers
+from book.beyond.lazy_to_rich_helpers import crossing, power, variance_explained
 
 X = jax.random.normal(jax.random.key(1), (9, 3))
 Y = jnp.sign(X[:, :1] * X[:, 1:2])
@@ -24,9 +26,13 @@ def flat(params):
     return ravel_pytree(params)[0]
 
 
-def flow(net=TANH, start=START, *, scale, time, target=1e-9, most=6):
-    settings = {"scale": scale, "time": time, "target": target, "most": most}
-    return kernel_path.flows(net.apply, start, (X, Y), **settings)
+@jax.jit
+def compiled(params, settings):
+    return helpers.flows(TANH.apply, params, (X, Y), **settings)
+
+
+def flow(start=START, *, scale, time, target=1e-9, most=6):
+    return compiled(start, {"scale": scale, "time": time, "target": target, "most": most})
 
 
 def trained(scale, step_size, period, num_steps):
@@ -50,7 +56,7 @@ def test_a_flow_is_the_limit_of_gradient_steps_on_each_linear_problem():
 
 def test_steps_are_gradient_descent():
     settings = {"scale": 2.0, "step_size": 0.1, "target": 1e-9, "most": 30, "block": 10}
-    found = kernel_path.steps(TANH.apply, START, (X, Y), **settings)
+    found = helpers.steps(TANH.apply, START, (X, Y), **settings)
     f, expected = trained(2.0, 0.1, 1, 30)
     np.testing.assert_allclose(flat(found.params), flat(expected), atol=1e-12)
     assert int(found.linearizations) == 30
@@ -71,24 +77,15 @@ def test_drifts_are_those_of_the_kernels_at_the_anchors():
     np.testing.assert_allclose(found.alignment, aligned, rtol=1e-8)
 
 
-def test_the_first_drift_is_linear_in_time_and_in_one_over_the_scale():
-    small = [
-        float(flow(scale=scale, time=time, most=1).drift_first)
-        for scale, time in ((1e3, 1e-3), (1e3, 2e-3), (2e3, 2e-3))
-    ]
-    assert small[1] / small[0] == pytest.approx(2, rel=1e-3)
-    assert small[2] == pytest.approx(small[0], rel=1e-3)
-
-
-@pytest.mark.parametrize("size", [0.5, 2.0])
-def test_the_size_of_a_homogeneous_network_is_a_scale(size):
+def test_the_size_of_a_homogeneous_network_is_a_scale():
     """ReLU, no output bias: f(s theta) = s^2 f(theta), so weights times s are alpha = s^2, with
     s^2 times as much time."""
-    net, scale = NETS["relu"], size**2
+    net, size = NETS["relu"], 2.0
     start = net.init(jax.random.key(3))
     larger = jax.tree.map(lambda leaf: size * leaf, start)
-    by_size = flow(net, larger, scale=1.0, time=1.0, most=4)
-    by_scale = flow(net, start, scale=scale, time=scale, most=4)
+    settings = {"target": 1e-9, "most": 4}
+    by_size = helpers.flows(net.apply, larger, (X, Y), scale=1.0, time=1.0, **settings)
+    by_scale = helpers.flows(net.apply, start, (X, Y), scale=size**2, time=size**2, **settings)
     np.testing.assert_allclose(flat(by_size.params), size * flat(by_scale.params), rtol=1e-7)
     for name in ("drift_first", "drift_largest", "drift_total", "alignment", "error"):
         np.testing.assert_allclose(getattr(by_size, name), getattr(by_scale, name), rtol=1e-6)
@@ -101,27 +98,28 @@ def test_a_run_ends_at_its_target():
     once = flow(scale=1.0, time=jnp.inf, target=0.3, most=1)
     f = il.centred(TANH.apply, START, 1.0)
     proxy = il.linearize(f, START)(once.params, X)
-    assert float(jnp.mean((proxy - Y) ** 2)) == pytest.approx(0.3 * kernel_path.SOLVED, rel=1e-6)
+    assert float(jnp.mean((proxy - Y) ** 2)) == pytest.approx(0.3 * helpers.SOLVED, rel=1e-6)
     assert float(once.drift_total) == 0
 
 
-def test_when_a_flow_is_at_its_target():
-    values, weights = jnp.array([2.0, 0.1]), jnp.array([1.0, 0.5])
-    time = kernel_path.time_to(values, weights, 0.2)
-    assert float(jnp.sum(weights * jnp.exp(-2 * values * time))) == pytest.approx(0.2, rel=1e-9)
-    assert float(kernel_path.time_to(values, weights, 2.0)) <= 2e-9
-    assert float(kernel_path.time_to(jnp.zeros(2), weights, 0.2)) >= 5e8
+def test_a_monotone_function_is_explained_and_noise_is_not():
+    rng = np.random.default_rng(0)
+    x = rng.permutation(np.geomspace(1e-4, 1e4, 200))
+    assert variance_explained(x, -np.sqrt(x)) == pytest.approx(1)
+    assert variance_explained(x, rng.normal(size=200)) < 0.2
+    assert variance_explained([1, 2, np.nan, 3], [1, 2, 9, np.nan]) == pytest.approx(1)
+    assert np.isnan(variance_explained([1, 2], [5, 5]))
+    # The variance within equal x is left.
+    x = np.repeat([1.0, 2.0], 50)
+    y = np.where(x > 1, 3.0, 0.0) + np.tile([1.0, -1.0], 50)
+    assert variance_explained(x, y) == pytest.approx(1.5**2 / (1.5**2 + 1))
 
 
-@pytest.mark.parametrize(
-    ("widths", "y", "most", "message"),
-    [
-        ((3, 16, 1), Y[:, 0], 3, r"targets have shape \(9,\) but .* \(9, 1\)"),
-        ((3, 16, 1), Y, 0, "most"),
-        ((3, 4, 2), jnp.tile(Y, 2), 3, "one output"),
-    ],
-)
-def test_targets_of_another_shape_and_no_linearisation_are_refused(widths, y, most, message):
-    net, settings = il.mlp(widths), {"scale": 1.0, "time": 1.0, "target": 0.1, "most": most}
-    with pytest.raises(ValueError, match=message):
-        kernel_path.flows(net.apply, net.init(jax.random.key(0)), (X, y), **settings)
+def test_where_a_power_law_crosses_and_its_power():
+    x = np.geomspace(0.1, 1e3, 6)
+    assert crossing(x, x**2.5, 40.0) == pytest.approx(40 ** (1 / 2.5))
+    assert np.isnan(crossing(x, x, 1e4))
+    assert np.isnan(crossing(x, x, 1e-3))
+    assert crossing([1.0, 2.0, 8.0], [0.2, 0.5, 0.5], 0.5) == pytest.approx(2.0)
+    assert power([*x, np.nan], [*(3 * x**-1.5), 1.0]) == pytest.approx(-1.5)
+    assert np.isnan(power([1.0, np.nan], [1.0, 2.0]))

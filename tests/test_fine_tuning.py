@@ -1,14 +1,17 @@
-"""The sentence encoder: one layer against NumPy, padding, weights from a file, and its tokens."""
+"""The encoder: one layer against NumPy, padding, weights from a file, tokens; its sentences."""
 
 import hashlib
 import json
 import math
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.study import sentence_encoder, wordpiece
+
+from book.beyond import fine_tuning_helpers as helpers
 
 TEXTS = ["Solve a linear system.", "The mean of a sample, and no more."]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", "a", ".", "-", "##b"]
@@ -17,7 +20,7 @@ SMALL = {word: number for number, word in enumerate(WORDS)}
 
 @pytest.fixture(scope="module")
 def encoder():
-    return sentence_encoder.load("random", TEXTS)
+    return helpers.load_encoder("random", TEXTS)
 
 
 def layer_by_hand(p, h, mask, heads):
@@ -55,9 +58,9 @@ def test_a_layer_is_what_numpy_computes_of_each_sentence_by_itself(encoder):
         params = jax.tree.map(
             lambda leaf: leaf + 0.1 * jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), params
         )
-        h = sentence_encoder.embed(params["embedding"], x["ids"])
-        outputs = sentence_encoder.layer(params["layers"][0], h, x["mask"], encoder.heads)
-        vectors = sentence_encoder.pool(outputs, x["mask"])
+        h = helpers.embed(params["embedding"], x["ids"])
+        outputs = helpers.apply_layer(params["layers"][0], h, x["mask"], encoder.heads)
+        vectors = helpers.pool(outputs, x["mask"])
     by_hand = layer_by_hand(params["layers"][0], h, x["mask"], encoder.heads)
     for found, mask, wanted, vector in zip(outputs, x["mask"], by_hand, vectors, strict=True):
         np.testing.assert_allclose(np.asarray(found)[mask], wanted, rtol=1e-10, atol=1e-12)
@@ -69,47 +72,38 @@ def test_padding_changes_nothing_and_layers_can_be_left_to_a_later_one(encoder):
     vectors = encoder.apply(encoder.params, short)
     np.testing.assert_allclose(vectors, encoder.apply(encoder.params, long), atol=1e-5)
     below = encoder.hidden(encoder.params, short, 1)
-    whole = sentence_encoder.layer(encoder.params["layers"][1], below, short["mask"], encoder.heads)
-    np.testing.assert_allclose(sentence_encoder.pool(whole, short["mask"]), vectors, atol=1e-5)
+    whole = helpers.apply_layer(encoder.params["layers"][1], below, short["mask"], encoder.heads)
+    np.testing.assert_allclose(helpers.pool(whole, short["mask"]), vectors, atol=1e-5)
 
 
 def test_words_are_cut_into_the_longest_pieces():
-    assert wordpiece.words("Unaffable, a_b 3D") == ["unaffable", ",", "a", "_", "b", "3d"]
+    assert helpers.words("Unaffable, a_b 3D") == ["unaffable", ",", "a", "_", "b", "3d"]
     for word, pieces in (
         ("unaffable", ["un", "##aff", "##able"]),
         ("unaffably", ["[UNK]"]),
         ("a" + 100 * "b", ["[UNK]"]),
     ):
-        assert wordpiece.pieces(word, SMALL) == pieces
+        assert helpers.pieces(word, SMALL) == pieces
 
 
 def test_sentences_become_ids_with_a_mask():
-    found = wordpiece.encode(["Unaffable.", "a a a a a", "a-a"], SMALL, 6)
+    found = helpers.encode(["Unaffable.", "a a a a a", "a-a"], SMALL, 6)
     ids = [[2, 4, 5, 6, 8, 3], [2, 7, 7, 7, 7, 3], [2, 7, 9, 7, 3, 0]]
     assert found["ids"].tolist() == ids
     np.testing.assert_array_equal(found["mask"], np.asarray(ids) > 0)
 
 
-def test_the_vocabulary_of_whole_words_knows_all_of_them():
-    vocabulary = wordpiece.whole_words(TEXTS)
-    ids = wordpiece.encode(TEXTS, vocabulary, 12)["ids"]
-    assert vocabulary["[UNK]"] not in ids
-    assert sorted(vocabulary.values()) == list(range(len(vocabulary)))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: wordpiece.encode(["fine", "naïve"], SMALL, 6), "sentence 1 .* 'naïve'"),
-        (lambda: wordpiece.encode(["fine"], SMALL, 2), "length 2"),
-        (lambda: wordpiece.encode(["fine"], SMALL, 0), "length must"),
-        (lambda: sentence_encoder.load("gpt"), "unknown encoder"),
+        (lambda: helpers.encode(["fine", "naïve"], SMALL, 6), "sentence 1 .* 'naïve'"),
+        (lambda: helpers.load_encoder("gpt"), "unknown encoder"),
         # Without the package of the weights the error names the extra.
-        (lambda: sentence_encoder.load("all-MiniLM-L6-v2"), r"iterlin\[encoder\]"),
+        (lambda: helpers.load_encoder("all-MiniLM-L6-v2"), r"iterlin\[encoder\]"),
     ],
 )
 def test_what_cannot_be_encoded_is_refused(make, message, monkeypatch):
-    monkeypatch.setattr(sentence_encoder, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(helpers, "PACKAGE", "no_such_package")
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -153,12 +147,12 @@ def test_a_file_of_weights_becomes_the_parameters(tmp_path, monkeypatch):
     data = as_file(arrays)
     (folder / "model.safetensors").write_bytes(data)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sentence_encoder, "PACKAGE", "toy_weights")
+    monkeypatch.setattr(helpers, "PACKAGE", "toy_weights")
     with pytest.raises(ValueError, match="is not the published file"):
-        sentence_encoder.load("all-MiniLM-L6-v2")
-    monkeypatch.setattr(sentence_encoder, "WEIGHTS_SHA256", hashlib.sha256(data).hexdigest())
+        helpers.load_encoder("all-MiniLM-L6-v2")
+    monkeypatch.setattr(helpers, "WEIGHTS_SHA256", hashlib.sha256(data).hexdigest())
 
-    encoder = sentence_encoder.load("all-MiniLM-L6-v2")
+    encoder = helpers.load_encoder("all-MiniLM-L6-v2")
     assert (encoder.heads, encoder.vocabulary) == (2, SMALL)
     (found,) = encoder.params["layers"]
     np.testing.assert_array_equal(
@@ -167,7 +161,7 @@ def test_a_file_of_weights_becomes_the_parameters(tmp_path, monkeypatch):
     np.testing.assert_array_equal(
         found["norm"]["scale"], arrays[f"{layer}.output.LayerNorm.weight"]
     )
-    first = sentence_encoder.embed(encoder.params["embedding"], jnp.asarray([[5]]))[0, 0]
+    first = helpers.embed(encoder.params["embedding"], jnp.asarray([[5]]))[0, 0]
     summed = sum(
         arrays[f"embeddings.{name}_embeddings.weight"][row]
         for name, row in (("word", 5), ("position", 0), ("token_type", 0))
@@ -177,13 +171,88 @@ def test_a_file_of_weights_becomes_the_parameters(tmp_path, monkeypatch):
     np.testing.assert_allclose(first, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.skipif(
-    sentence_encoder.find_spec(sentence_encoder.PACKAGE) is None, reason="needs the extra encoder"
-)
+@pytest.mark.skipif(helpers.find_spec(helpers.PACKAGE) is None, reason="needs the extra encoder")
 def test_the_pretrained_encoder_gives_the_cosines_of_its_documentation():
-    encoder = sentence_encoder.load("all-MiniLM-L6-v2")
+    encoder = helpers.load_encoder("all-MiniLM-L6-v2")
     texts = ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
     vectors = encoder.apply(encoder.params, encoder.tokenize(texts, 12))
     vectors /= jnp.linalg.norm(vectors, axis=1, keepdims=True)
     wanted = [[1, 0.6660, 0.1046], [0.6660, 1, 0.1411], [0.1046, 0.1411, 1]]
     np.testing.assert_allclose(vectors @ vectors.T, wanted, atol=1e-4)
+
+
+SHARED = "The following combinations of backend and device are supported."
+LETTERS, CODE = "abcdefghijkl", (lambda: None).__code__
+DOCSTRING = """Compute the {0}{1} of a given matrix.
+
+Parameters
+----------
+x : array
+    Not one of the sentences that are wanted here.
+
+Notes
+-----
+{2}
+The {0} of kind {1}
+is taken in its place.
+
+The `x` of 3 samples is the {0}{1}.
+
+The `weights` of 10 samples is the {0}{1}.
+
+- A list of this and that.
+"""
+
+
+@pytest.fixture
+def packages(monkeypatch):
+    """Two subpackages of 12 functions, with sentences of their own and one that all share."""
+    for package, word in (("first", "inverse"), ("second", "root")):
+        module = types.ModuleType(f"scipy.{package}")
+        functions = {f"{word}_{letter}": types.FunctionType(CODE, {}) for letter in LETTERS}
+        for name, function in functions.items():
+            function.__doc__ = DOCSTRING.format(word, name[-1], SHARED)
+        vars(module).update(functions, constant=3.0, __all__=[*functions, "constant"])
+        monkeypatch.setitem(sys.modules, f"scipy.{package}", module)
+    return ["first", "second"]
+
+
+def test_prose_is_what_stands_before_the_parameters_and_in_the_notes(packages):
+    found = list(helpers.sentences("first"))
+    assert len(found) == 60
+    assert found[:3] == [
+        ("first.inverse_a", "Compute the inversea of a given matrix."),
+        ("first.inverse_a", SHARED),
+        ("first.inverse_a", "The inverse of kind a is taken in its place."),
+    ]
+
+
+def test_sets_are_balanced_and_share_no_function_and_no_sentence(packages):
+    split = helpers.load_sentences(packages, train=54, validation=4, test=8)  # all functions
+    assert [len(part.texts) for part in split] == [54, 4, 8]
+    for part in split:
+        assert np.bincount(part.labels).tolist() == [len(part.texts) // 2] * 2
+        assert all(packages[y] in f for y, f in zip(part.labels, part.functions, strict=True))
+    for what in ("texts", "functions"):
+        sets = [set(getattr(part, what)) for part in split]
+        assert len(set.union(*sets)) == sum(map(len, sets))
+    texts = [text for part in split for text in part.texts]
+    assert SHARED not in texts
+    assert len(set(texts)) == len(texts)
+    # Of sentences that differ in numbers or arguments alone there is one.
+    assert any("of 3 samples" in text for text in texts)
+    assert not any("of 10 samples" in text for text in texts)
+
+
+def test_the_seed_decides_which_functions_are_where(packages):
+    sizes = {"train": 8, "validation": 4, "test": 4}
+    again, other = (helpers.load_sentences(packages, **sizes, seed=seed) for seed in (0, 1))
+    assert helpers.load_sentences(packages, **sizes).test.texts == again.test.texts
+    assert again.test.texts != other.test.texts
+    assert helpers.describe(again) != helpers.describe(other)
+
+
+@pytest.mark.parametrize(("train", "message"), [(7, "multiples"), (64, "too few sentences")])
+def test_sizes_that_do_not_fit_are_refused(packages, train, message):
+    with pytest.raises(ValueError, match=message):
+        helpers.load_sentences(packages, train=train, validation=4, test=4)

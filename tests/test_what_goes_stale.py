@@ -1,0 +1,125 @@
+"""Steps that are stale in part: against dense Jacobians, and the corners against `train`."""
+
+import iterlin as il
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from iterlin.schedules import Solved
+from iterlin.study import groups, runs
+from iterlin.watching import Watch
+from problems import dense, flat, network
+
+from book.beyond import what_goes_stale_helpers as helpers
+
+ENTROPY = il.losses.mean(il.losses.cross_entropy)
+WIDTHS, STEP_SIZE, KEY = (3, 6, 5, 2), 0.3, jax.random.key(2)
+LAYERS = ("0", "1", "2")
+MODEL = il.mlp(WIDTHS, activation="tanh", bias_scale=0.1)
+
+
+def f(params, x):
+    return MODEL.apply([params[name] for name in LAYERS], x)
+
+
+def start(key):
+    return dict(zip(LAYERS, MODEL.init(key), strict=True))
+
+
+PARAMS, X = start(jax.random.key(0)), jax.random.normal(jax.random.key(1), (12, 3))
+DATA = X, (X[:, 0] * X[:, 1] > 0).astype(jnp.int32)
+
+
+def trained(residual, jacobian, schedule, num_steps, f=f, **settings):
+    algorithm = il.Algorithm(f, ENTROPY, **{"optimizer": STEP_SIZE} | settings)
+    mixed = helpers.partly_stale(algorithm, residual=residual, jacobian=jacobian)
+    return il.train(mixed, PARAMS, DATA, schedule=schedule, num_steps=num_steps, key=KEY)[0]
+
+
+def by_hand(residual, jacobian, period, num_steps):
+    """The same in NumPy from dense Jacobians, one step after another."""
+    x, y = DATA
+    theta, unravel = jax.flatten_util.ravel_pytree(PARAMS)
+    layer = np.concatenate([np.full(flat(PARAMS[name]).size, int(name)) for name in LAYERS])
+    for step in range(num_steps):
+        if step % period == 0:
+            anchor = theta
+            outputs, stale = np.asarray(f(unravel(anchor), x)), dense(f, unravel(anchor), x)
+        now, fresh = np.asarray(f(unravel(theta), x)), dense(f, unravel(theta), x)
+        seen = outputs + (stale @ (theta - anchor)).reshape(now.shape)
+        seen = now if residual == "fresh" else seen
+        odds = np.exp(seen - seen.max(1, keepdims=True))
+        slope = (odds / odds.sum(1, keepdims=True) - np.eye(2)[np.asarray(y)]) / len(y)
+        stale_layers = {"fresh": (), "stale": LAYERS}.get(jacobian, jacobian)
+        columns = np.isin(layer, [int(name) for name in stale_layers])
+        theta = theta - STEP_SIZE * np.where(columns, stale, fresh).T @ slope.ravel()
+    return theta
+
+
+@pytest.mark.parametrize("residual", ["fresh", "stale"])
+@pytest.mark.parametrize(
+    ("jacobian", "slice_size"), [("fresh", None), ("stale", None), (("0", "2"), 5)]
+)
+def test_steps_are_those_of_dense_jacobians(residual, jacobian, slice_size):
+    sliced = f if slice_size is None else il.in_slices(f, slice_size)
+    state = trained(residual, jacobian, 4, 10, f=sliced)
+    expected = by_hand(residual, jacobian, 4, 10)
+    np.testing.assert_allclose(flat(state.params), expected, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("batch_size", [None, 5])
+def test_the_corners_are_gradient_descent_and_algorithm_3(batch_size):
+    settings = {"batch_size": batch_size, "optimizer": optax.sgd(0.1, momentum=0.9)}
+    algorithm = il.Algorithm(f, ENTROPY, **settings)
+    for part, period in (("fresh", 1), ("stale", 4)):
+        mixed = trained(part, part, 4, 13, **settings)
+        plain, _ = il.train(algorithm, PARAMS, DATA, schedule=period, num_steps=13, key=KEY)
+        np.testing.assert_allclose(flat(mixed.params), flat(plain.params), rtol=1e-11, atol=1e-13)
+
+
+def test_penalty_and_trainable_are_those_of_the_algorithm():
+    settings = {"penalty": 0.05, "trainable": lambda path: not path.startswith("0")}
+    mixed = trained("stale", LAYERS, 5, 11, **settings)
+    algorithm = il.Algorithm(f, ENTROPY, STEP_SIZE, **settings)
+    plain, _ = il.train(algorithm, PARAMS, DATA, schedule=5, num_steps=11)
+    np.testing.assert_allclose(flat(mixed.params), flat(plain.params), rtol=1e-12, atol=1e-14)
+    np.testing.assert_array_equal(flat(mixed.params["0"]), flat(PARAMS["0"]))
+
+
+def test_grids_keep_such_runs_apart_and_resume_them(tmp_path):
+    problem = groups.Problem(
+        il.Algorithm(f, ENTROPY, batch_size=4),
+        start,
+        train=DATA,
+        watch=Watch({"test": DATA}, {"loss": ENTROPY}),
+    )
+
+    def losses(jacobian):
+        mixed = helpers.problem_with(problem, residual="fresh", jacobian=jacobian)
+        make = lambda seed: runs.Run(seed, 5, STEP_SIZE, (0, 12))  # noqa: E731
+        return runs.grid(mixed, {"seed": range(2)}, make, folder=tmp_path).test_loss.values
+
+    first = {jacobian: losses(jacobian) for jacobian in ("stale", ("1",))}
+    for jacobian, found in first.items():
+        np.testing.assert_array_equal(losses(jacobian), found)
+    assert len(list(tmp_path.glob("*.npz"))) == 2
+    assert len({found[:, -1].tobytes() for found in first.values()}) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"residual": "old"}, "residual"),
+        ({"jacobian": "old"}, "jacobian"),
+        ({"solved": Solved(5)}, "solved"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(settings, named):
+    with pytest.raises(ValueError, match=named):
+        helpers.PartlyStale(network()[0], ENTROPY, 0.1, **settings)
+
+
+def test_unknown_layers_are_named():
+    with pytest.raises(ValueError, match="jacobian names a, d"):
+        trained("fresh", ("d", "1", "a"), 2, 2)
