@@ -15,14 +15,13 @@ import xarray as xr
 import yaml
 from bs4 import BeautifulSoup
 from IPython.core.formatters import DisplayFormatter
-from IPython.display import Markdown
-from iterlin.study import claims_table, comparison, findings, openings, records, tables
+from iterlin.study import claims_table, comparison, openings, records, tables
 from iterlin.study import page as page_module
-from iterlin.study.dial import charts
 from iterlin_book import build_facts
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from bench import report
+from book.index_helpers import told
 
 ROOT = Path(__file__).resolve().parents[1]
 SECRET = "what only this machine knows"
@@ -179,11 +178,6 @@ def test_no_text_of_a_record_acts_on_a_page(tmp_path, monkeypatch, place, displa
     assert output.select(".math, .output_area, .tex2jax_process, .mathjax_process") == []
 
 
-def test_the_same_text_as_markdown_would_have_published_the_files(tmp_path, place):
-    rendered(tmp_path, index=notebook(Markdown(crafted(place))))
-    assert published(tmp_path) >= {"", ".png", ".html"}
-
-
 def run_ends():
     """The variables that `tables.readings` shows, by solver."""
     dims = ("solver", "seed", "evaluation")
@@ -199,19 +193,10 @@ def run_ends():
 def test_the_findings_hold_nothing_of_a_record_but_numbers(monkeypatch, place):
     """They alone are shown as Markdown, because the README tells them too."""
     text = crafted(place)
-    plain = list(findings.told())
     best = records.best
-    monkeypatch.setattr(records, "best", lambda name: poisoned_texts(best(name), text))
-    assert list(findings.told()) == plain
     monkeypatch.setattr(records, "best", lambda name: in_place_of_numbers(best(name), text))
     with pytest.raises((ValueError, TypeError)):
-        list(findings.told())
-
-
-def poisoned_texts(record, text):
-    """Of the attributes alone, as pages choose runs by coordinates."""
-    kept = ("data", "tier", "experiment")
-    return poisoned_record(record, text, kept=kept).assign_coords(record.coords)
+        list(told())
 
 
 def in_place_of_numbers(record, text):
@@ -221,17 +206,3 @@ def in_place_of_numbers(record, text):
         for name, variable in record.data_vars.items()
     }
     return record.assign(data).assign_attrs(values)
-
-
-def test_no_text_ends_the_dials_script():
-    embedded = charts.embedded({"title": "</script><!--<script>"})
-    assert "<" not in embedded
-    assert json.loads(embedded) == {"title": "</script><!--<script>"}
-
-
-def test_pages_show_what_they_found_by_tables_and_sentences():
-    """But for the findings and for a page that shows its own constants."""
-    found = {
-        path.stem for path in (ROOT / "book").rglob("*.md") if "Markdown(" in path.read_text("utf8")
-    }
-    assert found == {"index", "rerunning"}

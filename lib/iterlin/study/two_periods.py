@@ -82,3 +82,19 @@ def moved(weights: np.ndarray) -> np.ndarray:
     flat = weights.reshape(*weights.shape[:3], -1)
     start = np.linalg.norm(flat[:, :, :1], axis=-1)
     return np.linalg.norm(flat - flat[:, :, :1], axis=-1) / start
+
+
+def first_reached(curve, level: float, times) -> float:
+    """Return the fraction of the last time at which a curve (T,) first is at the level.
+
+    By interpolation; 1 if it never is, NaN where the curve or the level is not finite.
+    """
+    curve, times = np.asarray(curve, dtype=float), np.asarray(times, dtype=float)
+    if not (np.isfinite(curve).all() and np.isfinite(level)):
+        return np.nan
+    above = np.flatnonzero(curve >= level)
+    if len(above) == 0:
+        return 1.0
+    i = above[0]
+    time = times[i] if i == 0 else np.interp(level, curve[i - 1 : i + 1], times[i - 1 : i + 1])
+    return float(time / times[-1])

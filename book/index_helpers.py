@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
-
 from iterlin.study import intervals, records
 
 

@@ -1,0 +1,60 @@
+"""Shares and half points against scipy's own fits and tests, and their promised coverage."""
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from book.experiments.workshop_helpers import exact_share, half_point
+
+
+def logistic(m, b, x):
+    return 1 / (1 + np.exp(-b * (x - m)))
+
+
+@pytest.mark.parametrize(("true", "count"), [(0, 3), (3, 3), (1, 9), (17, 40)])
+def test_exact_share_is_that_of_the_binomial_test(true, count):
+    outcomes = np.zeros((count, 1))
+    outcomes[:true] = 1
+    expected = stats.binomtest(true, count).proportion_ci(0.95, method="exact")
+    found = exact_share([*outcomes, [np.nan]])  # a missing run is left out
+    np.testing.assert_allclose(found, (true / count, *expected), rtol=1e-9, atol=1e-12)
+
+
+def test_half_point_is_that_of_the_two_parameter_fit():
+    rng = np.random.default_rng(5)
+    x = rng.uniform(0, 4, 120)
+    failed = (rng.uniform(size=120) < logistic(1.7, 3, x)).astype(float)
+
+    def loss(parameters):
+        m, b = parameters
+        return np.sum(np.logaddexp(0, np.where(failed, -1, 1) * b * (x - m)))
+
+    fit = optimize.minimize(loss, [2.0, 1.0], method="BFGS")
+    found = half_point(x, failed)
+    assert found.estimate == pytest.approx(fit.x[0], abs=0.02)
+    # On its own the limit is where the best steepness there loses half a quantile of chi squared.
+    for limit in (found.lower, found.upper):
+        best = optimize.minimize_scalar(lambda b, m=limit: loss([m, b]), bounds=(0, 50)).fun
+        assert best - fit.fun == pytest.approx(stats.chi2.ppf(0.95, 1) / 2, rel=1e-2)
+
+
+@pytest.mark.parametrize(("unit", "shift"), [(1, 0), (10, 7)])
+def test_half_point_of_separated_outcomes_is_the_middle_of_the_gap(unit, shift):
+    x, failed = np.array([0.0, 0.5, 1.0, 2.0, 2.5, 3.0]), np.array([0, 0, 0, 1, 1, 1])
+    estimate, lower, upper = (np.array(half_point(unit * x + shift, failed)) - shift) / unit
+    assert estimate == pytest.approx(1.5, abs=0.02)
+    assert -np.inf < lower < 1 < 2 < upper < np.inf
+    # A gap of 1 between six: the flanks of the profile likelihood lie alike on both sides.
+    assert upper - estimate == pytest.approx(estimate - lower, rel=1e-2)
+
+
+def test_half_point_knows_what_outcomes_cannot_tell():
+    for outcomes in (np.ones(8), [1, 1, 1, 1, 0, 0, 0, 0]):
+        found = half_point(np.arange(8.0), outcomes)
+        np.testing.assert_array_equal(found, (np.nan, -np.inf, np.inf))
+    # Of one x, mostly failures are beyond the half point.
+    beyond = half_point([2.0] * 10, [0] + [1] * 9)
+    assert np.isnan(beyond.estimate)
+    assert beyond.lower == -np.inf
+    assert beyond.upper == pytest.approx(2, abs=1e-3)
+    assert half_point([1, 2, np.nan, 9], [0, 1, 1, np.nan]) == half_point([1, 2], [0, 1])
