@@ -16,13 +16,13 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def write_registry(path, name, contents, *, url="http://127.0.0.1:9/", train=1, test=1):
+def write_registry(path, name, contents, *, url="http://127.0.0.1:9/"):
     """A registry with one data set, whose files (name -> bytes) come from the given address."""
     files = [
         {"name": file, "sha256": digest(content), "bytes": len(content), "url": url + file}
         for file, content in contents.items()
     ]
-    entry = {"title": name.upper(), "examples": {"train": train, "test": test}, "files": files}
+    entry = {"title": name.upper(), "files": files}
     path.write_text(yaml.safe_dump({name: entry}), "utf8")
 
 
@@ -59,20 +59,15 @@ def cifar_like(rng, per_batch):
     return np.stack(x), np.asarray(y), members
 
 
-def jpeg(pixels, kind="JPEG"):
-    packed = io.BytesIO()
-    Image.fromarray(pixels).save(packed, kind, quality=95)
-    return packed.getvalue()
-
-
-def jpeg_archive(per_class=1, shape=(32, 32, 3)):
+def jpeg_archive(per_class=1):
     """Plain pictures, one colour for each class and part, in an order that is not theirs."""
     members = {"any/README.md": b"pictures"}
     for part, green in (("test", 200), ("train", 20)):
         for label, name in reversed(list(enumerate(CIFAR_CLASSES))):
             for number in range(per_class):
-                picture = np.full(
-                    shape, (label * 20, green + 5 * label, number * 50 + 5 * label), dtype=np.uint8
-                )
-                members[f"any/{part}/{name}/{number:04}.jpg"] = jpeg(picture)
+                colour = label * 20, green + 5 * label, number * 50 + 5 * label
+                packed = io.BytesIO()
+                picture = Image.fromarray(np.full((32, 32, 3), colour, np.uint8))
+                picture.save(packed, "JPEG", quality=95)
+                members[f"any/{part}/{name}/{number:04}.jpg"] = packed.getvalue()
     return members

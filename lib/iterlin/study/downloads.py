@@ -9,7 +9,6 @@ import argparse
 import hashlib
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +24,6 @@ RETRIES = 2
 
 class DownloadError(RuntimeError):
     """A file of data that cannot be had or is damaged; one line says which, and the remedy."""
-
-
-class _TooMuchError(ValueError):
-    """More comes than the file is to have."""
 
 
 class File(NamedTuple):
@@ -77,8 +72,6 @@ def _in_folder(file: File) -> Path | None:
         raise DownloadError(f"{FOLDER_VARIABLE} names {folder}, which is not a folder")
     faults = []
     for path in sorted(folder.rglob(file.name)):  # Fashion-MNIST's files bear MNIST's names
-        if path.is_dir():
-            continue
         fault = _fault(path, file)
         if fault is None:
             return path
@@ -92,14 +85,11 @@ def _in_folder(file: File) -> Path | None:
 
 def _fault(path: Path, file: File) -> str | None:
     """What is wrong with a copy of the file, None if nothing."""
-    try:
-        size = path.stat().st_size
-        if size != file.bytes:
-            return f"has {size} bytes instead of {file.bytes} (SHA-256 {file.sha256})"
-        with open(path, "rb") as opened:
-            found = hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
+    size = path.stat().st_size
+    if size != file.bytes:
+        return f"has {size} bytes instead of {file.bytes} (SHA-256 {file.sha256})"
+    with open(path, "rb") as opened:
+        found = hashlib.file_digest(opened, "sha256").hexdigest()
     return None if found == file.sha256 else f"has SHA-256 {found} instead of {file.sha256}"
 
 
@@ -116,18 +106,17 @@ def _download(file: File) -> Path:
         retry_if_failed=RETRIES,
     )
     try:
-        return Path(store.fetch(file.name, downloader=partial(_stream, most=file.bytes)))
+        return Path(store.fetch(file.name, downloader=_stream))
     except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
         raise DownloadError(
-            f"cannot fetch {file.name} (SHA-256 {file.sha256}) from {file.url}: "
-            f"{_reason(error, cache)}; put the file into the folder that {FOLDER_VARIABLE} names, "
-            f"or into {cache}"
+            f"cannot fetch {file.name} (SHA-256 {file.sha256}) from {file.url}: {reason}; put the "
+            f"file into the folder that {FOLDER_VARIABLE} names, or into {cache}"
         ) from error
 
 
-def _stream(url, output_file, _, *, most):
-    """Pooch's downloader, but for one that leaves no connection open behind an error, and no disk
-    full: it ends where more than `most` bytes come."""
+def _stream(url, output_file, _):
+    """Pooch's downloader, but that an error leaves no connection open."""
     import requests
 
     with requests.get(url, stream=True, timeout=30) as response:
@@ -135,26 +124,8 @@ def _stream(url, output_file, _, *, most):
         size = int(response.headers.get("Content-Length", 0)) or None
         with open(output_file, "wb") as written, tqdm(total=size, unit="B", unit_scale=True) as bar:
             for chunk in response.iter_content(2**16):
-                if written.tell() + len(chunk) > most:
-                    raise _TooMuchError(f"the server sends more than its {most} bytes")
                 written.write(chunk)
                 bar.update(len(chunk))
-
-
-def _reason(error: Exception, cache: Path) -> str:
-    import requests
-
-    if isinstance(error, requests.HTTPError):
-        return f"the server answered {error.response.status_code}"
-    if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return "the download broke off"
-    if isinstance(error, requests.RequestException):
-        return f"no connection ({type(error).__name__})"
-    if isinstance(error, _TooMuchError):
-        return str(error)
-    if isinstance(error, OSError):
-        return f"the cache {cache} cannot be used ({error.strerror})"
-    return "what came has another hash"
 
 
 def main(arguments: list[str] | None = None) -> int:
