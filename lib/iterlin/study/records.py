@@ -30,7 +30,7 @@ class NotWritten(OSError):
 
 
 def path_of(experiment: str, tier: str) -> Path:
-    """Where the record lies; ValueError lists the tiers if there is no such one."""
+    """Return the path of a record. Raises ValueError for an unknown tier."""
     one_of("tier", tier, TIERS)
     root = provenance.project_root()
     folder = root / "_build" / "records" if tier == "quick" else root / "data" / "results"
@@ -110,8 +110,8 @@ def write(dataset: xr.Dataset, target: Path) -> None:
 def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
     """Read a record into memory.
 
-    Raises FileNotFoundError if it has not been run, ValueError if the file is damaged, holds what
-    no record does (`record_file`), or is not of this experiment and tier; both name the file.
+    Raises FileNotFoundError if it has not been run, ValueError if the file is damaged, not a record
+    (`record_file`), or not of this experiment and tier; both name the file.
     """
     source = path_of(experiment, tier) if path is None else Path(path)
     if not source.exists():
@@ -138,32 +138,32 @@ def _read(source: Path, *state: int) -> xr.Dataset:
 
 
 def tiers(experiment: str) -> dict[str, xr.Dataset]:
-    """The records that there are of an experiment, by tier, the highest first."""
+    """Return the records of an experiment, by tier, the highest first."""
     return {t: load(experiment, t) for t in reversed(TIERS[1:]) if path_of(experiment, t).exists()}
 
 
 def best(experiment: str) -> xr.Dataset | None:
-    """The record of the highest tier that is complete, else of the highest there is, or None."""
+    """Return the complete record of the highest tier, else the highest there is, or None."""
     found = list(tiers(experiment).values())
     complete = [record for record in found if not missing_runs(record)]
     return next(iter(complete + found), None)
 
 
 def missing_runs(dataset: xr.Dataset) -> int:
-    """How many of its runs had not been finished when the record was written; 0 if whole."""
+    """Return how many runs were not finished when the record was written; 0 if whole."""
     return int(dataset.attrs.get("missing", 0))
 
 
 def partial_note(dataset: xr.Dataset) -> str:
-    """'partial: 7 runs missing', or nothing for a whole record."""
+    """Return 'partial: 7 runs missing', or nothing for a whole record."""
     count = missing_runs(dataset)
     return f"partial: {count} run{'s' if count > 1 else ''} missing" if count else ""
 
 
 def caption(dataset: xr.Dataset) -> str:
-    """One line of plain text for a figure: tier, seeds, cost, device, date; whether it is partial.
+    """Return one line for a figure: tier, seeds, cost, device, date; whether it is partial.
 
-    Of a quick run, which every build makes anew, only the tier and the seeds.
+    For a quick run, which every build makes anew, only the tier and the seeds.
     """
     a = dataset.attrs
     if a["tier"] == "quick":
@@ -178,17 +178,16 @@ def caption(dataset: xr.Dataset) -> str:
 
 
 def devices(attributes: Mapping) -> str:
-    """The devices that a record was made on."""
+    """Return the devices that a record was made on."""
     return " and ".join(dict.fromkeys(part["device"] for part in parts(attributes)))
 
 
 def dates(attributes: Mapping) -> str:
-    """The date of a record, or the first and the last of one that was made in parts."""
+    """Return the date of a record, or the first and the last date of its parts."""
     days = sorted({part["date"] for part in parts(attributes)})
     return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 
 
 def parts(attributes: Mapping) -> list[Mapping]:
-    """What a record says of each part that it was made in (`extension.parts`); of one that was made
-    in one go, itself."""
+    """Return the parts of a record (`extension.parts`), or itself if it was made in one go."""
     return json.loads(attributes.get("parts", "[]")) or [attributes]
