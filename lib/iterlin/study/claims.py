@@ -2,11 +2,11 @@
 
 A row names an experiment and statements about it. A statement compares one statistic of the
 record (a variable over ("bound",): estimate, lower, upper) with a value. It `holds` if the whole
-95 % interval satisfies the rule, `fails` if no part of it does, and else is `unclear`. What a row
-`requires` is such statements, too, of statistics or of `conditions` of the runs: unless all hold,
-the record does not test the claim, whatever its statistics are. In a partial record a statistic may
-be NaN, which is `unclear`; in a whole one that is an error. Where a record lacks the statistic that
-a rule asks for, it is older than the rule, and the claim is not yet run.
+95 % interval satisfies the rule, `fails` if no part of it does, and is otherwise `unclear`. A row
+may also have `requires`: statements about statistics or `conditions` of the runs. Unless all of
+them hold, the record does not test the claim. In a partial record a statistic may be NaN, which is
+`unclear`; in a whole one that is an error. A record that lacks the statistic is older than the
+rule, and the claim is not yet run.
 """
 
 import hashlib
@@ -51,8 +51,11 @@ class Statement:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim's ledger row, its statements and what follows from them; required: what the row asks
-    of the record before it counts; commit and record_rules: those of the record (`rules`)."""
+    """A claim's ledger row, its statements and the verdict.
+
+    required: the statements that the row requires. commit and record_rules: those of the record
+    (`rules`).
+    """
 
     row: dict
     verdict: str
@@ -65,7 +68,7 @@ class Verdict:
 
     @property
     def unmet(self) -> tuple[Statement, ...]:
-        """What the row requires and the record does not meet."""
+        """The required statements that do not hold."""
         return tuple(statement for statement in self.required if statement.outcome != "holds")
 
     @property
@@ -75,8 +78,7 @@ class Verdict:
 
     @property
     def unchanged(self) -> bool | None:
-        """Whether statistics, rules and values are still those of the ledger that the record was
-        made under; None if it does not tell."""
+        """Whether the row's rules are still those when the record was made; None if unknown."""
         if self.record_rules is None:
             return None
         return self.record_rules.get(self.row["id"]) == _digest(self.row)
@@ -88,7 +90,7 @@ class Verdict:
 
 
 def load_claims(path: Path | None = None) -> list[dict]:
-    """The rows of the ledger. Raises ValueError naming the row and the field that is wrong."""
+    """Return the rows of the ledger. Raises ValueError naming the row and the wrong field."""
     path = _ledger() if path is None else path
     try:
         rows = strict_yaml.load(Path(path).read_text("utf8"))
@@ -97,39 +99,62 @@ def load_claims(path: Path | None = None) -> list[dict]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} must be a list of claims")
     for row in rows:
-        name = row.get("id", "a row without id")
-        if missing := REQUIRED - row.keys():
-            raise ValueError(f"{path}: claim {name} lacks {', '.join(sorted(missing))}")
-        if unknown := row.keys() - ALLOWED:
-            raise ValueError(
-                f"{path}: claim {name} has the unknown field {min(map(str, unknown))!r}"
-            )
-        if other := [field for field in sorted(REQUIRED) if not isinstance(row[field], str)]:
-            raise ValueError(f"{path}: claim {name}: {other[0]} must be text")
-        if row["expected"] not in KINDS:
-            raise ValueError(f"{path}: claim {name} expects unknown verdict {row['expected']!r}")
-        for part in ("requires", "statements"):
-            if not isinstance(row.get(part, []), list):
-                raise ValueError(f"{path}: claim {name}: {part} must be a list")
-        for statement in [*row.get("requires", []), *row.get("statements", [])]:
-            if problem := _problem(statement):
-                raise ValueError(f"{path}: a statement of claim {name} {problem}")
+        if problem := _problem(row):
+            raise ValueError(f"{path}: claim {row.get('id', 'without id')} {problem}")
     names = [row["id"] for row in rows]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{path}: repeated claim ids {', '.join(sorted(repeated))}")
     return rows
 
 
+def _problem(row: dict) -> str:
+    """What is wrong with a row of the ledger, in words; nothing if nothing is."""
+    if missing := REQUIRED - row.keys():
+        return f"lacks {', '.join(sorted(missing))}"
+    if unknown := row.keys() - ALLOWED:
+        return f"has the unknown field {min(map(str, unknown))!r}"
+    if row["expected"] not in KINDS:
+        return f"expects unknown verdict {row['expected']!r}"
+    statements = []
+    for part in ("requires", "statements"):
+        if not isinstance(row.get(part, []), list):
+            return f"must have a list as {part}"
+        statements += row.get(part, [])
+    return next(filter(None, map(_problem_of_statement, statements)), "")
+
+
+def _problem_of_statement(statement: object) -> str:
+    if not isinstance(statement, dict):
+        return f"states {statement!r}, no mapping with a statistic and a rule"
+    subject = "condition" if "condition" in statement else "statistic"
+    if missing := {"says", subject} - statement.keys():
+        return f"has a statement that lacks {', '.join(sorted(missing))}"
+    if unknown := statement.keys() - RULES.keys() - {"says", subject}:
+        return f"has the unknown field {min(map(str, unknown))!r}"
+    rules = statement.keys() & RULES.keys()
+    if len(rules) != 1:
+        return f"has {len(rules)} rules in a statement, not one of {', '.join(RULES)}"
+    if subject == "condition" and statement[subject] not in conditions.CONDITIONS:
+        return f"names no condition: {statement[subject]!r}"
+    (rule,) = rules
+    value = statement[rule]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return f"compares with {value!r}, which is not a number"
+    return f"allows nothing: within {value:g}" if rule == "within" and value <= 0 else ""
+
+
 def rules(experiment: str) -> dict[str, str]:
-    """Digests of the rules that judge an experiment, by claim, for its record to keep, so that a
-    rule that is changed once the record is known shows. None of a book without a ledger."""
+    """Return digests of the rules that judge an experiment, by claim.
+
+    Its record keeps them, so that a rule that is changed later shows. Empty without a ledger.
+    """
     if not _ledger().is_file():
         return {}
     return {row["id"]: _digest(row) for row in load_claims() if row.get("experiment") == experiment}
 
 
 def _digest(row: dict) -> str:
-    """Of what a row requires and states, but for its words."""
+    """Return a digest of what a row requires and states, without its words."""
     ruled = [row.get("requires", []), row.get("statements", [])]
     ruled = [[{k: v for k, v in s.items() if k != "says"} for s in part] for part in ruled]
     return hashlib.sha256(json.dumps(ruled, sort_keys=True).encode()).hexdigest()[:16]
@@ -139,35 +164,8 @@ def _ledger() -> Path:
     return provenance.project_root() / "book" / "claims.yml"
 
 
-def _problem(statement: object) -> str:
-    """What is wrong with a statement of the ledger, in words; nothing if nothing is."""
-    if not isinstance(statement, dict):
-        return f"is {statement!r:.60}, no mapping with a statistic and a rule"
-    for name in ("says", "statistic", "condition"):
-        if not isinstance(statement.get(name, ""), str):
-            return f"has {name} {statement[name]!r:.60}, which is no text"
-    if "condition" in statement:
-        if statement["condition"] not in conditions.CONDITIONS:
-            return f"names no condition: {statement['condition']!r}"
-        statement = {"statistic": "", **statement}
-    if missing := {"says", "statistic"} - statement.keys():
-        return f"lacks {', '.join(sorted(missing))}"
-    rules = statement.keys() & RULES.keys()
-    if len(rules) != 1:
-        return f"has {len(rules)} rules, not one of {', '.join(RULES)}"
-    if unknown := statement.keys() - RULES.keys() - {"says", "statistic", "condition"}:
-        return f"has the unknown field {min(map(str, unknown))!r}"
-    rule = rules.pop()
-    value = statement[rule]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
-        return f"compares with {value!r:.60}, which is not a number"
-    if rule == "within" and value <= 0:
-        return f"allows nothing: within {value:g}"
-    return ""
-
-
 def judge(row: dict, record=None) -> Verdict:
-    """The verdict on one row, from the given record or the highest recorded tier.
+    """Return the verdict on one row, from the given record or the highest recorded tier.
 
     Raises ValueError for a statistic that is not a number in a whole record.
     """
@@ -228,15 +226,16 @@ def _examine(statement: dict, record) -> Statement:
 
 
 def verdicts(page: str | None = None) -> list[Verdict]:
-    """Verdicts on all claims, or on those of one page (its path without extension)."""
+    """Return the verdicts on all claims, or on those of one page (its path without extension)."""
     return [judge(row) for row in load_claims() if page is None or row["page"] == page]
 
 
 def telling(verdict: Verdict) -> list[Statement]:
-    """The statements that tell a verdict: the first, but if it is not reproduced the first that
-    fails, and if partly the first that holds and the first that does not.
+    """Return the statements that explain a verdict best.
 
-    One that refers to another ('the same, ...') comes after that one.
+    The first statement; if the claim is not reproduced the first that fails; if partly the first
+    that holds and the first that does not. A statement that begins 'the same' refers to the one
+    before, which is then shown, too.
     """
     statements = verdict.statements
     if verdict.verdict == NOT:
@@ -255,7 +254,7 @@ def telling(verdict: Verdict) -> list[Statement]:
 
 
 def summary() -> str:
-    """One line: how many claims are tested, and how many there are of each verdict."""
+    """Return one line: how many claims are tested, and how many there are of each verdict."""
     found = [verdict.verdict for verdict in verdicts()]
     tested, others = KINDS[:-2], KINDS[-2:]
     counts = [

@@ -37,18 +37,18 @@ class Difference(NamedTuple):
 
 
 def kept_path(experiment: str) -> Path:
-    """The file of the quick run that was kept with the experiment's record."""
+    """Return the file of the quick run that was kept with the experiment's record."""
     return provenance.project_root() / "data" / "results" / experiment / "quick.nc"
 
 
 def kept(experiment: str) -> xr.Dataset | None:
-    """The quick run that was kept with the experiment's record; None if there is none."""
+    """Return the quick run that was kept with the experiment's record, or None."""
     path = kept_path(experiment)
     return read(path) if path.is_file() else None
 
 
 def read(path: Path) -> xr.Dataset:
-    """A quick run that was kept. Raises ValueError, naming the file, if it is damaged."""
+    """Read a quick run that was kept. Raises ValueError, naming the file, if it is damaged."""
     try:
         return xr.load_dataset(path, engine="scipy")
     except Exception as error:
@@ -56,7 +56,7 @@ def read(path: Path) -> xr.Dataset:
 
 
 def experiments() -> list[str]:
-    """The experiments of which a quick run is kept."""
+    """Return the experiments that have a kept quick run."""
     return sorted(path.parent.name for path in kept_path("x").parents[1].glob("*/quick.nc"))
 
 
@@ -73,9 +73,9 @@ def keep(experiment: str) -> None:
 
 
 def differences(then: xr.Dataset, now: xr.Dataset) -> list[Difference]:
-    """The variables whose numbers differ, the largest difference first.
+    """Return the variables whose numbers differ, the largest difference first.
 
-    Times that the clock gave ("seconds") and texts are not compared.
+    Measured times ("seconds") and texts are not compared.
     """
     found = [
         Difference(str(name), _share(then.variables.get(name), now.variables.get(name)))
@@ -106,7 +106,7 @@ def _share(then: xr.Variable | None, now: xr.Variable | None) -> float:
 
 
 def changed_parameters(record: xr.Dataset) -> list[str]:
-    """The names of parameters whose value in the record is not that of the page and its tier file.
+    """Return the names of parameters that the page or its tier file has changed since.
 
     Empty for a record without a page, such as the benchmark's.
     """
@@ -121,7 +121,7 @@ def changed_parameters(record: xr.Dataset) -> list[str]:
 
 
 def since(experiment: str, run: xr.Dataset | None = None) -> list[Difference] | None:
-    """How today's quick run differs from the one kept with the record; None where one is missing.
+    """Return how today's quick run differs from the kept one; None if either is missing.
 
     run: today's quick run; that of the last build if None.
     """
@@ -132,7 +132,7 @@ def since(experiment: str, run: xr.Dataset | None = None) -> list[Difference] | 
 
 
 def sentence(record: xr.Dataset, run: xr.Dataset | None = None) -> str:
-    """How today's quick run (`since`) and parameters compare with the record's, for a reader."""
+    """Say how today's quick run (`since`) and parameters compare with the record's."""
     found = since(record.attrs["experiment"], run)
     if found is None:
         said = "there is no quick run to compare"

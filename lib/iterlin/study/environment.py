@@ -2,20 +2,17 @@
 print progress. The library itself reads no environment variable.
 
 A share i/n of a page's runs: every process makes the same calls in the same order, and runs that
-are kept on disk are dealt out in that order, so that no two shares have one in common and all
-shares together have each. A run of another share is left out, its history NaN. No record is made of
-such a mixture: the process that makes the record has no share, and finds the runs of all.
+are kept on disk are dealt out in that order, so that each run belongs to one share. A process
+leaves out the runs of other shares; their history is NaN. It makes no record: the process that
+makes the record has no share, and finds the runs of all.
 """
 
 import os
 import re
 from itertools import count
-from time import monotonic
-from time import time as _now
+from time import time
 
 DEADLINE, PROGRESS, SHARE = "ITERLIN_DEADLINE", "ITERLIN_PROGRESS", "ITERLIN_SHARE"
-# A clock that is set while the process runs must not move the deadline.
-_AT_ZERO = _now() - monotonic()
 
 
 class ShareDone(Exception):
@@ -32,7 +29,7 @@ def out_of_time() -> bool:
         deadline = float(text)
     except ValueError:
         raise ValueError(f"{DEADLINE} must be a Unix time in seconds, not {text!r}") from None
-    return _AT_ZERO + monotonic() >= deadline
+    return time() >= deadline
 
 
 def reporting() -> bool:

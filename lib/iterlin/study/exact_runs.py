@@ -41,12 +41,12 @@ def exact_grid(
     label: str = "",
     folder: Path | None = None,
 ) -> xr.Dataset:
-    """`runs.grid` with an engine of `integrate` for each run, one run after the other.
+    """Train as `runs.grid`, with an engine of `integrate` for each run, one run after the other.
 
-    engine(run) names it; "steps" are those of `runs.run_all`. The variables are those of
-    `runs.grid` without kernel diagnostics, and "evaluations" (products with J J^T by then),
-    "stability" and "seconds" as `integrate` gives them. A seed draws the initial parameters
-    and examples that it draws in `runs.grid`.
+    engine(run) names it; "steps" stands for `runs.run_all`. The variables are those of `runs.grid`
+    without kernel diagnostics, and "evaluations" (products with J J^T by then), "stability" and
+    "seconds" as `integrate` gives them. A seed draws the same initial parameters and examples as in
+    `runs.grid`.
 
     Raises ValueError, before any compute, for a problem with minibatches, augmentation or running
     statistics, a run with another optimiser than plain gradient descent, and as `runs.grid`.
@@ -108,7 +108,7 @@ def _integrator(problem: Problem, run: Run, engine: str, tolerance: float):
 
 
 def _not_run(problem: Problem, run: Run) -> Result:
-    """The result of a run that is left to another share: its history is NaN."""
+    """Return the result of a run that another share makes: its history is NaN."""
     data = problem.train, dict(problem.watch.sets)
     seen = jax.eval_shape(programs(problem, run, 1)[1], *inputs(problem, [run]), *data)
     shapes = {name: shape.shape for name, shape in seen.items()}

@@ -1,9 +1,9 @@
-"""More seeds for a record: those that it holds are not trained again, but taken from it.
+"""More seeds for a record: those that it holds are taken from it instead of trained again.
 
-A page asks for it by one statement, ``live = page.completed(live)``, before its statistics over
-seeds. Where a record of the same parameters, but for the number of seeds, is there, its whole seeds
-are left out of the page's grids, which know nothing of them (NaN), and that statement fills them
-in. Each part of a record keeps the commit and the versions that it was made with.
+A page asks for this by one statement, ``live = page.completed(live)``, before its statistics over
+seeds. If there is a record of the same parameters, apart from the number of seeds, the page's grids
+leave out its whole seeds (NaN), and that statement fills them in. Each part of a record keeps the
+commit and the versions that it was made with.
 """
 
 import json
@@ -28,12 +28,12 @@ def leave(seeds: Iterable[int]) -> None:
 
 
 def whole_seeds(record: xr.Dataset, parameters: Mapping) -> list[int]:
-    """The seeds of a record that a run of these parameters need not train.
+    """Return the seeds of a record that a run of these parameters need not train.
 
-    They are those of which no run is missing. Where the record does not tell which runs it lacks,
-    as it keeps no `diverged_at` of them, they are those of all its parts but the last. There are
-    none if a parameter other than the number of seeds has changed since it was made, or if the
-    record has all that is asked for: then the run is to repeat it.
+    These are the seeds of which no run is missing. If the record keeps no `diverged_at` of the runs
+    that it lacks, they are the seeds of all its parts but the last. There are none if a parameter
+    other than the number of seeds has changed, or if the record has all seeds that are asked for:
+    then the run repeats it.
     """
     before = json.loads(record.attrs["parameters"])
     if SEEDS not in parameters or "seed" not in record.coords:
@@ -55,10 +55,10 @@ def whole_seeds(record: xr.Dataset, parameters: Mapping) -> list[int]:
 
 
 def unless_recorded(grid: Callable[..., xr.Dataset]) -> Callable[..., xr.Dataset]:
-    """Decorator of a function grid(problem, axes, make, ...) that makes a run of every combination
-    of the axes: seeds that are left out are not trained. All that is known of them is their steps.
+    """Make a function grid(problem, axes, make, ...) skip the seeds of `leave`.
 
-    A grid of such seeds alone trains its last one, whose variables the others have.
+    The variables of a skipped seed are NaN, but for its steps. A grid of such seeds alone trains
+    the last one, so that its variables are known.
     """
 
     @wraps(grid)
@@ -80,10 +80,10 @@ def unless_recorded(grid: Callable[..., xr.Dataset]) -> Callable[..., xr.Dataset
 
 
 def completed(live: xr.Dataset, record: xr.Dataset, seeds: Collection[int]) -> xr.Dataset:
-    """The data set with what the record says of these seeds.
+    """Return the data set with the record's values of these seeds.
 
-    In variables without the axis "seed", where this run knows nothing (NaN), the record's values
-    are taken too: they are of a seed that was not trained.
+    In variables without the axis "seed" NaNs are replaced by the record's values, too: they are of
+    a seed that was not trained.
 
     Raises ValueError naming a variable that the record lacks, or has in another form.
     """
@@ -112,9 +112,9 @@ def completed(live: xr.Dataset, record: xr.Dataset, seeds: Collection[int]) -> x
 
 
 def parts(record: xr.Dataset, seeds: Iterable[int]) -> list[dict]:
-    """The parts that these seeds of a record were made in, each with its seeds and `PART`.
+    """Return the parts that these seeds of a record were made in, each with its seeds and `PART`.
 
-    Of a part of which only some seeds are taken, the wall time is taken in proportion.
+    A part of which only some seeds are taken counts with a proportional wall time.
     """
     seeds = set(seeds)
     a = record.attrs
@@ -128,7 +128,7 @@ def parts(record: xr.Dataset, seeds: Iterable[int]) -> list[dict]:
 
 
 def part_of(dataset: xr.Dataset, seeds: Iterable[int]) -> dict:
-    """What a record says of seeds that were made in one go."""
+    """Return what a record says of seeds that were made in one go."""
     said = {name: dataset.attrs[name] for name in PART}
     said |= {"versions": json.loads(said["versions"]), "wall_time": float(said["wall_time"])}
     return said | {"seeds": [int(seed) for seed in seeds]}

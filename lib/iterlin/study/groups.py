@@ -1,7 +1,7 @@
-"""Runs of a kind, trained in groups: one compiled loop and one evaluation for all of a group.
+"""Train runs in groups: one compiled loop and one evaluation for all runs of a group.
 
 Runs that differ only in numbers (period, seed, step size, penalty, examples) go through the same
-program together, their states led by an axis of runs.
+program together; the leaves of their state have a leading axis of runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ from iterlin.watching import Sets, Watch, named_once, observer
 
 OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
 SLICE = 500
-# What a grid's data set has besides what is observed, whatever the engine.
+# Names of a grid's data set that no metric may have.
 OF_GRIDS = ("step", "diverged_at", *SPENT)
 
 
@@ -45,12 +45,12 @@ class Run(NamedTuple):
     """One run of Algorithm 3.
 
     seed draws the initial parameters, the order of the examples and the augmentation. period may be
-    infinity; until_solved makes it the longest that a linear problem is trained (`when_solved`).
-    eval_steps: increasing, the last is the length of the run. examples: the size of its training
-    set, all of it if None. momentum: that of heavy-ball SGD, a step of which takes the time
+    infinity; with until_solved a linear problem is trained for at most one period (`when_solved`).
+    eval_steps: increasing, the last is the length of the run. examples: the size of the training
+    set, None for all of it. momentum: of heavy-ball SGD, a step of which takes the time
     step_size / (1 - momentum). halve_after: increasing; after so many linear problems (at K = 1:
     steps) the step size is halved, and a period above 1 doubled, so that it keeps its time.
-    schedule: when to linearise anew, in the place of a period, which is then infinite.
+    schedule: when to re-linearise; the period must then be infinite.
     """
 
     seed: int
@@ -70,12 +70,11 @@ class Run(NamedTuple):
 class Problem:
     """What the runs of a grid have in common.
 
-    algorithm: as for `training.train`; optimizer and penalty are each run's own, and its rule
+    algorithm: as for `training.train`; each run replaces optimizer and penalty, and the rule
     `solved` is for runs until_solved. init(key) -> params; train = (x, y). watch: what is recorded
-    of network and proxy; when, each run says. subset(size, seed) -> indices says which examples a
-    run of fewer trains on. diagnose: size of the sample on which the kernel is followed
-    (`diagnostics.kernel_diagnostics`), none at 0. observe(state) -> {name: array} adds to the
-    history.
+    of network and proxy. subset(size, seed) -> indices of the examples of a run with fewer.
+    diagnose: size of the sample for `diagnostics.kernel_diagnostics`, 0 for none.
+    observe(state) -> {name: array} adds to the history.
     """
 
     algorithm: Algorithm
@@ -87,17 +86,17 @@ class Problem:
     observe: Callable[[TrainState], dict[str, Array]] | None = None
 
     def but(self, **settings) -> "Problem":
-        """The same with other settings of its algorithm."""
+        """Return the problem with other settings of its algorithm."""
         return replace(self, algorithm=replace(self.algorithm, **settings))
 
 
 def key_of(seed: int) -> Array:
-    """The key from which a run draws all (`Algorithm.draw`)."""
+    """Return the random key of a run (`Algorithm.draw`)."""
     return jax.random.fold_in(jax.random.key(0), seed)
 
 
 def schedule_of(run: Run, period=None) -> Schedule:
-    """The run's schedule; of several at once with their `period`, traced."""
+    """Return the run's schedule, with a traced `period` where several runs share a program."""
     if run.schedule is not None:
         return as_schedule(run.schedule)
     if is_plain(run):
@@ -116,7 +115,7 @@ def schedule_of(run: Run, period=None) -> Schedule:
 
 
 def _stage(run: Run, step, period):
-    """How often the steps have been halved by a step, and the first step since the last time."""
+    """Return how often the step size has been halved, and the first step since then."""
     problems = np.diff(run.halve_after, prepend=0)
     doublings = 0 if is_plain(run) else np.arange(len(problems))
     begun = jnp.asarray(np.cumsum(problems * 2**doublings)) * period
@@ -125,7 +124,7 @@ def _stage(run: Run, step, period):
 
 
 def ends_of_problems(period: int, count: int, halve_after: Sequence[int] = ()) -> np.ndarray:
-    """The steps at which the first `count` linear problems of such a run end, (count,).
+    """Return the steps at which the first `count` linear problems of a run end, (count,).
 
     >>> ends_of_problems(100, 6, halve_after=(2, 4)).tolist()
     [100, 200, 400, 600, 1000, 1400]
@@ -135,7 +134,7 @@ def ends_of_problems(period: int, count: int, halve_after: Sequence[int] = ()) -
 
 
 def algorithm_of(problem: Problem, run: Run, *, step_size=None, penalty=None, period=None):
-    """The run's `Algorithm`; of several at once with their numbers, traced."""
+    """Return the run's `Algorithm`, with traced numbers where several runs share a program."""
     step_size = run.step_size if step_size is None else step_size
     penalty = run.penalty if penalty is None else penalty
     period = run.period if period is None else period
@@ -158,14 +157,13 @@ def is_plain(run: Run) -> bool:
 
 
 def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
-    """run(runs, *, label, folder, data_digest) for runs of the example's kind, which may be called
-    with groups of any size; a size is compiled once.
+    """Return run(runs, *, label, folder, data_digest), which trains runs of the example's kind.
 
-    The leaves of the outcome lead with the run. In `folder` the group has a file of its own
-    (`checkpoints.file_in`); there, groups of other shares (`environment`) are not run, and their
-    history is NaN. Raises OutOfTime where the deadline has passed and nothing is kept to report.
+    It takes groups of any size and compiles once for each size. The leaves of the outcome have a
+    leading axis of runs. With a `folder` the group has a checkpoint there
+    (`checkpoints.file_in`), and groups of other shares (`environment`) are not run: their history
+    is NaN. It raises OutOfTime if the deadline has passed and there is no checkpoint.
     """
-
     digests = {}
     compiled = cache(partial(programs, problem, example))
 
@@ -198,9 +196,9 @@ def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
                 lambda: first_numbers(state, (), lambda s: take(s, one), look),
             )
             checkpoint = checkpoints.file_in(folder, identity)
-        if folder is not None and environment.is_left_to_others():
-            outcome = _not_run(state, look, eval_steps)
-            return outcome if size > 1 else _led_by_the_run(outcome)
+            if environment.is_left_to_others():
+                outcome = _not_run(state, look, eval_steps)
+                return outcome if size > 1 else _with_axis_of_runs(outcome)
         if environment.out_of_time() and (checkpoint is None or not checkpoint.exists()):
             raise OutOfTime(label)
         outcome = run_in_chunks(
@@ -214,28 +212,28 @@ def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
             identity=identity,
             out_of_time=environment.out_of_time,
         )
-        return outcome if size > 1 else _led_by_the_run(outcome)
+        return outcome if size > 1 else _with_axis_of_runs(outcome)
 
     return run
 
 
 def _kind_in_words(example: Run) -> str:
-    """What runs that share a program have in common, but for a schedule."""
+    """Describe what runs that share a program have in common, apart from a schedule."""
     numbers = {"seed": 0, "period": int(is_plain(example)), "step_size": 0.0}
     numbers |= {"penalty": float(example.penalty > 0), "eval_steps": (), "schedule": None}
     return str(example._replace(**numbers))
 
 
 def _not_run(state: TrainState, observe: Callable, eval_steps: np.ndarray) -> Outcome:
-    """The outcome of a group that is left to another share: its history is NaN."""
+    """Return the outcome of a group that another share runs: its history is NaN."""
     seen = jax.eval_shape(observe, state)
     unknown = {n: np.full((*v.shape, len(eval_steps)), np.nan) for n, v in seen.items()}
     return Outcome(state, {"step": eval_steps, **unknown}, 0.0)
 
 
 def programs(problem: Problem, example: Run, size: int):
-    """advance(state, values, examples, train, count) -> state, which takes its state's buffers
-    over, and observe(state, values, examples, train, sets), for `inputs` of that many runs."""
+    """Return the compiled advance(state, values, examples, train, count) -> state, which donates
+    its state, and observe(state, values, examples, train, sets), for `inputs` of `size` runs."""
     advance, observe = _advance(problem, example), _observe(problem, example)
     if size > 1:  # a single one is not vmapped
         axes = (RUN_AXES, 0, 0, None, None)
@@ -244,12 +242,12 @@ def programs(problem: Problem, example: Run, size: int):
 
 
 def step_memory(problem: Problem, example: Run) -> int:
-    """Bytes that a step of one run takes: an upper bound, as if nothing were reused."""
+    """Return an upper bound of the bytes that a step of one run takes (nothing is reused)."""
     return costs.intermediate_bytes(*_one_step(problem, example))
 
 
 def step_operations(problem: Problem, example: Run) -> int:
-    """Operations of a step of one run (`costs.operations`), but for looks at what is solved."""
+    """Return the operations of a step of one run, without the check of `solved`."""
     return costs.operations(*_one_step(problem.but(solved=None), example))
 
 
@@ -291,8 +289,7 @@ def _observe(problem, example):
 
 
 def with_own_examples(sets: Sets, train: tuple[Array, Array], chosen: Array) -> Sets:
-    """The sets that are looked at, the one called "train" taken from a run's own examples: as many
-    of the first of them as it has, at most."""
+    """Return the watched sets, with "train" taken from the run's own first examples."""
     if "train" not in sets:
         return sets
     first = chosen[: len(sets["train"][1])]
@@ -300,8 +297,10 @@ def with_own_examples(sets: Sets, train: tuple[Array, Array], chosen: Array) -> 
 
 
 def inputs(problem: Problem, runs: Sequence[Run]):
-    """First states, the numbers in which the runs differ, and their examples. Their leaves lead
-    with the run, but for a single one."""
+    """Return first states, the numbers in which the runs differ, and their examples.
+
+    With several runs the leaves have a leading axis of runs.
+    """
     keys = jnp.stack([key_of(run.seed) for run in runs])
     values = {
         "period": jnp.asarray([int(min(run.period, NEVER)) for run in runs], jnp.int32),
@@ -327,7 +326,7 @@ def inputs(problem: Problem, runs: Sequence[Run]):
     return state, values, examples
 
 
-def _led_by_the_run(outcome: Outcome) -> Outcome:
+def _with_axis_of_runs(outcome: Outcome) -> Outcome:
     state, history = outcome.state, outcome.history
     rest = jax.tree.map(lambda leaf: leaf[None], state[1:])
     history = {name: v if name == "step" else v[None] for name, v in history.items()}

@@ -24,10 +24,9 @@ from iterlin.study.tables import said
 class Page:
     """An experiment's page, made in its first cell after the parameters.
 
-    namespace: the page's own, ``globals()``, from which the values of all its parameters are taken.
-    The rules that judge its record are those of this moment. Figures get the book's style.
-    extends: whether seeds that its record holds are left out of its grids, and filled in by
-    `completed` (`extension`).
+    namespace: ``globals()`` of the page, which has the values of all its parameters. The rules that
+    judge its record are read now, before the run. Figures get the book's style. extends: skip the
+    seeds that its record holds; `completed` fills them in (`extension`).
 
     Raises ValueError if the book has no page of that name, or a parameter has no value.
     """
@@ -47,8 +46,10 @@ class Page:
         plotting.use_style()
 
     def _held(self) -> tuple[xr.Dataset | None, list[int]]:
-        """The record that this run gives more seeds, and those that it has; none for a quick run,
-        which every build makes anew."""
+        """Return the record that this run adds seeds to, and the seeds that it has.
+
+        None for a quick run, which every build makes anew.
+        """
         if self.tier == "quick":
             return None, []
         try:
@@ -65,10 +66,9 @@ class Page:
         return record, seeds
 
     def completed(self, live: xr.Dataset) -> xr.Dataset:
-        """The runs with those that the record holds already, in the place of what was not trained.
+        """Return the runs, with the record's values of the seeds that were not trained.
 
-        To be called once, before statistics over seeds. What depends on several seeds must not be
-        in the data set yet. Raises ValueError where the record does not fit.
+        Call it once, before any statistic over seeds. Raises ValueError if the record does not fit.
         """
         if self.held is None:
             return live
@@ -82,11 +82,11 @@ class Page:
         seconds: float | None = None,
         missing: int | None = None,
     ) -> xr.Dataset:
-        """Record this run; returns it with what it came from as attributes.
+        """Record this run; return it with its provenance as attributes.
 
-        data names the data set. seconds it took and runs that are missing are those that the data
-        set was given by `runs.grid`, or the time since this object was made, and none. To them
-        comes the time of seeds that the record had already.
+        data names the data set. seconds and missing are by default the attributes that `runs.grid`
+        gave the data set, else the time since this object was made, and 0. The time of seeds that
+        the record had already is added.
         """
         if seconds is None:
             seconds = live.attrs.get("seconds", time.perf_counter() - self.started)
@@ -107,10 +107,11 @@ class Page:
         )
 
     def shown(self, live: xr.Dataset) -> xr.Dataset:
-        """The record of the highest tier there is, else this run; displays which it is, and whether
-        the quick run gives what it gave when the record was made.
+        """Return the best record, else this run, and display its caption.
 
-        In the place of a record that lacks a variable of this run, this run is shown.
+        The caption says whether the quick run still gives the numbers that it gave when the record
+        was made. A record that lacks a variable of this run is older than the page: this run is
+        shown instead.
         """
         recorded = records.best(self.experiment)
         if recorded is not None and (lacking := live.keys() - recorded.keys()):
@@ -127,10 +128,7 @@ class Page:
         return shown
 
     def limits(self, live: xr.Dataset) -> bool:
-        """Whether the page's limits are to hold for this run: one of the quick tier, and whole.
-
-        Other tiers are judged by the verdicts on their records.
-        """
+        """Return whether the page's assertions apply: to a whole run of the quick tier."""
         return self.tier == "quick" and not records.missing_runs(live)
 
     def verdicts(self) -> None:

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
-from iterlin import examples, losses
+from iterlin import losses
 from iterlin.networks.convnets import lenet_activations
-from iterlin.validation import labels, positive, positive_integer
+from iterlin.validation import labels, positive
 
 SLICE = 250
 
@@ -52,13 +52,8 @@ def fit(
     L-BFGS until the objective is within `tolerance` of its minimum, which ||gradient||^2 / (2 l2)
     bounds (the objective is l2-strongly convex), or max_iterations; from W = 0, then each from the
     one before, so that large penalties had best come first. A constant column in x makes its row of
-    W a bias, penalised like the rest. Raises ValueError for a tolerance or a number of classes or
-    iterations that is not positive, or (unless traced) labels outside the classes.
+    W a bias, penalised like the rest.
     """
-    positive("tolerance", tolerance)
-    positive_integer("classes", classes)
-    positive_integer("max_iterations", max_iterations)
-    labels("y", y, classes)
     entropy = losses.mean(losses.cross_entropy)
     solver = optax.lbfgs(memory_size=20)
 
@@ -108,17 +103,13 @@ def probe(
     dropped) and get a constant column. Of equal validation accuracies the largest penalty wins.
     `settings` are those of `fit`.
 
-    Raises ValueError for a penalty that is not positive or none, sets without an example, of
-    different widths, with another number of labels than features or labels outside the classes
-    (unless traced), and as `fit` does.
+    Raises ValueError for a penalty that is not positive, or (unless traced) labels outside the
+    classes.
     """
-    if len(l2) == 0:
-        raise ValueError("a probe needs at least one penalty l2")
     for penalty in l2:
         positive("l2", penalty)
-    positive_integer("classes", classes)
-    for name, chosen in (("train", train), ("validation", validation), ("test", test)):
-        _check_set(name, chosen, train[0].shape[1:], classes)
+    for name, (_, y) in (("train", train), ("validation", validation), ("test", test)):
+        labels(f"targets of {name}", y, classes)
     penalties = jnp.asarray(sorted(l2, reverse=True))
     mean, std = train[0].mean(0), train[0].std(0)
     # Of a constant feature the variance that is left is rounding.
@@ -143,16 +134,6 @@ def probe(
         return jnp.where(finite, values[chosen], jnp.nan)
 
     return Probe(kept(on_test), kept(on_validation), kept(penalties), jnp.max(found.gap))
-
-
-def _check_set(name: str, chosen, width: tuple[int, ...], classes: int) -> None:
-    x, y = chosen
-    examples.count(x, f"features of {name}")
-    if x.shape[1:] != width or len(width) != 1:
-        raise ValueError(f"features of {name} must be (N, D) as those of train, got {x.shape}")
-    if y.shape != x.shape[:1]:
-        raise ValueError(f"{name} has {len(x)} features, but labels of shape {y.shape}")
-    labels(f"targets of {name}", y, classes)
 
 
 def lenet_features(

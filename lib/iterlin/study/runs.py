@@ -48,7 +48,7 @@ class Result(NamedTuple):
 
 
 def store(tier: str) -> Path | None:
-    """Where the runs of a tier are kept until they are recorded; quick runs are not."""
+    """Return the folder that keeps the runs of a tier until they are recorded; None for quick."""
     return None if tier == "quick" else provenance.project_root() / "_build" / "runs"
 
 
@@ -61,12 +61,13 @@ def run_all(
     folder: Path | None = None,
     memory: int | None = None,
 ) -> tuple[list[Result | None], float]:
-    """The results of the runs, None for those that the deadline left unfinished, and seconds.
+    """Train the runs; return their results and the seconds they took.
 
-    A run that diverges stops there and is reported with its step; the others go on. `memory` is
-    what runs may take together, by default chosen for the device. Products are computed in full
-    precision (`precision.full_precision`). Raises ValueError, before any compute, naming the run,
-    or for labels outside the classes; CheckpointError if `folder` cannot be written.
+    A run that the deadline left unfinished has the result None. A run that diverges stops there and
+    is reported with its step; the others go on. `memory`: bytes that runs may take together, by
+    default chosen for the device. Products are computed in full precision
+    (`precision.full_precision`). Raises ValueError, before any compute, naming the run, or for
+    labels outside the classes; CheckpointError if `folder` cannot be written.
     """
     for run in runs:
         check_settings(problem, run)
@@ -132,11 +133,11 @@ def grid(
     folder: Path | None = None,
     memory: int | None = None,
 ) -> xr.Dataset:
-    """Every combination of the axes as one data set with these axes and "evaluation".
+    """Train every combination of the axes; return a data set with these axes and "evaluation".
 
-    ``make(**{axis: value})`` -> Run; all of them with as many evaluations. Variables are the
+    ``make(**{axis: value})`` -> Run; all with equally many evaluations. Variables are the
     histories, "step" among them, and "diverged_at" (-1 if not). Histories of diverged runs are NaN
-    from the step on. Attributes: `missing`, the number of runs that are not finished (NaN), and
+    from that step on. Attributes: `missing`, the number of runs that are not finished (NaN), and
     `seconds`. Raises ValueError for an axis without a value, OutOfTime if the deadline left none
     finished, else as `run_all`.
     """
@@ -149,16 +150,14 @@ def grid(
 
 
 def combined(axes: Mapping[str, Sequence], make: Callable[..., Run]) -> list[Run]:
-    """The run of every combination, the last axis fastest; ValueError for an axis without a
-    value."""
-    _require_values(axes)
-    return [make(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+    """Return the run of every combination, the last axis fastest.
 
-
-def _require_values(axes) -> None:
+    Raises ValueError for an axis without a value.
+    """
     for name, values in axes.items():
         if len(values) == 0:
             raise ValueError(f"the axis '{name}' has no value: there is no run to make")
+    return [make(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
 
 
 def tabulate(
@@ -168,12 +167,11 @@ def tabulate(
     *,
     label: str = "",
 ) -> xr.Dataset:
-    """Results in the order of the axes' combinations as the data set that `grid` describes.
+    """Return results, in the order of `combined`, as the data set that `grid` describes.
 
-    Raises ValueError for an axis without a value or with the name of what is observed, OutOfTime if
-    no run is finished.
+    Raises ValueError for an axis with the name of what is observed, OutOfTime if no run is
+    finished.
     """
-    _require_values(axes)
     sizes = [len(values) for values in axes.values()]
     finished = [result for result in results if result is not None]
     if not finished:
@@ -216,10 +214,10 @@ def _kind(run: Run) -> _Kind:
 
 
 def group_memory() -> int:
-    """Bytes that the runs of one group may take together, by default.
+    """Return the bytes that the runs of one group may take together, by default.
 
-    On a CPU runs that are small beside a cache gain from each other's company, larger ones lose; on
-    a GPU it is a share of what there is.
+    On a CPU only runs that fit into a cache together are faster together. On a GPU it is half of
+    the memory.
     """
     return costs.device_memory(24 * 2**20, 0.5)
 
@@ -238,12 +236,7 @@ def check_settings(problem: Problem, run: Run) -> None:
         non_negative("penalty", run.penalty)
         one_of("optimizer", run.optimizer, OPTIMIZERS)
         steps = np.asarray(run.eval_steps)
-        if (
-            steps.size == 0
-            or steps[0] < 0
-            or np.any(np.diff(steps) <= 0)
-            or steps.dtype.kind != "i"
-        ):
+        if steps.size == 0 or steps.dtype.kind != "i" or np.any(np.diff(steps, prepend=-1) <= 0):
             raise ValueError("eval_steps must be whole, increasing and not negative")
         whole_number("the last of eval_steps", steps[-1], below=2**31)
         size = len(problem.train[1]) if run.examples is None else run.examples
@@ -257,32 +250,21 @@ def check_settings(problem: Problem, run: Run) -> None:
         if run.until_solved and problem.algorithm.solved is None:
             raise ValueError("until_solved needs the algorithm's rule `solved`")
         if run.schedule is not None:
-            _check_schedule(run)
-        _check_momentum(run)
-        _check_halvings(problem, run)
+            as_schedule(run.schedule)
+            if run.period != np.inf or run.until_solved:
+                raise ValueError("a schedule takes the place of a period: leave that infinite")
+        if not 0 <= run.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {run.momentum}")
+        if run.momentum and run.optimizer != "sgd":
+            raise ValueError(f"momentum is for the optimizer sgd, not {run.optimizer}")
+        if run.halve_after:
+            _check_halvings(problem, run)
     except ValueError as error:
         raise ValueError(f"{error} (in {run._replace(eval_steps=run.eval_steps[-1:])})") from None
 
 
-def _check_schedule(run: Run) -> None:
-    if not callable(run.schedule):
-        raise ValueError(f"schedule must be a function (step, state) -> bool, got {run.schedule!r}")
-    as_schedule(run.schedule)
-    if run.period != np.inf or run.until_solved:
-        raise ValueError("a schedule takes the place of a period: leave that infinite")
-
-
-def _check_momentum(run: Run) -> None:
-    if not 0 <= run.momentum < 1:
-        raise ValueError(f"momentum must be in [0, 1), got {run.momentum}")
-    if run.momentum and run.optimizer != "sgd":
-        raise ValueError(f"momentum is for the optimizer sgd, not {run.optimizer}")
-
-
 def _check_halvings(problem: Problem, run: Run) -> None:
-    if not run.halve_after:
-        return
-    if any(n != int(n) or n < 1 for n in run.halve_after) or np.any(np.diff(run.halve_after) <= 0):
+    if np.any(np.diff(run.halve_after, prepend=0) <= 0):
         raise ValueError("halve_after must be positive whole numbers, increasing")
     if run.period == np.inf or run.until_solved:
         raise ValueError("halve_after needs a fixed period that is finite")
