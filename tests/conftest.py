@@ -61,6 +61,7 @@ UNOPTIMIZED = {
     "test_own_networks.py",
     "test_probes.py",
     "test_runs.py",
+    "test_shares.py",
     "test_slices.py",
     "test_training.py",
     "test_truncated_gauss_newton.py",

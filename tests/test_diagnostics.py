@@ -40,16 +40,6 @@ def test_eigenvalues_are_those_of_the_dense_matrices(case, loss, monkeypatch):
     hessian = jax.hessian(lambda o: LOSSES[loss](o.reshape(6, 3), y))(jnp.asarray(proxy))
     curvature = np.linalg.eigvalsh(jacobian.T @ np.asarray(hessian) @ jacobian).max()
     assert float(seen["curvature"]) == pytest.approx(curvature, rel=1e-6)
-    if loss == "squared":
-        assert curvature == pytest.approx(kernel, rel=1e-9)
-
-
-def test_the_default_iterations_bound_the_eigenvalue_from_below_and_come_close(case):
-    f, params, anchor, (x, y) = case
-    seen = kernel_diagnostics(f, params, anchor, (x, y), LOSSES["squared"])
-    jacobian = dense(f, anchor, x)
-    exact = np.linalg.eigvalsh(jacobian @ jacobian.T).max() / len(x)
-    assert 0.8 * exact < float(seen["kernel_eigenvalue"]) <= exact * (1 + 1e-12)
 
 
 def test_drift_is_that_of_the_projected_kernel_and_zero_at_the_anchor(case):

@@ -1,6 +1,5 @@
-"""The dial shows what is on record, says what is not, and turns in a browser."""
+"""The dial shows what is on record and says what is not."""
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -8,12 +7,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import vl_convert
 from bs4 import BeautifulSoup
 from iterlin.features import RANDOM_ALIGNMENT
 from iterlin.study import records
 from iterlin.study.dial import charts, recorded
-from iterlin_book import browser, chromium, offline, render
 
 ROOT = Path(__file__).resolve().parents[1]
 HOSTILE = "</script><script>alert('1')</script>"
@@ -71,15 +68,6 @@ def test_at_infinity_stand_the_features_before_training(found):
     assert moved > 0.01  # that run is none without updates
 
 
-def test_runs_that_diverged_are_left_out_and_counted(found):
-    record = found["xor"].copy(deep=True)
-    record.alignment_period[:, 1, 0] = 0.5
-    record.train_mse_period[:, 1, 0] = 7.0
-    row, whole = (recorded.xor(ds, "period")[2].rows[1] for ds in (record, found["xor"]))
-    assert row["words"][1].endswith(f"1 of {record.sizes['seed']} diverged")
-    assert row["mean"] == pytest.approx(whole["mean"], abs=0.005)
-
-
 def test_a_damping_lies_at_the_exchanged_time_and_functions_only_at_theirs(found):
     record = found["damping_quintic"]
     functions, errors = recorded.quintic(record, 0.5)
@@ -104,17 +92,6 @@ def test_a_run_that_fits_is_shown_up_to_there(found):
         assert max(row["elapsed"]) == pytest.approx(asked["unit"] * step, rel=1e-3)
 
 
-def test_each_stop_of_a_record_draws_another_picture(found):
-    panel = recorded.by_period(found["period_sweep"])
-    spec = spec_of(charts.html("Period", "", [panel, panel]))
-    (slider,) = (signal for signal in spec["signals"] if signal["name"] == "stop")
-    drawn = set()
-    for slider["value"] in range(len(panel.rows)):
-        drawn.add(re.sub(r"clip\d+|<text.*?</text>", "", vl_convert.vega_to_svg(spec)))
-    assert len(drawn) == len(panel.rows)
-    assert all(charts.NOW in svg for svg in drawn)
-
-
 def test_text_of_a_record_cannot_end_the_data(found):
     record = found["xor"].assign_coords(scale=[HOSTILE, "standard"])
     html = charts.html("Period", "Weights", recorded.xor(record, "period"))
@@ -123,30 +100,7 @@ def test_text_of_a_record_cannot_end_the_data(found):
     assert "<" not in script.string
 
 
-@pytest.fixture(scope="module")
-def page(dial, tmp_path_factory):
-    """A folder with the dial on a page of its own, and what the book's rendering adds."""
-    folder = tmp_path_factory.mktemp("html")
-    style, script = ((ROOT / f"book/_static/dial.{kind}").read_text() for kind in ("css", "js"))
-    (folder / "explore.html").write_text(
-        '<!doctype html><html lang="en"><title>The dial</title><link rel="icon" href="data:,">'
-        f"<style>{style}</style><script>{script}</script><main><article><h1>Dial</h1>{dial}"
-        f'<script src="{charts.SCRIPT}"></script></article></main>'
-    )
-    render.add_vega(folder)
-    return folder
-
-
-def test_the_dial_needs_nothing_from_elsewhere_and_no_script(page, dial):
-    assert list(offline.check(page)) == []
+def test_without_javascript_there_is_a_picture(dial):
     picture = BeautifulSoup(dial, "html.parser").find("noscript").find("img")
     assert picture["src"].startswith("data:image/svg+xml;base64,")
     assert "feature updates): alignment" in picture["alt"]
-
-
-def test_the_dial_turns_by_keyboard_and_breaks_no_rule(page):
-    try:
-        seen = asyncio.run(browser.visits(page, ["explore.html"]))
-    except chromium.Missing as missing:
-        pytest.skip(str(missing))
-    assert [fault for visit in seen for fault in visit.faults] == []

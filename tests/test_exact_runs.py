@@ -1,8 +1,6 @@
 """Grids by exact engines: the runs of `runs.grid`, kept, resumed, and refused by name."""
 
-import weakref
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -28,10 +26,9 @@ def by_engines(make=make, axes=AXES, engine=engine, **settings):
     return exact_runs.exact_grid(FULL_BATCH, axes, make, engine=engine, **settings)
 
 
-@pytest.mark.parametrize("examples", [None, 12])
-def test_grid_is_that_of_steps(examples):
+def test_grid_is_that_of_steps():
     def chosen(period, seed):
-        return make(period, seed, examples, penalty=0.2 if period > 1 else 0.0)
+        return make(period, seed, 12, penalty=0.2 if period > 1 else 0.0)
 
     found, expected = by_engines(chosen), runs.grid(FULL_BATCH, AXES, chosen)
     for name in expected.data_vars:
@@ -64,12 +61,6 @@ def test_training_accuracy_is_that_on_a_run_s_own_examples():
             np.testing.assert_allclose(at, loss, rtol=1e-5)
 
 
-def test_period_may_end_when_solved_and_go_on_for_ever():
-    axes = {"period": (np.inf,), "seed": (0,)}
-    found = by_engines(axes=axes)
-    assert int(found.updates[0, 0, -1]) == 0
-
-
 def test_finished_runs_are_read_and_the_deadline_leaves_holes(tmp_path, monkeypatch):
     whole = by_engines(folder=tmp_path)
     files = sorted(tmp_path.glob("*.npz"))
@@ -86,48 +77,24 @@ def test_finished_runs_are_read_and_the_deadline_leaves_holes(tmp_path, monkeypa
     assert part.missing == 1
     assert np.isfinite(part.test_loss.sel(seed=0)).all()
     assert np.isnan(part.test_loss.sel(seed=1)).all()
-    monkeypatch.setattr(environment, "out_of_time", lambda: True)
-    with pytest.raises(OutOfTime):
-        by_engines(axes={"period": (5,), "seed": (0,)})
 
 
-@pytest.mark.parametrize(("looks_at", "writes"), [(STEPS, 3), (STEPS[1:], 1)])
-def test_a_run_stopped_on_its_way_goes_on(looks_at, writes, tmp_path, monkeypatch):
-    """Before its first look, too."""
-    settings = {
-        "axes": {"period": (5,), "seed": (0,)},
-        "make": partial(make, eval_steps=looks_at),
-    }
-    whole = by_engines(**settings)
+def test_a_run_stopped_on_its_way_goes_on(tmp_path, monkeypatch):
+    axes = {"period": (5,), "seed": (0,)}
+    whole = by_engines(axes=axes)
     monkeypatch.setattr(exact_run, "CHECKPOINT", 0.0)
-    looks = iter([False] * writes + [True])  # the grid asks, too
+    looks = iter([False] * 3 + [True])  # the grid asks, too
     monkeypatch.setattr(environment, "out_of_time", lambda: next(looks, False))
     with pytest.raises(OutOfTime):
-        by_engines(**settings, folder=tmp_path)
-    again = by_engines(**settings, folder=tmp_path)
+        by_engines(axes=axes, folder=tmp_path)
+    again = by_engines(axes=axes, folder=tmp_path)
     np.testing.assert_array_equal(again.test_loss, whole.test_loss)
-
-
-def test_a_seed_lets_go_of_the_kernels_of_the_one_before(monkeypatch):
-    """Each seed has examples of its own; two kernels at once may be more than memory holds."""
-    made, alive = [], []
-
-    def spy(*arguments, integrator=exact_runs._integrator):
-        alive.append(sum(old() is not None for old in made))
-        found = integrator(*arguments)
-        made.append(weakref.ref(found))
-        return found
-
-    monkeypatch.setattr(exact_runs, "_integrator", spy)
-    by_engines(lambda period, seed: make(period, seed, 12), {"period": (5, 10), "seed": (0, 1, 2)})
-    assert alive == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"make": lambda period, seed: make(period, seed, optimizer="adam")}, "adam"),
-        ({"make": lambda period, seed: make(0, seed)}, "period"),
         ({"engine": lambda run: "magic"}, "magic"),
     ],
 )
@@ -135,8 +102,3 @@ def test_refuses_bad_runs_before_any_compute(changes, message, monkeypatch):
     monkeypatch.setattr(exact_runs, "integrator", None)
     with pytest.raises(ValueError, match=message):
         by_engines(**changes)
-
-
-def test_refuses_minibatches():
-    with pytest.raises(ValueError, match="batch_size"):
-        exact_runs.exact_grid(problem(), AXES, make, engine=engine)

