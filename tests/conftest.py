@@ -42,6 +42,7 @@ settings.load_profile(FEW)
 # bits, memory, buffers or what is compiled is marked `optimized`.
 UNOPTIMIZED = {
     "test_adapters.py",
+    "test_algorithm.py",
     "test_bench.py",
     "test_convnets.py",
     "test_coupled_examples.py",
@@ -49,8 +50,10 @@ UNOPTIMIZED = {
     "test_diagnostics.py",
     "test_flow.py",
     "test_gauss_newton.py",
+    "test_identity.py",
     "test_integrate.py",
     "test_integrate_adaptive.py",
+    "test_integrate_networks.py",
     "test_kept.py",
     "test_laplace.py",
     "test_layers.py",

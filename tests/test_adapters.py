@@ -314,20 +314,6 @@ def test_equinox_s_own_modules_take_a_key_where_there_is_dropout():
     close(drawn[kept] * (1 - RATE), np.asarray(outputs)[kept])
 
 
-def test_evaluation_is_that_of_the_module_also_without_statistics_or_keys():
-    class Scaled(nn.Module):
-        @nn.compact
-        def __call__(self, x, train=True, factor=1):
-            return factor * nn.Dense(2)(x) * (10 if train else 1)
-
-    module = Scaled()
-    variables = module.init(jax.random.key(0), X)
-    net = from_linen(module, variables, train=True, factor=3)
-    evaluated = module.apply(variables, X, train=False, factor=3)
-    close(net.evaluated(net.params, X), evaluated)
-    close(net.f(net.params, X), 10 * net.evaluated(net.params, X))
-
-
 class Weightless(nnx.Module):
     def __call__(self, x):
         return x

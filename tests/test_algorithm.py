@@ -1,7 +1,6 @@
 """What `train` adds to plain steps: penalties, inner solves and their stopping, augmentation."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -214,7 +213,7 @@ def test_plain_steps_ask_a_network_for_its_reverse_derivative_alone():
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-def test_augmentation_is_drawn_afresh_each_step_and_from_the_key_alone():
+def test_augmentation_is_drawn_afresh_each_step():
     f, params, data = classified()
     seen = []
 
@@ -228,9 +227,8 @@ def test_augmentation_is_drawn_afresh_each_step_and_from_the_key_alone():
     whole, _ = roads.train(f, params, data, num_steps=9, key=key, **settings)
     jax.effects_barrier()
     assert len(set(seen)) == 9
-    half, _ = roads.train(f, params, data, num_steps=5, key=key, **settings)
-    rest, _ = roads.train(f, half, data, num_steps=9, **settings)
-    np.testing.assert_array_equal(flat(rest.params), flat(whole.params))
+    plain, _ = roads.train(f, params, data, num_steps=9, key=key, **settings | {"augment": None})
+    assert np.abs(flat(plain.params) - flat(whole.params)).max() > 1e-3
 
 
 def normalised():
@@ -321,16 +319,6 @@ def test_a_part_moves_as_if_the_rest_were_written_into_the_network(schedule):
     first, free = (advanced(run, 1).params for run in (part, replace(part, regularizer=None)))
     slope = jax.grad(of_moving["regularizer"])(moving)
     np.testing.assert_allclose(flat(first), flat(free) - 0.3 * flat(slope), rtol=1e-11)
-
-
-def test_what_is_bound_is_trained_as_a_whole_and_its_statistics_know_the_rest():
-    f, params, _ = classified()
-    _, fixed = split(params, lambda path: path.startswith("1/"))
-    told = SimpleNamespace(evaluate=f, bound=lambda rest: SimpleNamespace(evaluate=f, rest=rest))
-    run = algorithm.Algorithm(f, ENTROPY, 0.1, normalization=told, trainable=lambda path: True)
-    bound = run.bound(fixed)
-    assert bound.trainable is None
-    assert bound.normalization.rest is fixed
 
 
 def test_a_penalty_may_be_traced():

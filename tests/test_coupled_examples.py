@@ -1,14 +1,12 @@
 """A network that couples its examples is refused wherever rows of J are taken one by one."""
 
-import equinox as eqx
 import iterlin as il
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen, nnx
 from iterlin.linearization import require_independent
-from iterlin.networks.convnets import lenet, resnet18
+from iterlin.networks.convnets import lenet
 from jax import lax
 
 
@@ -47,11 +45,9 @@ def recurrent(p, x):
     return lax.scan(step, jnp.zeros(5, x.dtype), x)[1]
 
 
-def attention(p, x, causal=False):
+def attention(p, x):
     h = hidden(p, x)
-    scores = h @ h.T
-    if causal:
-        scores = jnp.where(jnp.tril(jnp.ones_like(scores)), scores, -jnp.inf)
+    scores = jnp.where(jnp.tril(jnp.ones((len(x), len(x)))), h @ h.T, -jnp.inf)
     return jax.nn.softmax(scores) @ h @ p["v"]
 
 
@@ -79,37 +75,17 @@ of_mean_gradient.defvjp(lambda h: (h, None), lambda _, g: (g - g.mean(0),))
 
 COUPLED = {
     "a scan over the examples": (recurrent, P),
-    "a cumulative sum": (lambda p, x: jnp.cumsum(hidden(p, x), 0), P),
-    "one from the end": (lambda p, x: lax.cumsum(hidden(p, x), 0, reverse=True), P),
-    "attention": (attention, P),
-    "causal attention": (lambda p, x: attention(p, x, causal=True), P),
-    "batch normalisation": (batch_normalised, P),
+    "causal attention": (attention, P),
     "batch normalisation, zero head": (batch_normalised, ZERO_HEAD),
-    "batch normalisation, centred": (il.centred(batch_normalised, P), P),
     "both": (il.centred(batch_normalised, ZERO_HEAD), ZERO_HEAD),
     "batch normalisation without epsilon": (
         lambda p, x: (x @ p["w"] - (x @ p["w"]).mean(0)) / (x @ p["w"]).std(0),
         P,
     ),
-    "a gate at zero": (gated, P),
-    "a gate near zero": (gated, P | {"a": jnp.asarray(1e-3)}),
     "a squared gate at zero": (lambda p, x: gated(p | {"a": p["a"] ** 2}, x), P),
-    "two gates at zero": (
-        lambda p, x: gated(p | {"a": p["a"] * p["b"]}, x),
-        P | {"b": jnp.zeros(())},
-    ),
-    "scales by place": (lambda p, x: (1 + jnp.arange(len(x)))[:, None] * hidden(p, x), P),
     "places from zero": (lambda p, x: jnp.arange(len(x))[:, None] * hidden(p, x), P),
     "a coupling from the fourth on": (mean_from_the_fourth, P),
-    "a sort": (lambda p, x: jnp.sort(hidden(p, x), 0), P),
-    "another order": (lambda p, x: hidden(p, x)[::-1], P),
-    "the next example": (lambda p, x: jnp.roll(hidden(p, x), 1, 0), P),
     "the size of the batch": (lambda p, x: hidden(p, x) / len(x), P),
-    "log_softmax over the examples": (lambda p, x: jax.nn.log_softmax(hidden(p, x), 0), P),
-    "noise for each place": (
-        lambda p, x: hidden(p, x) * jax.random.bernoulli(jax.random.key(0), 0.5, (len(x), 5)),
-        P,
-    ),
     "a derivative of the mean": (straight_through, P),
     "a reverse rule": (lambda p, x: of_mean_gradient(hidden(p, x)) @ p["v"], P),
     "a NaN in one output": (lambda p, x: jnp.cumsum(hidden(p, x), 0).at[:, 0].set(jnp.nan), P),
@@ -130,12 +106,10 @@ def test_a_coupling_is_refused_whatever_the_parameters(name):
         require_independent(f, params, X)
 
 
-@pytest.mark.parametrize("name", ["a scan over the examples", "a gate at zero", "both"])
-@pytest.mark.parametrize("count", [2, 7])
-def test_a_coupling_is_refused_in_float32_and_of_two_examples(name, count):
-    f, params = COUPLED[name]
+def test_a_coupling_is_refused_in_float32_and_of_two_examples():
+    f, params = COUPLED["both"]
     with pytest.raises(ValueError, match="couples its examples"):
-        require_independent(f, *single_precision((params, X[:count])))
+        require_independent(f, *single_precision((params, X[:2])))
 
 
 Y = normal(4, 7, 5)
@@ -158,7 +132,7 @@ DOORS = {
 @pytest.mark.parametrize("door", DOORS)
 def test_every_door_refuses(door):
     with pytest.raises(ValueError, match="couples its examples"):
-        DOORS[door](COUPLED["a cumulative sum"][0])
+        DOORS[door](COUPLED["a scan over the examples"][0])
 
 
 def test_of_one_example_nothing_is_coupled():
@@ -172,47 +146,6 @@ def images(net, *shape, seed=0):
     """Parameters and inputs, with margins of zeros as digits have."""
     x = normal(seed, 6, *shape).at[:, :2].set(0)
     return net.apply, net.init(jax.random.key(seed)), x
-
-
-def resnet_evaluated():
-    net = resnet18((8, 8, 1), width=4, normalization="batch")
-    _, params, x = images(net, 8, 8, 1)
-    statistics = jax.tree.map(lambda leaf: leaf + 0.1, net.normalization.initial)
-    return lambda p, x: net.normalization.evaluate(p, statistics, x), params, x
-
-
-class Encoder(eqx.Module):
-    """A block of a transformer over ids of tokens."""
-
-    words: eqx.nn.Embedding
-    attention: eqx.nn.MultiheadAttention
-    norm: eqx.nn.LayerNorm
-
-    def __init__(self):
-        keys = jax.random.split(jax.random.key(0))
-        self.words = eqx.nn.Embedding(11, 8, key=keys[0])
-        self.attention = eqx.nn.MultiheadAttention(2, 8, key=keys[1])
-        self.norm = eqx.nn.LayerNorm(8)
-
-    def __call__(self, ids):
-        h = jax.vmap(self.words)(ids)
-        return jax.vmap(self.norm)(h + self.attention(h, h, h, mask=jnp.tril(jnp.ones((4, 4)))))
-
-
-def equinox():
-    net = il.from_equinox(Encoder())
-    return net.f, net.params, jax.random.randint(jax.random.key(1), (6, 4), 0, 11)
-
-
-def flax_linen():
-    module = linen.Sequential([linen.Conv(3, (3, 3)), linen.relu, linen.LayerNorm()])
-    x = normal(1, 6, 5, 5, 2)
-    return module.apply, module.init(jax.random.key(0), x), x
-
-
-def flax_nnx():
-    net = il.from_nnx(nnx.Linear(6, 3, rngs=nnx.Rngs(0)))
-    return net.f, net.params, X
 
 
 def tree():
@@ -233,31 +166,10 @@ def time_of_the_batch():
 INDEPENDENT = {
     "mlp": lambda: images(il.mlp((6, 32, 3)), 6),
     "large inputs": lambda: (il.mlp((6, 9, 3)).apply, images(il.mlp((6, 9, 3)), 6)[1], 255 * X),
-    **{
-        f"lenet, {method}": lambda method=method: images(
-            lenet((12, 12, 1), kernel_size=3, channels=4, method=method), 12, 12, 1
-        )
-        for method in ("direct", "patches", "blocks", "winograd", "auto")
-    },
-    "resnet": lambda: images(resnet18((8, 8, 1), width=4), 8, 8, 1),
-    "resnet evaluated": resnet_evaluated,
-    "equinox transformer": equinox,
-    "flax linen": flax_linen,
-    "flax nnx": flax_nnx,
+    "lenet": lambda: images(lenet((12, 12, 1), kernel_size=3, channels=4), 12, 12, 1),
     "a tree of inputs": tree,
     "a loop over the examples": time_of_the_batch,
     "centred": lambda: (il.centred(hidden, single_precision(P)), P, X),
-    "in half precision within": lambda: (
-        lambda p, x: hidden(*jax.tree.map(lambda a: a.astype(jnp.bfloat16), (p, x))) @ p["v"],
-        P,
-        X,
-    ),
-    "zero head": lambda: (lambda p, x: hidden(p, x) @ p["v"], ZERO_HEAD, X),
-    "all parameters zero": lambda: (
-        lambda p, x: hidden(p, x) @ p["v"],
-        jax.tree.map(jnp.zeros_like, P),
-        X,
-    ),
     "a network that is NaN": lambda: (lambda p, x: jnp.log(-jnp.exp(hidden(p, x))), P, X),
     "a NaN example": lambda: (hidden, P, X.at[2].set(jnp.nan)),
     "parameters that must be positive": lambda: (
@@ -292,31 +204,6 @@ def test_half_precision_is_rounded_more():
     require_independent(net.apply, params, x)
     with pytest.raises(ValueError, match="couples its examples"):
         require_independent(lambda p, x: jnp.cumsum(net.apply(p, x), 0), params, x)
-
-
-def test_the_activations_of_all_examples_are_not_needed():
-    sizes = []
-
-    def f(params, x):
-        jax.debug.callback(lambda: sizes.append(len(x)))
-        return x @ params
-
-    require_independent(f, jnp.ones((3, 2)), jnp.ones((50, 3)))
-    jax.effects_barrier()
-    assert sizes
-    assert max(sizes) <= 5
-
-
-def test_a_change_of_what_f_closes_over_is_seen():
-    gate = np.zeros(1)
-
-    def f(p, x):
-        return hidden(p, x) + gate * hidden(p, x).mean(0)
-
-    require_independent(f, P, X)
-    gate[0] = 1.0
-    with pytest.raises(ValueError, match="couples its examples"):
-        require_independent(f, P, X)
 
 
 @pytest.mark.parametrize("rule", [False, True])

@@ -40,18 +40,6 @@ def custom_vjp(w):
     return product
 
 
-def called_back(w):
-    held = np.asarray(w)
-
-    def product(x):
-        shape = jax.ShapeDtypeStruct((*x.shape[:-1], 4), x.dtype)
-        return jax.pure_callback(
-            lambda x: np.asarray(x) @ held, shape, x, vmap_method="expand_dims"
-        )
-
-    return product
-
-
 # x -> x @ w, by how a program holds w.
 HOLDS = {
     "closure": lambda w: lambda x: x @ w,
@@ -65,9 +53,7 @@ HOLDS = {
             x[0, 0] < 9, jax.jit(lambda x: x @ w), lambda x: jnp.zeros((len(x), 4), x.dtype), x
         )
     ),
-    "jit of remat": lambda w: jax.jit(jax.checkpoint(lambda x: x @ w)),
     "custom_vjp": lambda w: jax.jit(custom_vjp(w)),
-    "pure_callback": called_back,
 }
 
 
@@ -79,10 +65,8 @@ def network(hold, w):
 def test_a_program_is_told_by_the_arrays_that_it_holds(hold):
     def of(w):
         f = network(hold, w)
-        programs = [jax.jit(f).trace(start(), X).jaxpr]
-        if hold != "pure_callback":
-            programs.append(jax.jit(jax.grad(lambda p: f(p, X).sum())).trace(start()).jaxpr)
-        return program_digest(programs)
+        slope = jax.grad(lambda p, x: f(p, x).sum())
+        return program_digest([jax.jit(g).trace(start(), X).jaxpr for g in (f, slope)])
 
     assert of(FIRST) == of(FIRST + 0) != of(SECOND)
 
@@ -151,7 +135,7 @@ def test_train_names_what_differs(checkpoint, name, other, words):
         ("optimizer", optax.adam(0.1), optax.adam(0.2), "the optimiser's first step|the step"),
     ],
 )
-def test_train_tells_functions_by_what_they_hold(tmp_path, name, one, other, words):
+def test_train_tells_functions_by_what_they_hold(tmp_path, monkeypatch, name, one, other, words):
     """In this version of JAX and, but for a predicate that is asked late, between versions."""
     path = tmp_path / "run.npz"
     wanted, _ = train(path, **{name: one})
@@ -161,6 +145,8 @@ def test_train_tells_functions_by_what_they_hold(tmp_path, name, one, other, wor
     if name != "schedule":
         with pytest.raises(CheckpointError, match=rf"differs in ({words}).*version \(JAX 0.4.30"):
             train(path, **{name: other})
+    trained_again = lambda state: pytest.fail("trained again")  # noqa: E731
+    monkeypatch.setattr(chunks.jax, "block_until_ready", trained_again)
     np.testing.assert_array_equal(train(path, **{name: one})[0], wanted)
 
 
@@ -243,16 +229,6 @@ def as_of_another_version(path):
     np.savez(path, **arrays | {"head": np.frombuffer(json.dumps(head).encode(), np.uint8)})
 
 
-def test_train_goes_on_from_the_checkpoint_of_another_version(tmp_path, monkeypatch):
-    path = tmp_path / "run.npz"
-    wanted, history = train(path, network("jit", FIRST), watch=Watch({"test": (X, Y)}))
-    as_of_another_version(path)
-    monkeypatch.setattr(chunks.jax, "block_until_ready", lambda state: pytest.fail("trained again"))
-    found, again = train(path, network("jit", FIRST), watch=Watch({"test": (X, Y)}))
-    np.testing.assert_array_equal(found, wanted)
-    np.testing.assert_array_equal(again["test_loss"], history["test_loss"])
-
-
 def test_first_parameters_that_another_version_drew_otherwise_are_taken(tmp_path):
     """In their last bits alone, as a new compiler rounds otherwise."""
     path = tmp_path / "run.npz"
@@ -264,17 +240,6 @@ def test_first_parameters_that_another_version_drew_otherwise_are_taken(tmp_path
     np.testing.assert_array_equal(train(path, params=drawn)[0], wanted)
     with pytest.raises(CheckpointError, match=r"the first parameters.*version \(JAX 0.4.30"):
         train(path, params=start()[::-1])
-
-
-def test_integrate_finds_a_file_of_another_version_and_no_other_network(tmp_path):
-    one, other = ({"f": network("jit", w)} for w in (FIRST, SECOND))
-    wanted = integrate(tmp_path, **one)
-    [file] = tmp_path.iterdir()
-    as_of_another_version(file)
-    np.testing.assert_array_equal(integrate(tmp_path, **one), wanted)
-    assert list(tmp_path.iterdir()) == [file]
-    np.testing.assert_array_equal(integrate(tmp_path, **other), integrate(None, **other))
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_grid_finds_the_runs_of_another_version(tmp_path):
@@ -309,20 +274,17 @@ def test_a_summary_sees_signs_order_and_places():
         np.testing.assert_allclose(summary(tree)[0], summary(other)[0])
 
 
-def test_numbers_that_are_not_finite_agree_with_their_like():
-    def refused(there, here):
-        head = Identity({}, first=lambda: {"loss": there}).head() | {"version": "another"}
-        return bool(Identity({}, first=lambda: {"loss": here}).differences(head))
+def test_numbers_agree_to_a_tolerance_and_with_their_like_if_not_finite():
+    def refused(there, here=(1.0,)):
+        head = {"version": "another", "numbers": {"loss": there}}
+        return bool(Identity({}, first=lambda: {"loss": list(here)}).differences(head))
 
-    for same in ([np.nan, 1.0], [np.inf, -np.inf], [0.0, 0.0], []):
+    for same in ([np.nan, 1.0], [np.inf, -np.inf], []):
         assert not refused(same, same)
-    for crafted in ("1.0", [1.0, "a"], [[1.0]], None):
-        head = {"version": "another", "numbers": {"loss": crafted}}
-        assert Identity({}, first=lambda: {"loss": [1.0]}).differences(head)
-    for one, other in ([[np.nan], [1.0]], [[1.0], [np.nan]], [[np.inf], [-np.inf]], [[1.0], []]):
-        assert refused(one, other)
-    assert refused([1.0], [1.01])
-    assert not refused([1.0], [1.0001])
+    assert not refused([1.0001])
+    for other in ([1.01], [np.nan], [], "1.0", [[1.0]], None):
+        assert refused(other)
+    assert refused([np.inf], [-np.inf])
 
 
 def test_a_program_is_the_same_wherever_it_is_printed(monkeypatch):
@@ -334,30 +296,17 @@ def test_a_program_is_the_same_wherever_it_is_printed(monkeypatch):
     assert program_digest([jax.make_jaxpr(lambda x: jnp.sin(x) + 2)(1.0)]) != plain
 
 
-class Line:
-    slope = 2.0
-
-    def scaled(self, x):
-        return np.float32(self.slope * x)
-
-
 def test_a_function_that_is_called_back_is_told_by_code_and_closure():
     def of(function):
         shape = jax.ShapeDtypeStruct((2,), jnp.float32)
-        return program_digest(
-            [jax.make_jaxpr(partial(jax.pure_callback, function, shape))(jnp.ones(2))]
-        )
+        called = partial(jax.pure_callback, function, shape)
+        return program_digest([jax.make_jaxpr(called)(jnp.ones(2))])
 
     def scaled_by(scale, power=1):
         return lambda x: np.float32(scale * x**power)
 
-    seen = []
-    logged = lambda x: (seen.append(1), x)[1]  # noqa: E731
-    first = of(logged)
-    seen.append(2)
-    assert of(logged) == first
     same = of(scaled_by(2.0))
     assert of(scaled_by(2.0)) == same
     others = [scaled_by(3.0), scaled_by(2.0, 2), scaled_by(np.ones(2)), partial(np.multiply, 2.0)]
-    others += [partial(np.multiply, 3.0), lambda x: np.sin(x), lambda x: np.cos(x), Line().scaled]
+    others += [partial(np.multiply, 3.0), lambda x: np.sin(x), lambda x: np.cos(x)]
     assert len({same, *map(of, others)}) == 1 + len(others)

@@ -40,7 +40,6 @@ def test_one_device_is_the_kernel_itself():
     [
         (jnp.ones((5, 3)), {"devices": []}, "devices"),
         (jnp.ones((5, 3)), {"trace": True, "diagonal": True}, "trace and diagonal"),
-        (jnp.ones((0, 3)), {}, "example"),
         ({"a": jnp.ones((5, 3)), "b": jnp.ones((2, 3))}, {}, "example"),
     ],
 )
