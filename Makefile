@@ -122,9 +122,8 @@ lock: ## pin what pyproject.toml asks for, the rest as it is (UPGRADE=1: the new
 
 dist: book $(DEV) ## make dist/: the library's wheel and source archive, tested, and the book for a deposit
 	@$(PYTEST) tests/test_wheel.py
-	@rm -rf dist && $(BIN)/python -m iterlin_book.dist
 	@$(BIN)/python -m iterlin_book.pdf || [ $$? -eq 3 ]  # 3: no chromium, and so no PDF
-	@$(BIN)/python -m iterlin_book.archive
+	@rm -rf dist && $(BIN)/python -m iterlin_book.dist
 
 clean: ## remove what was built, but not the installation
 	rm -rf _build .snakemake dist

@@ -79,7 +79,6 @@ LONGEST = (
     "test_book_build.py",
     "test_tiers.py",
     "test_book_results.py",
-    "test_book_shares.py",
     "test_sharded_training.py",
     "test_mutations.py",
     "test_integrate.py",

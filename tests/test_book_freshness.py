@@ -1,9 +1,16 @@
 """A page's outputs are outdated once its code, the library or what it shows has changed."""
 
+import re
+from types import SimpleNamespace
+
+import jupytext
 import nbformat
 import pytest
 import toy_book
-from iterlin_book import freshness, pages
+from iterlin_book import freshness, merge, pages, xla
+from iterlin_book.pages import BookError
+from nbformat.v4 import new_output
+from toy_book import HEADER
 
 
 @pytest.fixture
@@ -17,61 +24,112 @@ def digest(root, tier="quick", values=None, more=""):
     return freshness.digest(root, "other", tier, notebook, values or {})
 
 
-def test_digests_follow_code_tags_parameters_tier_and_library_but_not_prose(root):
+def test_digests_follow_code_tags_parameters_tier_library_and_lock_but_not_prose(root):
     first = digest(root)
-    others = [digest(root, "laptop"), digest(root, "laptop", {"a": 1}), digest(root, more="1")]
-    assert len({first, *others}) == 4
+    found = {
+        first,
+        digest(root, "laptop"),
+        digest(root, "laptop", {"a": 1}),
+        digest(root, more="1"),
+    }
+    assert len(found) == 4
     toy_book.edit(root, "book/other.md", "# Second page", "# Another title\n\nProse.")
     assert digest(root) == first
-    toy_book.edit(root, "lib/iterlin/gamma.py", "return -x", "return -x - 1")
-    assert (second := digest(root)) != first
-    toy_book.edit(root, "book/other.md", "ipython3\n", "ipython3\n:tags: [hide-input]\n\n")
-    assert digest(root) not in (first, second)
+    for file, old, new in (
+        ("lib/iterlin/gamma.py", "return -x", "return -x - 1"),
+        ("requirements.lock", "numpy==1", "numpy==2"),
+        ("book/other.md", "ipython3\n", "ipython3\n:tags: [hide-input]\n\n"),
+    ):
+        toy_book.edit(root, file, old, new)
+        assert digest(root) not in found
+        found.add(digest(root))
 
 
-def add(root, *names):
-    for name in names:
-        path = root / "data" / "results" / name / "laptop.nc"
-        path.parent.mkdir(parents=True, exist_ok=True)
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("records", {"other"}),
+        ("records.best('named')", {"other", "named"}),
+        ("!ls\nfolder = 'data/results'", {"other", "named", "unrelated"}),
+        ("from iterlin.study import claims, records", {"other", "named", "unrelated"}),
+    ],
+)
+def test_digests_follow_the_records_and_claims_that_a_page_shows(root, code, shown):
+    names = ("other", "named", "unrelated")
+    paths = {name: root / "data" / "results" / name / "laptop.nc" for name in names}
+    for path in paths.values():
+        path.parent.mkdir(parents=True)
         path.write_bytes(b"content")
-
-
-ROW = """\
-- {id: C1, experiment: judged, page: other, version: v3, claim: a, place: b, paper: c,
-   expected: reproduced}
-"""
-
-
-def test_a_page_shows_its_own_record_those_it_names_and_those_that_its_claims_judge(root):
-    toy_book.edit(root, "book/claims.yml", "[]\n", ROW)
-    add(root, "other", "judged", "named", "unrelated")
-
-    def shown(*words):
-        found = freshness.shown_records(root, "other", {"other", *words})
-        return {path.parent.name for path in found}
-
-    assert shown() == {"other", "judged"}
-    assert shown("named") == {"other", "judged", "named"}
-    assert shown("claims") == shown("data/results") == {"other", "judged", "named", "unrelated"}
-
-
-@pytest.mark.parametrize("code", ["records.best('named')", "!ls\nfolder = 'data/results'"])
-def test_digests_follow_the_records_that_a_page_names_in_its_code(root, code):
-    add(root, "named", "unrelated")
-    first = digest(root, more=code)
-    (root / "data" / "results" / "named" / "laptop.nc").write_bytes(b"other content")
-    assert digest(root, more=code) != first
-
-
-def test_digests_follow_the_claims_where_a_page_shows_some(root):
-    code = "from iterlin.study import claims"
-    before, without = digest(root, more=code), digest(root)
-    toy_book.edit(root, "book/claims.yml", "[]\n", ROW)
+    before = digest(root, more=code)
+    # What a killed run left half written.
+    paths["other"].with_name(".laptop-x.nc").write_bytes(b"half")
+    assert digest(root, more=code) == before
+    for name, path in paths.items():
+        path.write_bytes(b"other content")
+        assert (digest(root, more=code) != before) == (name in shown)
+        path.write_bytes(b"content")
+    toy_book.edit(root, "book/claims.yml", "[]\n", "[]  # none\n")
     assert digest(root, more=code) != before
-    assert digest(root) == without
 
 
-def test_a_damaged_ledger_is_named(root):
-    toy_book.edit(root, "book/claims.yml", "[]\n", "{")
-    with pytest.raises(pages.BookError, match=r"claims\.yml"):
-        freshness.rows(root)
+# Stored outputs meet current prose.
+
+PAGE = HEADER + "\n# Title\n\n```{code-cell} ipython3\na = 1\n```\n\nText.\n"
+
+
+def executed(text):
+    notebook = jupytext.reads(text, fmt="md:myst")
+    for number, cell in enumerate(pages.code_cells(notebook)):
+        cell.execution_count = number + 1
+        cell.outputs = [new_output("stream", name="stdout", text=f"output {number}\n")]
+    return notebook
+
+
+def test_outputs_move_to_the_current_prose_without_the_cell_that_papermill_adds():
+    ran = executed(PAGE.replace("```{code-cell}", "```{code-cell}\nb = 2\n```\n\n```{code-cell}"))
+    ran.cells[1].metadata["tags"] = ["injected-parameters"]
+    current = jupytext.reads(PAGE.replace("Text.", "Other text."), fmt="md:myst")
+    merged = merge.with_outputs("page", current, ran)
+    assert [cell.cell_type for cell in merged.cells] == ["markdown", "code", "markdown"]
+    assert merged.cells[2].source == "Other text."
+    assert merged.cells[1].outputs[0].text == "output 1\n"
+
+
+def test_outputs_of_other_code_are_refused():
+    ran = executed(PAGE.replace("a = 1", "a = 2"))
+    with pytest.raises(BookError, match="page: its code is not what the stored outputs come from"):
+        merge.with_outputs("page", jupytext.reads(PAGE, fmt="md:myst"), ran)
+
+
+def test_pictures_get_words_unless_the_page_has_its_own():
+    text = PAGE.replace("a = 1\n", "a = 1\n```\n\n```{code-cell} ipython3\nb = 1\n")
+    ran, current = executed(text), jupytext.reads(text, fmt="md:myst")
+    for cell, kind in ((ran.cells[1], "png"), (ran.cells[2], "svg+xml")):
+        cell.outputs = [new_output("display_data", data={f"image/{kind}": "AAAA"})]
+    current.cells[2].metadata["mystnb"] = {"image": {"alt": "Own words"}}
+    merged = merge.with_outputs("page", current, ran)
+    words = [cell.metadata["mystnb"]["image"]["alt"] for cell in merged.cells[1:3]]
+    assert words == ["Figure computed in the section “Title”", "Own words"]
+
+
+# XLA gets only flags that the installed jaxlib is known to take.
+
+
+@pytest.mark.parametrize(
+    ("version", "quick", "count"),
+    [("0.10.1", True, 3), ("0.10.1", False, 1), ("0.11.0", True, 0)],
+)
+def test_flags_depend_on_the_version_and_keep_those_of_the_caller(
+    monkeypatch, version, quick, count
+):
+    environment = {}
+    monkeypatch.setattr(xla, "os", SimpleNamespace(environ=environment))
+    monkeypatch.setattr(xla.metadata, "version", lambda name: version)
+    xla.set_flags(quick)
+    assert len(environment.get("XLA_FLAGS", "").split()) == count
+    asked = "--xla_cpu_enable_concurrency_optimized_scheduler=true"
+    environment["XLA_FLAGS"] = asked
+    xla.set_flags(quick)
+    flags = environment["XLA_FLAGS"].split()
+    assert len(flags) == max(1, count)
+    assert [flag for flag in flags if re.match(asked.partition("=")[0], flag)] == [asked]

@@ -13,21 +13,16 @@ import pikepdf
 SETTINGS = '## Settings\n\nSee <a href="#settings">above</a> and {doc}`/other`.\n\n'
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    root = toy_book.create(tmp_path_factory.mktemp("book"))
-    toy_book.edit(root, "book/last.md", "# Last page\n", f"# Last page\n\n{SETTINGS}")
-    toy_book.edit(root, "book/index.md", "See {eq}", f"{SETTINGS}See {{eq}}")
-    (root / "CITATION.cff").write_text("title: Of a book\n")
-    toy_book.build(root)
-    return root
-
-
 def titles(items):
     return [(item.title, titles(item.children)) for item in items]
 
 
-def test_pdf_has_an_outline_and_links(root):
+def test_pdf_has_an_outline_and_links(tmp_path, monkeypatch, capsys):
+    root = toy_book.create(tmp_path)
+    toy_book.edit(root, "book/last.md", "# Last page\n", f"# Last page\n\n{SETTINGS}")
+    toy_book.edit(root, "book/index.md", "See {eq}", f"{SETTINGS}See {{eq}}")
+    (root / "CITATION.cff").write_text("title: Of a book\n")
+    toy_book.build(root)
     assert pdf.main(root) == 0
     with pikepdf.open(root / "_build" / "iterlin.pdf") as opened:
         with opened.open_outline() as outline:
@@ -43,11 +38,8 @@ def test_pdf_has_an_outline_and_links(root):
     assert sorted(order, key=text.index) == order
     assert "#" not in text
 
-
-def test_without_chromium_it_says_so_and_leaves_no_older_print(root, monkeypatch, capsys):
-    path = root / "_build" / "iterlin.pdf"
-    path.touch()
+    # Without a browser it says so and leaves no older print.
     monkeypatch.setattr(chromium, "NAMES", ("no-such-browser",))
     assert pdf.main(root) == 3
     assert "no PDF was made: no chromium" in capsys.readouterr().err
-    assert not path.exists()
+    assert not (root / "_build" / "iterlin.pdf").exists()

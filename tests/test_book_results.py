@@ -1,16 +1,16 @@
-"""`make results`: order, time limit, partial records, failures, and progress while pages run."""
+"""`make results`: order, time limit, partial records, failures, shares, and progress."""
 
 import os
 import re
 import signal
 import time
-from pathlib import Path
 
 import pytest
+import shared_page
 import toy_book
+import xarray as xr
 import yaml
-from iterlin_book import build, pages
-from iterlin_book import states as page_states
+from iterlin_book import execute, pages, states
 from iterlin_book.pages import BookError
 from toy_book import HEADER, edit, run, started
 
@@ -55,7 +55,7 @@ def prioritise(root, *names):
     (root / "book" / "priority.yml").write_text(yaml.safe_dump(list(names)))
 
 
-def states(output):
+def outcomes(output):
     """Page -> state, of the summary at the end."""
     lines = output.partition("minutes (gpu tier)\n")[2].splitlines()
     return dict(re.match(r"(\S+) +(\w+( \w+)*)", line).groups()[:2] for line in lines)
@@ -70,16 +70,15 @@ def test_the_same_command_goes_on_until_all_is_done(book):
     # The line is here while the page that printed it waits for an answer.
     assert process.stderr.readline() == "shows: step 1\n"
     (book / "seen").touch()
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == 1
     assert re.findall(r"^(\S+) \(gpu\): started$", output, re.M) == ["shows", "grows", "breaks"]
     assert "shows: the end\n" in errors
     assert "breaks: cell 3 (from line 22 of book/breaks.md) failed: ZeroDivisionError" in errors
     line = "grows (gpu): partial: 7 runs missing; run the same command again to go on\n"
     assert line in output
-    assert states(output) == {"shows": "done", "grows": "partial", "breaks": "failed"}
+    assert outcomes(output) == {"shows": "done", "grows": "partial", "breaks": "failed"}
     assert (book / "deadline").read_text() == "none"
-    assert not list((book / "_build" / "executed-gpu").glob("grows.*"))
 
     # Within a time, which its process is told; here the missing runs are made all the same.
     edit(book, "book/breaks.md", "1 / 0", "1 / 1")
@@ -88,68 +87,38 @@ def test_the_same_command_goes_on_until_all_is_done(book):
     done = run(book, "build", *GPU, "--budget", "10")
     assert done.returncode == 0, done.stderr
     assert started(done.stdout) == ["breaks", "grows"]
-    assert states(done.stdout) == {"shows": "done earlier", "grows": "done", "breaks": "done"}
+    assert outcomes(done.stdout) == {"shows": "done earlier", "grows": "done", "breaks": "done"}
     assert begun + 599 < float((book / "deadline").read_text()) < time.time() + 600
 
     done = run(book, "build", *GPU)
     assert (done.returncode, started(done.stdout)) == (0, [])
-    assert set(states(done.stdout).values()) == {"done earlier"}
+    assert set(outcomes(done.stdout).values()) == {"done earlier"}
 
 
-def test_an_interrupt_stops_the_page_and_starts_no_other(book):
+@pytest.mark.parametrize("kill", [os.killpg, os.kill])
+def test_an_interrupt_stops_the_page_and_starts_no_other(book, kill):
+    """Whether it reaches all processes, as Ctrl-C in a terminal, or the first alone."""
     add(book, "first", WAITS + '\nPath("ended").touch()')
     add(book, "second", WAITS)
     process = toy_book.begin(book, "build", *GPU)
     assert process.stderr.readline() == "first: step 1\n"
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    output, errors = process.communicate(timeout=60)
+    kill(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert started(output) == ["first"]
-    assert "interrupted: run the same command again to go on\n" in errors
     assert "Traceback" not in errors
     (book / "seen").touch()
+    time.sleep(2)
     assert not (book / "ended").exists()
-    assert states(run(book, "build", *GPU).stdout) == {"first": "done", "second": "done"}
-
-
-def test_a_page_that_has_nothing_to_record_yet_is_partial(book):
-    add(book, "long", "class OutOfTime(Exception):\n    pass\n\nraise OutOfTime('at step 4')")
-    done = run(book, "execute", "long", "--tier", "gpu")
-    assert done.returncode == page_states.PARTIAL
-    line = "long: out of time before there was anything to record: at step 4; run the same command"
-    assert done.stdout.splitlines() == ["long (gpu): started", f"{line} again"]
-    assert done.stderr == ""
-
-
-def test_pages_run_in_the_given_order_one_at_a_time(book):
-    for name in ("late", "middle", "early"):
-        add(book, name, FOLLOWS)
-    prioritise(book, "early", "middle", "late")
-    done = run(book, "build", *GPU)
-    assert done.returncode == 0, done.stderr
-    assert (book / "order").read_text().split() == ["+", "-"] * 3
-    order = re.findall(r"^(\S+) \(gpu\): (\w+)", done.stdout, re.M)
-    assert order == [
-        (name, word) for name in ("early", "middle", "late") for word in ("started", "finished")
-    ]
-
-
-FOLLOWS = """\
-with open("order", "a") as order:
-    print("+", file=order, flush=True)
-    print("-", file=order)"""
 
 
 def test_no_page_starts_after_the_deadline(book):
     add(book, "first", UNTIL_THE_DEADLINE)
     add(book, "second", WAITS)
-    done = run(book, "build", *GPU, "--budget", "0.3")
-    assert done.returncode == page_states.PARTIAL
+    done = run(book, "build", *GPU, "--budget", "0.5")
+    assert done.returncode == states.PARTIAL
     assert started(done.stdout) == ["first"]
-    assert states(done.stdout) == {"first": "done", "second": "not started"}
-    (book / "seen").touch()
-    done = run(book, "build", *GPU)
-    assert states(done.stdout) == {"first": "done earlier", "second": "done"}
+    assert outcomes(done.stdout) == {"first": "done", "second": "not started"}
 
 
 UNTIL_THE_DEADLINE = """\
@@ -159,86 +128,43 @@ while time.time() < float(os.environ["ITERLIN_DEADLINE"]):
     time.sleep(0.1)"""
 
 
-def test_the_others_run_when_one_is_killed(book):
+def test_the_others_run_when_one_is_killed_or_crashes(book):
     add(book, "killed", "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
+    add(book, "crashes", "import os\nos._exit(1)")
+    add(book, "long", "class OutOfTime(Exception):\n    pass\n\nraise OutOfTime('at step 4')")
     add(book, "short", "1 + 1")
-    prioritise(book, "killed", "short")
     done = run(book, "build", *GPU)
     assert done.returncode == 1
-    assert states(done.stdout) == {"killed": "failed", "short": "done"}
+    assert outcomes(done.stdout) == {
+        "killed": "failed",
+        "crashes": "failed",
+        "long": "partial",
+        "short": "done",
+    }
+    why = "interrupted, killed (out of memory?) or crashed"
+    assert f"crashes: its process ended: {why}\n" in done.stderr
+    assert "long: out of time before there was anything to record: at step 4" in done.stdout
 
 
-def test_the_summary_gives_minutes():
-    outcomes = {"a/long": ("done", 90.0), "b": (page_states.NOT_STARTED, None)}
-    assert page_states.summary(outcomes, "gpu") == (
+def test_a_page_is_what_its_shares_are_until_it_records(tmp_path):
+    def state(name=None, status=states.DONE):
+        if name:
+            states.write(tmp_path, "gpu", name, status, seconds=45.0)
+        return states.of(tmp_path, "gpu", "a/page")
+
+    assert state("a/page2") == ("not started", None)  # another page's
+    assert state("a/page.1-of-2") == ("partial", 45.0)
+    assert state("a/page.2-of-2", states.FAILED) == ("failed", 90.0)
+    assert state("a/page.2-of-2", states.PARTIAL) == ("partial", 90.0)
+    assert state("a/page") == ("done", 135.0)
+    assert states.summary({"a/page": state(), "b": ("not started", None)}, "gpu") == (
         "page    state         minutes (gpu tier)\n"
-        "a/long  done              1.5\n"
+        "a/page  done              2.2\n"
         "b       not started"
     )
 
 
-def test_stopping_ends_a_process_that_no_interrupt_reached(book, monkeypatch):
-    add(book, "first", WAITS + '\nPath("ended").touch()')
-    with toy_book.begin(book, "build", *GPU) as process:
-        assert process.stderr.readline() == "first: step 1\n"
-        process.send_signal(signal.SIGINT)  # it alone, unlike from a terminal
-        process.communicate(timeout=60)
-    assert process.returncode == 130
-    (book / "seen").touch()
-    time.sleep(2)
-    assert not (book / "ended").exists()
-
-
-@pytest.mark.parametrize(
-    ("found", "status"),
-    [
-        (["done", "done earlier"], 0),
-        (["done", "not started"], 3),
-        (["partial", "done"], 3),
-        (["partial", "failed", "done"], 1),
-    ],
-)
-def test_the_exit_status_is_that_of_the_worst(found, status):
-    assert page_states.exit_status(found) == status
-
-
-def test_a_page_is_what_its_shares_are_until_it_records(tmp_path):
-    def note(name, status):
-        page_states.Note(tmp_path, "gpu", name).write(status)
-
-    def state():
-        return page_states.of(tmp_path, "gpu", "a/page")[0]
-
-    note("a/page2", 0)  # another page's
-    assert state() == "not started"
-    note("a/page.1-of-2", 0)
-    assert state() == "partial"
-    page_states.Note(tmp_path, "gpu", "a/page.2-of-2")  # on its way, or killed
-    assert state() == "failed"
-    note("a/page.2-of-2", 3)
-    assert state() == "partial"
-    note("a/page", 0)
-    assert state() == "done"
-    assert page_states.of(tmp_path, "gpu", "a/page")[1] > 0
-    page_states.forget(tmp_path, "gpu", "a/page")
-    assert page_states.of(tmp_path, "gpu", "a/page") == ("not started", None)
-    assert page_states.of(tmp_path, "gpu", "a/page2")[0] == "done"
-
-
-# What is refused.
-
-
-@pytest.mark.parametrize("budget", ["0", "-5", "nan", "inf", "ten", "1h", ""])
-def test_a_budget_is_a_positive_number(book, capsys, budget):
-    assert build.main([*GPU, "--root", str(book), f"--budget={budget}"]) == 2
-    line = f"the budget must be a positive number of minutes, not '{budget}'\n"
-    assert capsys.readouterr() == ("", line)
-    assert not (book / "_build").exists()
-
-
-def test_the_book_has_no_budget(book, capsys):
-    assert build.main(["book", "--root", str(book), "--budget=5"]) == 2
-    assert capsys.readouterr().err == "the book is built at the quick tier, without a budget\n"
+# The order of priority.
 
 
 def test_pages_without_priority_come_last_in_the_order_of_the_contents(book):
@@ -246,16 +172,14 @@ def test_pages_without_priority_come_last_in_the_order_of_the_contents(book):
     assert pages.by_priority(book, names) == names
     prioritise(book, "last", "xor")
     assert pages.by_priority(book, names) == ["last", "experiments/xor", "index", "other"]
-    assert pages.by_priority(book, ["other", "last"]) == ["last", "other"]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("- xor\n- nowhere\n", "priority.yml: unknown page 'nowhere' "),
-        ("- xor\n- experiments/xor\n", "priority.yml: repeated pages experiments/xor"),
         ("xor: 1\n", "priority.yml: expected a list of pages"),
-        ("- [xor\n", "priority.yml: not valid YAML: "),
+        ("- [xor\n", "priority.yml: while parsing a flow sequence"),
     ],
 )
 def test_a_wrong_order_is_refused(book, text, message):
@@ -264,57 +188,51 @@ def test_a_wrong_order_is_refused(book, text, message):
         pages.by_priority(book, [])
 
 
-def test_the_projects_own_order_is_right():
+def test_the_projects_own_order_names_its_pages():
     names = pages.toc(toy_book.ROOT)
     ordered = pages.by_priority(toy_book.ROOT, names)
     assert ordered[:2] == ["experiments/converged", "experiments/few_updates"]
     assert sorted(ordered) == sorted(names)
 
 
-def test_a_kernel_that_dies_fails_its_page_in_one_line(book):
-    add(book, "dies", "import os\nos._exit(1)")
-    done = run(book, "execute", "dies", "--tier", "gpu")
-    assert done.returncode == page_states.FAILED
-    assert "dies: its process ended: interrupted, killed (out of memory?) or crashed" in done.stderr
-    assert "Traceback" not in done.stderr
+# Shares: the same record, from runs that three processes made.
 
 
-FULL = """\
-import errno
-from pathlib import Path
+def test_shares_make_the_record_of_one_process(tmp_path):
+    alone = shared_page.create(tmp_path / "alone", num_steps=20)
+    done = run(alone, "build", *GPU)
+    assert done.returncode == 0, done.stdout + done.stderr
 
-def full(path, content):
-    raise OSError(errno.ENOSPC, "No space left on device")
+    root = shared_page.create(tmp_path / "book", num_steps=20)
+    first = run(root, "execute", "grid", "--share", "1/3", "--tier", "gpu")
+    assert first.returncode == 0, first.stderr
+    assert "grid (gpu 1-of-3): all runs of share 1/3 are kept\n" in first.stdout
+    assert set(shared_page.kept(root)) < set(shared_page.kept(alone))
+    assert not (root / "data").exists()
 
-Path.write_bytes = full
-"""
+    # The build trains the other shares; the page itself has nothing left to train.
+    done = run(root, "build", *GPU, "--shares", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert started(done.stdout) == ["grid"]
+    shares = re.findall(r"^grid \(gpu (\d)-of-3\): started$", done.stdout, re.M)
+    assert sorted(shares) == ["2", "3"]
+    assert outcomes(done.stdout) == {"grid": "done"}
+    assert shared_page.kept(root) == shared_page.kept(alone)
+    xr.testing.assert_identical(shared_page.record(root), shared_page.record(alone))
 
-
-def test_a_full_disk_under_a_record_is_told_in_one_line(book):
-    add(book, "grows", FULL + SAVES)
-    done = run(book, "execute", "grows", "--tier", "gpu")
-    assert done.returncode == page_states.FAILED
-    path = book / "data" / "results" / "grows" / "gpu.nc"
-    assert done.stderr == (
-        f"grows: {path} could not be written: No space left on device; its runs are kept: "
-        "run the same command again\n"
-    )
-    assert list(path.parent.iterdir()) == []
-
-
-def test_a_notebook_is_reached_through_a_folder_that_goes_with_it(book):
-    """No ports, which another process may take first."""
-    add(book, "tells", TELLS)
-    done = run(book, "execute", "tells", "--tier", "gpu")
-    assert done.returncode == page_states.DONE, done.stderr
-    transport, address = (book / "told").read_text().split()
-    assert transport == "ipc"
-    assert not Path(address).parent.exists()
+    done = run(root, "build", *GPU, "--shares", "3")
+    assert (done.returncode, started(done.stdout)) == (0, [])
+    assert outcomes(done.stdout) == {"grid": "done earlier"}
 
 
-TELLS = """\
-from pathlib import Path
-from ipykernel.kernelapp import IPKernelApp
-
-kernel = IPKernelApp.instance()
-Path("told").write_text(f"{kernel.transport} {kernel.ip}")"""
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["grid", "--share", "4/3", "--tier", "gpu"], "a share is written i/n .*, not '4/3'"),
+        (["grid", "--share", "1/3"], r"grid \(quick\): keeps no runs that could be shared out"),
+    ],
+)
+def test_a_wrong_share_is_refused(tmp_path, capsys, arguments, message):
+    root = shared_page.create(tmp_path / "book", num_steps=20)
+    assert execute.main([*arguments, "--root", str(root)]) == 2
+    assert re.match(message, capsys.readouterr().err)

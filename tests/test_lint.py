@@ -38,16 +38,16 @@ def test_the_style_check_names_page_and_line(root, capsys):
     assert lint.main(root, fix=False) == 1
     told = [line.split(": ", 1) for line in capsys.readouterr().out.splitlines()]
     assert [(where, what.split()[0]) for where, what in told] == [
-        ("book/page.md:6:1", "I001"),
-        ("book/page.md:6:8", "F401"),
-        ("book/page.md:16:10", "F821"),
+        ("book/page.md:6", "I001"),
+        ("book/page.md:6", "F401"),
+        ("book/page.md:16", "F821"),
         ("book/page.md:5", "this"),
     ]
 
 
 def test_the_style_is_mended_in_place_and_magics_stay(root, capsys):
     assert lint.main(root, fix=True) == 1
-    assert capsys.readouterr().out.startswith("book/page.md:15:10: F821")
+    assert capsys.readouterr().out.startswith("book/page.md:15: F821")
     wanted = PAGE.replace("import os\n", "").replace("[1,2]", "[1, 2]")
     found = (root / "book" / "page.md").read_text()
     assert found.replace("inline\n\n", "inline\n") == wanted

@@ -21,7 +21,7 @@ import yaml
 from iterlin.study import experiment_pages
 from iterlin.study.image_files import CIFAR_CLASSES
 from iterlin.study.provenance import PACKAGE
-from iterlin_book import pages, share, states
+from iterlin_book import execute, pages, states
 
 pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,195 +29,83 @@ TIER = "laptop"
 PER_CLASS = 10  # photographs of each of the ten classes, to train on and to test on
 FIGURES = 60  # handwritten digits
 
-IMAGES = {
-    "network": {"name": "lenet", "channels": 3, "hidden": [4]},
-    "train_size": 40,
-    "validation_size": 20,
-    "test_size": 40,
-    "batch_size": 5,
-    "num_seeds": 2,
-}
-TWO_PERIODS = {"period": 10, "linearizations": 4, "halve_after": [2]}
-WORKSHOP = {
-    f"{which}_{name}": IMAGES[name]
-    for which in ("mnist", "cifar")
-    for name in ("train_size", "validation_size", "test_size")
-}
-# In place of what the page's own file of the tier says; what is not named here is left as it is.
-TINY = {
-    "algorithm/regimes": {
-        "num_seeds": 2,
-        "periods": [1, 10, 1000, 1000000, 100000000],
-        "max_gradient_steps": 2000,
-        "explicit_period": 1000,
-    },
-    "experiments/xor": {
-        "num_seeds": 2,
-        "periods": [1, 10, 100000],
-        "dampings": [2.0, 0.0002],
-        "max_gradient_steps": 1000,
-        "max_linearizations": 20,
-        "max_damped_steps": 200,
-    },
-    "experiments/damping_quintic": {
-        "num_seeds": 8,
-        "dampings": [0.001, 0.01, 0.1, 1.0, 10.0],
-        "function_dampings": [0.001, 0.01, 0.1, 1.0],
-        "times": [1000.0, 1.0],
-        "max_steps": 100,
-    },
-    "experiments/few_updates": IMAGES | TWO_PERIODS,
-    "experiments/converged": IMAGES
-    | {
-        "pool": 60,
-        "sizes": [20, 40],
-        "other_size": 20,
-        "times": [1, 5],
-        "updates": [3, 2],
-        "num_looks": 3,
-        "few": 1,
-        "long": 5,
-        "lazy_time": 20,
-        "sgd_batch_size": 10,
-        "sgd_steps": [20, 30],
-        "probe_size": 40,
-    },
-    "experiments/filters": IMAGES | TWO_PERIODS | {"num_columns": 3},
-    "experiments/probes": IMAGES | TWO_PERIODS | {"probe_size": 40, "num_snapshots": 3},
-    "experiments/batching": IMAGES | {"periods": [1, 5, 20], "num_steps": 40, "num_readings": 4},
-    "experiments/data_scaling": IMAGES
-    | {"sizes": [20, 40], "num_steps": [200, 300], "periods": [1, 5, 10]},
-    "experiments/damping_cnn": IMAGES
-    | {"max_period": 20, "check_every": 5, "num_steps": 40, "num_readings": 4},
-    "experiments/exact_solves": IMAGES
-    | {
-        "pool": 40,
-        "train_size": 20,
-        "times": [1, 5],
-        "num_linearizations": 2,
-        "sgd_batch_size": 10,
-        "sgd_steps": 20,
-    },
-    "beyond/when_to_relinearise": IMAGES
-    | {
-        "pool": 40,
-        "train_size": 20,
-        "probe_size": 10,
-        "times": [1, 5],
-        "factors": [4],
-        "thresholds": [1],
-        "checks": [0.5],
-        "longest": 5,
-        "most": 3,
-        "growing_time": 20,
-        "event_time": 10,
-        "sizes": [10],
-        "num_looks": 4,
-        "sgd_batch_size": 10,
-        "sgd_steps": 20,
-    },
-    "experiments/full_solve": IMAGES
-    | {
-        "num_steps": 40,
-        "num_adam_steps": 20,
-        "period": 10,
-        "num_linearizations": 3,
-        "check_every": 5,
-    },
-    "experiments/period_sweep": IMAGES
-    | {
-        "periods": [1, 10, 100, float("inf")],
-        "num_steps": 2400,
-        "adam_batch_size": 5,
-        "check_every": 5,
-        "solve_cap": 20,
-        "adam_steps": 20,
-    },
-    "experiments/rescaling": IMAGES
-    | {
-        "total_time": 0.4,
-        "time_periods": [0.0, 0.1, 0.2],
-        "num_readings": 4,
-        "diagnose": 8,
-        "order_size": 12,
-        "order_counts": [5, 15],
-        "order_draws": 2,
-        "order_seeds": 2,
-        "boundary_size": 10,
-        "boundary_multiples": [0.5, 1.1, 2.0],
-        "boundary_periods": [1, 2, 5],
-        "boundary_steps": 20,
-        "boundary_readings": 4,
-    },
-    "experiments/resnet": IMAGES
-    | {
-        "width": 2,
-        "seen": 20,
-        "plain": {"step_size": 0.05, "period": 20, "num_steps": 60},
-        "batch": {"step_size": 0.02, "period": 20, "num_steps": 100},
-        "frozen": {"step_size": 0.02, "period": 20, "num_steps": 100},
-        "num_evaluations": 3,
-    },
-    "experiments/workshop": IMAGES
-    | WORKSHOP
-    | {
-        "mnist_periods": [1, 5, float("inf")],
-        "mnist_steps": 60,
-        "larger_periods": [1, 5, 10, float("inf")],
-        "larger_steps": 60,
-        "smaller_periods": [1, 10],
-        "smaller_steps": 60,
-        "other_steps": 20,
-        "boundary_size": 10,
-        "boundary_multiples": [0.5, 1.1, 2.0],
-        "boundary_periods": [1, 2, 5],
-        "boundary_linearizations": 2,
-        "plateau_size": 20,
-        "plateau_linearizations": 2,
-    },
-    "beyond/exact_integration": IMAGES
-    | {
-        "sizes": [20, 40],
-        "periods": [1, 10, 1000],
-        "num_steps": 20,
-        "num_linearizations": 2,
-        "num_readings": 5,
-        "first_alone": [],
-        "compared_periods": [10, 1000],
-    },
-    "beyond/what_goes_stale": IMAGES
-    | {
-        "network": IMAGES["network"] | {"kernel_size": 3, "padding": "SAME"},
-        "pool": 60,
-        "train_size": 20,
-        "batch_size": 5,
-        "times": [0.5, 1, 2],
-        "linearizations": [4, 4, 2],
-        "num_looks": 2,
-        "compared": 1,
-    },
-    "beyond/fine_tuning": {
-        "weights": "random",
-        "pool_size": 50,
-        "train_size": 40,
-        "validation_size": 20,
-        "test_size": 40,
-        "step_sizes": [0.003, 0.01],
-        "periods": [1, 5, float("inf")],
-        "num_steps": 10,
-        "num_seeds": 2,
-        "timed_steps": 2,
-    },
-    "beyond/lazy_to_rich": {
-        "scales": [0.1, 1.0, 3.0],
-        "times": [0.5, 2.0, 8.0, 128.0, float("inf")],
-        "width": 8,
-        "other_widths": [4],
-        "sizes_of_weights": [2.0],
-        "train_size": 20,
-        "num_seeds": 2,
-    },
-}
+# In place of the values in the page's own file of the tier; the other values stay.
+TINY = yaml.safe_load("""
+images: &images
+  network: {name: lenet, channels: 3, hidden: [4]}
+  train_size: 40
+  validation_size: 20
+  test_size: 40
+  batch_size: 5
+  num_seeds: 2
+two_periods: &two_periods {<<: *images, period: 10, linearizations: 4, halve_after: [2]}
+
+algorithm/regimes:
+  {num_seeds: 2, periods: [1, 10, 1000, 1000000, 100000000], max_gradient_steps: 2000,
+   explicit_period: 1000}
+experiments/xor:
+  {num_seeds: 2, periods: [1, 10, 100000], dampings: [2.0, 0.0002], max_gradient_steps: 1000,
+   max_linearizations: 20, max_damped_steps: 200}
+experiments/damping_quintic:
+  {num_seeds: 8, dampings: [0.001, 0.01, 0.1, 1.0, 10.0],
+   function_dampings: [0.001, 0.01, 0.1, 1.0], times: [1000.0, 1.0], max_steps: 100}
+experiments/few_updates: *two_periods
+experiments/converged:
+  {<<: *images, pool: 60, sizes: [20, 40], other_size: 20, times: [1, 5], updates: [3, 2],
+   num_looks: 3, few: 1, long: 5, lazy_time: 20, sgd_batch_size: 10, sgd_steps: [20, 30],
+   probe_size: 40}
+experiments/filters: {<<: *two_periods, num_columns: 3}
+experiments/probes: {<<: *two_periods, probe_size: 40, num_snapshots: 3}
+experiments/batching: {<<: *images, periods: [1, 5, 20], num_steps: 40, num_readings: 4}
+experiments/data_scaling:
+  {<<: *images, sizes: [20, 40], num_steps: [200, 300], periods: [1, 5, 10]}
+experiments/damping_cnn:
+  {<<: *images, max_period: 20, check_every: 5, num_steps: 40, num_readings: 4}
+experiments/exact_solves:
+  {<<: *images, pool: 40, train_size: 20, times: [1, 5], num_linearizations: 2, sgd_batch_size: 10,
+   sgd_steps: 20}
+beyond/when_to_relinearise:
+  {<<: *images, pool: 40, train_size: 20, probe_size: 10, times: [1, 5], factors: [4],
+   thresholds: [1], checks: [0.5], longest: 5, most: 3, growing_time: 20, event_time: 10,
+   sizes: [10], num_looks: 4, sgd_batch_size: 10, sgd_steps: 20}
+experiments/full_solve:
+  {<<: *images, num_steps: 40, num_adam_steps: 20, period: 10, num_linearizations: 3,
+   check_every: 5}
+experiments/period_sweep:
+  {<<: *images, periods: [1, 10, 100, .inf], num_steps: 2400, adam_batch_size: 5, check_every: 5,
+   solve_cap: 20, adam_steps: 20}
+experiments/rescaling:
+  {<<: *images, total_time: 0.4, time_periods: [0.0, 0.1, 0.2], num_readings: 4, diagnose: 8,
+   order_size: 12, order_counts: [5, 15], order_draws: 2, order_seeds: 2, boundary_size: 10,
+   boundary_multiples: [0.5, 1.1, 2.0], boundary_periods: [1, 2, 5], boundary_steps: 20,
+   boundary_readings: 4}
+experiments/resnet:
+  {<<: *images, width: 2, seen: 20, plain: {step_size: 0.05, period: 20, num_steps: 60},
+   batch: {step_size: 0.02, period: 20, num_steps: 100},
+   frozen: {step_size: 0.02, period: 20, num_steps: 100}, num_evaluations: 3}
+experiments/workshop:
+  {<<: *images, mnist_train_size: 40, cifar_train_size: 40, mnist_validation_size: 20,
+   cifar_validation_size: 20, mnist_test_size: 40, cifar_test_size: 40,
+   mnist_periods: [1, 5, .inf], mnist_steps: 60, larger_periods: [1, 5, 10, .inf],
+   larger_steps: 60, smaller_periods: [1, 10], smaller_steps: 60, other_steps: 20,
+   boundary_size: 10, boundary_multiples: [0.5, 1.1, 2.0], boundary_periods: [1, 2, 5],
+   boundary_linearizations: 2, plateau_size: 20, plateau_linearizations: 2}
+beyond/exact_integration:
+  {<<: *images, sizes: [20, 40], periods: [1, 10, 1000], num_steps: 20, num_linearizations: 2,
+   num_readings: 5, first_alone: [], compared_periods: [10, 1000]}
+beyond/what_goes_stale:
+  {<<: *images, network: {name: lenet, channels: 3, hidden: [4], kernel_size: 3, padding: SAME},
+   pool: 60, train_size: 20, batch_size: 5, times: [0.5, 1, 2], linearizations: [4, 4, 2],
+   num_looks: 2, compared: 1}
+beyond/fine_tuning:
+  {weights: random, pool_size: 50, train_size: 40, validation_size: 20, test_size: 40,
+   step_sizes: [0.003, 0.01], periods: [1, 5, .inf], num_steps: 10, num_seeds: 2, timed_steps: 2}
+beyond/lazy_to_rich:
+  {scales: [0.1, 1.0, 3.0], times: [0.5, 2.0, 8.0, 128.0, .inf], width: 8, other_widths: [4],
+   sizes_of_weights: [2.0], train_size: 20, num_seeds: 2}
+""")
+IMAGES = TINY.pop("images")
+TINY.pop("two_periods")
 # These look into the runs of few_updates: where it has run, theirs are kept already.
 LIKE_FEW_UPDATES = ("experiments/filters", "experiments/probes")
 # Not before a page has done what it computes beside its grids.
@@ -290,11 +178,11 @@ def checkout(tmp_path_factory):
     return root
 
 
-def run(root, page, *options, module="execute", **variables):
+def run(root, page, *options, **variables):
     path = os.pathsep.join([str(root / "lib"), str(ROOT / "lib")])
     told = {"ITERLIN_DATA": str(root / "images"), "XDG_CACHE_HOME": str(root / "cache")}
     return subprocess.run(
-        [sys.executable, "-m", f"iterlin_book.{module}", page, "--tier", TIER, *options],
+        [sys.executable, "-m", "iterlin_book.execute", page, "--tier", TIER, *options],
         cwd=root,
         env={**os.environ, "PYTHONPATH": path, **told, **variables},
         stdout=subprocess.PIPE,
@@ -344,9 +232,8 @@ def test_a_page_runs_at_another_tier(checkout, page):
     record = record_of(checkout, page)
     assert record.attrs["tier"] == TIER
     assert record.attrs["missing"] == 0
-    executed = list((checkout / "_build" / f"executed-{TIER}").glob(f"{page}.*.ipynb"))
-    assert len(executed) == 1
-    cells = pages.code_cells(nbformat.read(executed[0], as_version=4))
+    (executed,) = (checkout / "_build" / "executed" / TIER).glob(f"{page}.*.ipynb")
+    cells = pages.code_cells(nbformat.read(executed, as_version=4))
     outputs = [output for cell in cells for output in cell.outputs]
     # The one that a page opens with is its record's, and there was none.
     draw = [cell for cell in cells if "plotting.panels(" in cell.source]
@@ -354,12 +241,11 @@ def test_a_page_runs_at_another_tier(checkout, page):
         assert any("image/svg+xml" in output.get("data", {}) for output in outputs)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("page", [page for page in TINY if share.keeps_runs(ROOT, page, TIER)])
+@pytest.mark.parametrize("page", [page for page in TINY if execute.keeps_runs(ROOT, page, TIER)])
 def test_a_page_goes_on_without_the_runs_of_other_shares(checkout, page):
     """To its end, where the share is done: what it does between its grids bears what is unknown."""
     before = record_of(checkout, page)
-    done = run(checkout, page, "19/20", module="share")
+    done = run(checkout, page, "--share", "19/20")
     assert done.returncode == states.DONE, done.stdout[-5000:]
     after = record_of(checkout, page)
     assert (before is None and after is None) or before.identical(after)

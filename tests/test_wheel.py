@@ -1,5 +1,6 @@
 """The wheel is the library and nothing else, and works with what it declares and nothing else."""
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import iterlin
 import pytest
 import yaml
 from iterlin_book import dist
+from iterlin_book.pages import BookError
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 
@@ -128,21 +130,15 @@ def modules(study):
     return sorted(name for name in names if name.startswith(OF_STUDY) == study)
 
 
-def test_the_wheel_holds_the_library_its_data_and_its_licence(built):
+def test_wheel_and_archive_hold_the_library_its_data_and_its_licence(built):
     names = set(zipfile.ZipFile(built[1]).namelist())
     about = {name for name in names if name.startswith(f"iterlin-{iterlin.__version__}.dist-info/")}
     assert names - about == SOURCES | DATA
     assert any(name.endswith("licenses/LICENSE") for name in about)
-
-
-def test_the_archive_holds_what_the_wheel_is_made_of(built):
     with tarfile.open(built[0]) as opened:
         names = {path.split("/", 1)[1] for path in opened.getnames() if "/" in path}
-    code = {
-        name.removeprefix("lib/")
-        for name in names
-        if name.endswith((".py", ".pyi", ".typed", ".yml"))
-    }
+    kinds = (".py", ".pyi", ".typed", ".yml")
+    code = {name.removeprefix("lib/") for name in names if name.endswith(kinds)}
     assert code == SOURCES | DATA
     assert {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO"} <= names
 
@@ -163,6 +159,27 @@ def test_the_library_works_with_its_own_dependencies_and_without_a_warning(insta
 
 def test_the_study_works_with_its_extra_and_asks_for_a_checkout(installed, tmp_path):
     run(STUDY, installed, tmp_path, modules(study=True), extras=["study"])
+
+
+def test_the_book_s_zip_holds_the_book_the_records_and_their_sums(tmp_path):
+    with pytest.raises(BookError, match="make book"):
+        dist.archive(tmp_path, tmp_path)
+    (tmp_path / "_build" / "html" / "_static").mkdir(parents=True)
+    (tmp_path / "data" / "results" / "xor").mkdir(parents=True)
+    inside = ["CITATION.cff", "LICENSE", "README.md", "html/_static/book.css", "html/index.html"]
+    inside += ["iterlin.pdf", "records/xor/laptop.nc"]
+    for name in (*inside, "html/.digest", "pyproject.toml"):
+        name = name.replace("html/", "_build/html/").replace("records/", "data/results/")
+        (tmp_path / name.replace("iterlin.pdf", "_build/iterlin.pdf")).write_text(
+            "version: 1.2.3\n"
+        )
+    made = dist.archive(tmp_path, tmp_path / "dist")
+    assert made.name == "iterlin-1.2.3-book.zip"
+    with zipfile.ZipFile(made) as opened:
+        assert opened.namelist() == [f"{made.stem}/{name}" for name in (*inside, "SHA256SUMS")]
+        sums = opened.read(f"{made.stem}/SHA256SUMS").decode().splitlines()
+    digest = hashlib.sha256(b"version: 1.2.3\n").hexdigest()
+    assert sums == [f"{digest}  {name}" for name in inside]
 
 
 def test_the_readme_s_python_runs_with_the_library_alone(installed, tmp_path):

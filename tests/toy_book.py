@@ -26,28 +26,21 @@ kernelspec:
   name: python3
 ---
 """
-
 LIBRARY = {
     "__init__.py": """\
-from importlib import import_module
-
 __version__ = "0"
-_EXPORTS = {"double": "alpha", "quadruple": "beta", "negate": "gamma"}
 
 
-def __getattr__(name):
-    if name not in _EXPORTS:
-        raise AttributeError(name)
-    return getattr(import_module(f"iterlin.{_EXPORTS[name]}"), name)
+def quadruple(x):
+    return 4 * x
+
+
+def negate(x):
+    from iterlin import gamma
+    return gamma.negate(x)
 """,
-    "alpha.py": 'def double(x):\n    """Twice x."""\n    return 2 * x  # exact\n',
-    "beta.py": (
-        "from iterlin.alpha import double\n\n\ndef quadruple(x):\n    return double(double(x))\n"
-    ),
     "gamma.py": "def negate(x):\n    return -x\n",
-    "claims.py": "TEXT = 'claims'\n",
 }
-
 PAGES = {
     "index.md": "# Toy\n\nPlain prose, {cite:t}`someone`, {doc}`experiments/xor`.\n\n"
     "$$ a^2 = b $$ (square)\n\nSee {eq}`square`.\n",
@@ -83,30 +76,14 @@ ax.plot([0, 1]);
 ```
 """,
     "other.md": HEADER
-    + """
-# Second page
-
-```{code-cell} ipython3
-from iterlin import negate
-
-negate(7)
-```
-""",
+    + "\n# Second page\n\n```{code-cell} ipython3\nfrom iterlin import negate\n\nnegate(7)\n```\n",
     "last.md": "# Last page\n\n<!-- the time of each page -->\n\n```{bibliography}\n```\n",
     "experiments/xor.laptop.yml": "step_size: 0.25\nperiods: [5]\n",
     "references.bib": "@book{someone, title={A Title}, author={Some One}, year={2000},"
     " publisher={P}}\n",
     "claims.yml": "[]\n",
 }
-
-TOC = """\
-format: jb-book
-root: index
-chapters:
-  - file: experiments/xor
-  - file: other
-  - file: last
-"""
+CONTENTS = ("experiments/xor", "other", "last")
 
 
 def create(root):
@@ -119,7 +96,8 @@ def create(root):
         path = root / "book" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    (root / "_toc.yml").write_text(TOC)
+    chapters = "".join(f"  - file: {name}\n" for name in CONTENTS)
+    (root / "_toc.yml").write_text(f"format: jb-book\nroot: index\nchapters:\n{chapters}")
     (root / "requirements.lock").write_text("numpy==1\n")
     shutil.copy(ROOT / "_config.yml", root)
     shutil.copytree(ROOT / "book" / "_static", root / "book" / "_static")
@@ -138,15 +116,9 @@ def environment(root):
 
 def run(root, module, *arguments):
     """The finished process of one of the machinery's commands, run in the book's folder."""
-    return subprocess.run(
-        command(module, *arguments),
-        cwd=root,
-        env=environment(root),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    process = begin(root, module, *arguments)
+    process.stdout, process.stderr = process.communicate(timeout=300)
+    return process
 
 
 def begin(root, *arguments, before=(), stderr=subprocess.PIPE):
@@ -185,7 +157,7 @@ def html(root, page):
     return (root / "_build" / "html" / f"{page}.html").read_text()
 
 
-def executed(root, page):
-    """Executed notebooks of a page, in `_build/executed`."""
-    folder, _, stem = page.rpartition("/")
-    return sorted((root / "_build" / "executed" / folder).glob(f"{stem}.*.ipynb"))
+def executed(root, page, tier="quick"):
+    """The executed notebook of a page; there must be one."""
+    (path,) = (root / "_build" / "executed" / tier).glob(f"{page}.*.ipynb")
+    return path

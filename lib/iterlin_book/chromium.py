@@ -1,7 +1,6 @@
 """A browser for the checks and the print of the built book: Debian's chromium, moved by playwright.
 
-Neither is asked of those who only read or build the book, so that both may be missing; a browser
-that playwright would download is not used.
+Both may be missing: reading and building the book does not need them.
 """
 
 import shutil
@@ -20,11 +19,11 @@ ARGUMENTS = [f"--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE {HOST}", "--disabl
 
 
 class Missing(Exception):
-    """There is no browser to be had; the text says what is missing."""
+    """There is no browser; the message says what is missing."""
 
 
 def found():
-    """The path of a chromium; Missing where there is none, or a package that works with it."""
+    """The path of a chromium. Raises Missing without one, or without a package that it needs."""
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         raise Missing("no chromium on this machine (Debian's chromium-headless-shell would do)")
@@ -38,11 +37,22 @@ class _Quiet(SimpleHTTPRequestHandler):
         pass
 
 
+@asynccontextmanager
+async def launched():
+    """A running browser of playwright. Raises Missing as `found`."""
+    path = found()
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield browser
+        await browser.close()
+
+
 @contextmanager
 def served(folder):
     """The address under which a folder can be read on this machine meanwhile."""
-    handler = partial(_Quiet, directory=str(folder))
-    with ThreadingHTTPServer((HOST, 0), handler) as server:
+    with ThreadingHTTPServer((HOST, 0), partial(_Quiet, directory=str(folder))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield f"http://{HOST}:{server.server_port}/"
@@ -50,22 +60,8 @@ def served(folder):
             server.shutdown()
 
 
-@asynccontextmanager
-async def launched():
-    """A running browser of playwright's; Missing as in `found`."""
-    path = found()
-    from playwright.async_api import async_playwright
-
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
-        try:
-            yield browser
-        finally:
-            await browser.close()
-
-
 async def typeset(page):
-    """Wait until pictures and fonts are there and the formulas are set, all the way down."""
+    """Wait until all pictures and fonts are loaded and the formulas are set."""
     await page.evaluate(
         """async () => {
           for (const image of document.images) image.loading = "eager";

@@ -1,59 +1,82 @@
-"""Build the library's source archive and wheel: ``python -m iterlin_book.dist``, or `make dist`.
+"""Make what is published, in dist/: ``python -m iterlin_book.dist``, a part of `make dist`.
 
-They are made from copies: what lies about in the checkout, as an older build, cannot get in. The
-wheel is made from the archive, so that the archive has all it takes.
+That is the library's source archive and wheel, and a zip of the book for a deposit: the HTML, the
+PDF if there is one, the records, and the files that say what this is. ``sha256sum -c SHA256SUMS``
+checks the zip's contents.
 """
 
-import argparse
 import shutil
 import subprocess
 import sys
+import zipfile
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from iterlin_book import pages
 from iterlin_book.pages import BookError
 
-FILES = ("pyproject.toml", "README.md", "LICENSE")
-NOT_SOURCE = shutil.ignore_patterns("__pycache__", "*.egg-info")
+SOURCE = ("pyproject.toml", "README.md", "LICENSE")
+ABOUT = ("CITATION.cff", "LICENSE", "README.md")
 SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 WHEEL = ("pip", "wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir")
 
 
 def build(root, folder):
-    """The paths of the archive and the wheel, made in a folder from the checkout `root`."""
-    root, folder = Path(root), Path(folder)
+    """The paths of the library's source archive and wheel, made in a folder.
+
+    They are made from a copy, so that no older build in the checkout gets in, and the wheel is made
+    from the archive, so that the archive has all that it takes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as scratch:
         source, made = Path(scratch) / "source", Path(scratch) / "made"
-        shutil.copytree(root / "lib", source / "lib", ignore=NOT_SOURCE)
-        for name in FILES:
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(root / "lib", source / "lib", ignore=ignored)
+        for name in SOURCE:
             shutil.copy(root / name, source)
-        _python(source, "-c", SDIST, str(made))
+        _python(source, "-c", SDIST, made)
         (archive,) = made.iterdir()
-        _python(source, "-m", *WHEEL, str(made), str(archive))
+        _python(source, "-m", *WHEEL, made, archive)
         (wheel,) = made.glob("*.whl")
-        folder.mkdir(parents=True, exist_ok=True)
         return tuple(Path(shutil.copy(path, folder)) for path in (archive, wheel))
 
 
 def _python(folder, *arguments):
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
-        raise BookError(f"the library cannot be packed: {lines[-1]}")
+    command = [sys.executable, *map(str, arguments)]
+    subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=True)
 
 
-def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="iterlin_book.dist", description=__doc__)
-    parser.add_argument("folder", nargs="?", default="dist", help="where they go: dist")
-    try:
-        for path in build(".", parser.parse_args(arguments).folder):
-            print(path)
-    except BookError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+def members(root):
+    """Name in the book's zip -> file. Raises BookError if the book is not built."""
+    html = root / "_build" / "html"
+    if not (html / "index.html").is_file():
+        raise BookError(f"{html} has no book: `make book` first")
+    found = {name: root / name for name in ABOUT}
+    if (pdf := root / "_build" / "iterlin.pdf").is_file():
+        found["iterlin.pdf"] = pdf
+    for name, folder in (("html", html), ("records", root / "data" / "results")):
+        for path in folder.rglob("[!.]*"):
+            if path.is_file():
+                found[f"{name}/{path.relative_to(folder).as_posix()}"] = path
+    return dict(sorted(found.items()))
+
+
+def archive(root, folder):
+    """Make the zip of the book in a folder and return its path."""
+    found = members(root)
+    target = folder / f"iterlin-{pages.load_yaml(root / 'CITATION.cff')['version']}-book.zip"
+    folder.mkdir(parents=True, exist_ok=True)
+    sums = [f"{sha256(path.read_bytes()).hexdigest()}  {name}\n" for name, path in found.items()]
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as opened:
+        for name, path in found.items():
+            opened.write(path, f"{target.stem}/{name}")
+        opened.writestr(f"{target.stem}/SHA256SUMS", "".join(sums))
+    return target
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        print(*build(Path(), Path("dist")), archive(Path(), Path("dist")), sep="\n")
+    except BookError as error:
+        sys.exit(str(error))

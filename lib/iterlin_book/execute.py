@@ -1,241 +1,257 @@
-"""Run one page as a notebook: ``python -m iterlin_book.execute experiments/xor --tier gpu``.
+"""Run one page as a notebook: ``python -m iterlin_book.execute xor --tier gpu``.
 
-The result is put in place only when every cell has run and nothing that it depends on has changed
-meanwhile, so that what an earlier run left is never damaged. A run that lacks parts when its time
-is over saves a partial record; it is not taken for done, and the exit status is 3. That there is no
-time to begin with is the same status.
+The executed notebook is put in place only when every cell has run and nothing that the page depends
+on has changed meanwhile. A run whose time is over saves a partial record; its exit status is 3, and
+the next command goes on with it.
+
+With ``--share 3/8`` the page runs up to where it would record its runs. It trains every eighth of
+them, from the third on, and keeps them in _build/runs, where the process that makes the record
+finds them.
 """
 
-import atexit
-import json
-import logging
+import argparse
 import os
 import re
-import shutil
 import sys
+import threading
 import time
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import nbformat
-from iterlin.study.environment import PROGRESS, ShareDone
+from iterlin.study import environment
 
-from iterlin_book import freshness, pages, parameters, processes, xla
+from iterlin_book import freshness, pages, parameters, states, xla
 from iterlin_book.pages import BookError
-from iterlin_book.processes import CellFailed, Unfinished
-from iterlin_book.states import REFUSED
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_TRACEBACK_LINES = 16
-# What iterlin.runtime.chunks raises at the deadline, where the page does not go on without the run.
-_OUT_OF_TIME = "OutOfTime"
-_NOT_WRITTEN = "NotWritten"  # of iterlin.study.records
-# A quick page traces and compiles: looking for garbage would take a twelfth of its time.
-_FEW_COLLECTIONS = ["__import__('gc').set_threshold(10_000, 10, 10)"]
+# A quick run traces and compiles: looking for garbage would take a twelfth of its time.
+FEW_COLLECTIONS = ["__import__('gc').set_threshold(10_000, 10, 10)"]
+TRACEBACK_LINES = 16
 
 
-class Echo:
-    """What the page's process writes to stderr, on this one's, line by line behind its name."""
+class Stopped(Exception):
+    """A run did not come to its end: a message, and the exit status."""
 
-    def __init__(self, page):
-        self.page, self.rest = page, ""
-
-    def write(self, text):
-        *lines, self.rest = (self.rest + text).split("\n")
-        for line in lines:
-            pages.say(f"{self.page}: {line}", error=True)
-
-    def flush(self):
-        sys.stderr.flush()
-
-    def end(self):
-        if self.rest:
-            self.write("\n")
+    def __init__(self, message, status=states.FAILED):
+        super().__init__(message)
+        self.status = status
 
 
 def prepare(root, page, tier):
-    """The page as a notebook, the values it runs with and the digest of both."""
+    """The page as a notebook, the values it runs with, and the digest of all it depends on."""
     notebook = pages.read(root, page)
-    if notebook is None:
+    if not pages.code_cells(notebook):
         raise BookError(f"{page}: has no code cells to run")
     values = parameters.load(root, page, tier)
-    return notebook, values, freshness.digest(root, page, tier, notebook, values)
+    return notebook, values, freshness.digest(Path(root), page, tier, notebook, values)
 
 
-def check_places(root, page, tier):
-    """Raises BookError for a folder that the run would fail to write to, maybe after hours."""
-    root = Path(root).resolve()
-    pages.require_writable(root / "_build")
-    if tier != pages.QUICK:
-        pages.require_writable(root / "data" / "results" / page.rpartition("/")[2])
-
-
-def execute(root, page, tier, prepared, expected=None):
-    """Run a page, as `prepare` found it, and return the path of the executed notebook."""
-    notebook, values, digest = prepared
-    require_same(page, digest, expected)
-    partial = partial_path(root, page, tier)
+def execute(root, page, tier, prepared):
+    """Run a page, as `prepare` found it, and put the executed notebook in place."""
     started = time.monotonic()
-    echo = Echo(page)
-    if tier == pages.QUICK:
-        # A build of the book runs pages that print nothing but warnings; those end up on the page.
-        echo = None
-    executed = run(root, page, notebook, values, partial, echo)
+    executed = run(root, page, tier, prepared)
     seconds = round(time.monotonic() - started, 1)
-    require_same(page, prepare(root, page, tier)[2], digest)
-    executed.metadata["iterlin_book"] = {
-        "page": page,
-        "tier": tier,
-        "digest": digest,
-        "seconds": seconds,
-    }
+    digest = prepare(root, page, tier)[2]
+    if digest != prepared[2]:
+        raise BookError(f"{page}: the page or what it uses changed during the run: run it again")
+    about = {"page": page, "tier": tier, "digest": digest, "seconds": seconds}
+    executed.metadata["iterlin_book"] = about
     path = pages.executed(root, page, tier, digest)
     if tier != pages.QUICK:
-        for earlier in path.parent.glob(f"{path.name.split('.')[0]}.*.ipynb"):
-            earlier.unlink()  # the record that it speaks of has been replaced
-        keep_quick_run(root, page, tier)
-        if missing := _missing(root, page, tier):
-            raise Unfinished(f"{page} ({tier}): {missing}; run the same command again to go on")
+        for earlier in path.parent.glob(f"{Path(page).name}.*.ipynb"):
+            earlier.unlink()  # its record has been replaced
+        check_record(root, page, tier)
     pages.write_atomically(path, nbformat.writes(executed))
-    partial.unlink(missing_ok=True)
-    return path
+    partial_path(root, page, tier).unlink(missing_ok=True)
+    return f"finished in {seconds} s"
 
 
-def keep_quick_run(root, page, tier):
-    """Run a page that has made a record at its quick tier, too, and keep that run beside it.
+def check_record(root, page, tier):
+    """Keep a quick run of the page beside its new record, for later builds to compare theirs with.
 
-    Later builds compare their quick runs with it.
+    Raises Stopped if the record lacks runs.
     """
     from iterlin.study import comparison, records
 
-    experiment = page.rpartition("/")[2]
-    if not records.path_of(experiment, tier).is_file():
+    name = Path(page).name
+    if not records.path_of(name, tier).is_file():
         return
     execute(root, page, pages.QUICK, prepare(root, page, pages.QUICK))
-    if records.path_of(experiment, pages.QUICK).is_file():
-        comparison.keep(experiment)
+    if records.path_of(name, pages.QUICK).is_file():
+        comparison.keep(name)
+    if missing := records.partial_note(records.load(name, tier)):
+        again = "run the same command again to go on"
+        raise Stopped(f"{page} ({tier}): {missing}; {again}", states.PARTIAL)
 
 
-def partial_path(root, page, tier, part=""):
-    """Where the cells that have run are put meanwhile, those of a part of the page's work apart."""
-    path = Path(root) / "_build" / "partial" / tier / f"{page}{part}.ipynb"
+def keeps_runs(root, page, tier):
+    """Whether a page's runs at the tier can be shared out between processes."""
+    return tier != pages.QUICK and "runs.store(" in pages.source(root, page).read_text("utf8")
+
+
+def stamp_of(root, page, tier, digest, share):
+    """The file that exists if share "i/n" of the page's runs is kept."""
+    return Path(root) / "_build" / "shares" / tier / f"{page}.{digest}{_part(share)}"
+
+
+def _part(share):
+    return f".{share.replace('/', '-of-')}" if share else ""
+
+
+def train_share(root, page, tier, prepared, share):
+    """Train share "i/n" of a page's runs and set its stamp."""
+    os.environ[environment.SHARE] = share
+    try:
+        run(root, page, tier, prepared, share)
+    except environment.ShareDone as done:
+        partial_path(root, page, tier, share).unlink(missing_ok=True)
+        pages.write_atomically(stamp_of(root, page, tier, prepared[2], share), "")
+        return str(done)
+    raise BookError(f"{page}: records nothing, so that a share of its runs has no end")
+
+
+def partial_path(root, page, tier, share=""):
+    """Where the cells that have run are written meanwhile."""
+    path = Path(root) / "_build" / "partial" / tier / f"{page}{_part(share)}.ipynb"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def require_same(page, digest, expected):
-    """Raises BookError where a page is not the one that was meant, if one was."""
-    if expected not in (None, digest):
-        raise BookError(f"{page}: the page or what it uses changed during the build: run it again")
-
-
-def _missing(root, page, tier):
-    """What the page's record of the tier lacks, in words; nothing if whole or not there."""
-    name = page.rpartition("/")[2]
-    path = Path(root) / "data" / "results" / name / f"{tier}.nc"
-    if not path.is_file():
-        return ""
-    from iterlin.study import records
-
-    try:
-        return records.partial_note(records.load(name, tier, path))
-    except ValueError as error:
-        raise BookError(pages.one_line(error)) from None
-
-
-def run(root, page, notebook, values, partial, echo):
-    """The notebook, executed. Raises CellFailed, Unfinished, or ShareDone where it stops for it."""
-    import papermill  # slow to import: after the checks of what was asked
+def run(root, page, tier, prepared, share=""):
+    """The executed notebook. Raises Stopped, or ShareDone."""
+    import papermill  # slow to import: after the checks of the command
     from nbclient.exceptions import DeadKernelError
     from traitlets.config import Config
 
-    logging.getLogger("papermill").setLevel(logging.CRITICAL)  # what went wrong is said below
+    quick = tier == pages.QUICK
+    xla.set_flags(quick=quick)
     # Figures must land in the notebook whatever backend the caller's shell prefers.
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
-    xla.set_flags(quick=echo is None)
-    told = ["--log-level=50"]
-    if echo is None:
-        told.append(f"--IPKernelApp.exec_lines={_FEW_COLLECTIONS!r}")
+    arguments = ["--log-level=50"]
+    if quick:
+        arguments.append(f"--IPKernelApp.exec_lines={FEW_COLLECTIONS!r}")
     else:
-        os.environ.setdefault(PROGRESS, "1")  # lines now and then
-    # Sockets in a folder of its own: another process could take a free port first. The paths of
-    # sockets must be short. The folder goes at the end, when an interrupted kernel has gone.
-    folder = mkdtemp(prefix="iterlin-", dir="/tmp")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    sockets = {"ip": f"{folder}/socket", "connection_file": f"{folder}/kernel.json"}
-    try:
-        return papermill.execute_notebook(
-            notebook,
-            str(partial),
-            parameters=values,
-            kernel_name="python3",
-            progress_bar=False,
-            stderr_file=echo,
-            cwd=str(root),
-            extra_arguments=told,
-            config=Config(KernelManager={"transport": "ipc", **sockets}),
-        )
-    except papermill.exceptions.PapermillExecutionError as error:
-        if error.ename == ShareDone.__name__:
-            raise ShareDone(error.evalue) from None
-        if error.ename == _OUT_OF_TIME:
-            raise Unfinished(
-                f"{page}: out of time before there was anything to record: {error.evalue}; "
-                "run the same command again"
-            ) from None
-        if error.ename == _NOT_WRITTEN:
-            raise CellFailed(
-                f"{page}: {error.evalue}; its runs are kept: run the same command again"
-            ) from None
-        raise CellFailed(_failure(root, page, error, partial)) from None
-    except DeadKernelError:
-        raise CellFailed(
-            f"{page}: its process ended: interrupted, killed (out of memory?) or crashed"
-        ) from None
-    finally:
-        if echo:
-            echo.end()
+        os.environ.setdefault(environment.PROGRESS, "1")
+    partial = partial_path(root, page, tier, share)
+    # Sockets in a folder of its own, in /tmp as their paths must be short: another process could
+    # take a free port first.
+    with TemporaryDirectory(prefix="iterlin-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        manager = {"transport": "ipc", "ip": f"{folder}/s", "connection_file": f"{folder}/k.json"}
+        try:
+            return papermill.execute_notebook(
+                prepared[0],
+                str(partial),
+                parameters=prepared[1],
+                kernel_name="python3",
+                progress_bar=False,
+                # What a quick run warns of stays on the page alone.
+                stderr_file=None if quick else _behind(f"{page} {share}".strip()),
+                cwd=str(root),
+                extra_arguments=arguments,
+                config=Config(KernelManager=manager),
+            )
+        except papermill.exceptions.PapermillExecutionError as error:
+            if error.ename == environment.ShareDone.__name__:
+                raise environment.ShareDone(error.evalue) from None
+            if error.ename == "OutOfTime":  # of iterlin.runtime.chunks
+                where = f"out of time before there was anything to record: {error.evalue}"
+                again = "run the same command again"
+                raise Stopped(f"{page}: {where}; {again}", states.PARTIAL) from None
+            raise Stopped(_failure(root, page, error, partial)) from None
+        except DeadKernelError:
+            why = "interrupted, killed (out of memory?) or crashed"
+            raise Stopped(f"{page}: its process ended: {why}") from None
+
+
+def _behind(name):
+    """A stream that shows each line on stderr, behind a name."""
+
+    def write(text):
+        for line in text.splitlines():
+            pages.say(f"{name}: {line}", error=True)
+
+    return SimpleNamespace(write=write, flush=sys.stderr.flush)
 
 
 def _failure(root, page, error, partial):
-    """Page, cell and the end of the traceback: what one needs to see in a terminal."""
+    """The page, the cell, its line in the page's file, and the end of the traceback."""
     source = pages.source(root, page)
     before, found, _ = source.read_text("utf8").partition(error.source)
     place = f" (from line {before.count(chr(10)) + 1} of {source})" if found else ""
-    frames = _ANSI.sub("", "\n".join(error.traceback)).splitlines()
-    shown = frames[-_TRACEBACK_LINES:]
-    if len(frames) > len(shown):
-        shown = ["...", *shown]
-    return "\n".join(
-        [
-            f"{page}: cell {error.exec_count}{place} failed: {error.ename}: "
-            f"{pages.one_line(error.evalue)}",
-            *(f"    {line}" for line in shown),
-            f"{page}: the notebook up to the failure is {partial}",
-        ]
+    what = f"{error.ename}: {pages.one_line(error.evalue)}"
+    frames = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback)).splitlines()
+    lines = [f"{page}: cell {error.exec_count}{place} failed: {what}"]
+    lines += [f"    {line}" for line in frames[-TRACEBACK_LINES:]]
+    return "\n".join([*lines, f"{page}: the notebook up to the failure is {partial}"])
+
+
+def stop_with_parent():
+    """End this process when the one that started it is gone, even if that was killed."""
+    parent = os.getppid()
+
+    def watch():
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)  # the notebook's process watches this one in the same way
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def parser(module, description):
+    """A parser of arguments whose errors are one line."""
+    about = description.splitlines()[0]
+    parser = argparse.ArgumentParser(
+        prog=f"iterlin_book.{module}", description=about, usage=argparse.SUPPRESS
     )
-
-
-def _finished(path):
-    seconds = json.loads(path.read_text("utf8"))["metadata"]["iterlin_book"]["seconds"]
-    return f"finished in {seconds} s"
+    parser.add_argument("--tier", default=pages.QUICK, help="quick unless told")
+    parser.add_argument("--root", default=".", type=Path, help="the project's folder")
+    parser.add_argument("--parent", action="store_true", help="end with the calling process")
+    return parser
 
 
 def main(arguments=None):
-    parser = processes.parser_of("execute", __doc__)
+    options = parser("execute", __doc__)
+    options.add_argument("page", help="the page's file or name, such as xor")
+    options.add_argument("--share", default="", help="i/n: train only the i-th of n shares")
+    options.add_argument("--digest", help="stop if this is not the page's digest")
+    options = options.parse_args(arguments)
+    if options.parent:
+        stop_with_parent()
+    root, tier, share = options.root, options.tier, options.share
     try:
-        options = parser.parse_args(arguments)
-        if options.parent:
-            processes.stop_with_parent()
-        page = pages.find(options.root, options.page)
-        asked = options.root, page, options.tier
-        check_places(*asked)
-        prepared = prepare(*asked)  # nothing is announced that cannot start
-    except BookError as error:
+        page = pages.find(root, options.page)
+        prepared = prepare(root, page, tier)
+        if options.digest not in (None, prepared[2]):
+            raise BookError(f"{page}: the page or what it uses has changed: run the command again")
+        if share and environment.parse(share) and not keeps_runs(root, page, tier):
+            raise BookError(f"{page} ({tier}): keeps no runs that could be shared out")
+        if environment.out_of_time():
+            return states.PARTIAL
+    except (BookError, ValueError) as error:
         pages.say(error, error=True)
-        return REFUSED
-    return processes.noted(*asked, "", lambda: _finished(execute(*asked, prepared, options.digest)))
+        return states.REFUSED
+    part = _part(share)
+    name = f"{page} ({tier}{part.replace('.', ' ')})"
+    pages.say(f"{name}: started")
+    # Failed until it has ended: a process that is killed cannot say so.
+    states.write(root, tier, f"{page}{part}", states.FAILED)
+    started, status = time.monotonic(), states.DONE
+    try:
+        work = (root, page, tier, prepared)
+        pages.say(f"{name}: {train_share(*work, share) if share else execute(*work)}")
+    except Stopped as stopped:
+        status = stopped.status
+        pages.say(stopped, error=status == states.FAILED)
+    except BookError as error:
+        status = states.REFUSED
+        pages.say(error, error=True)
+    except KeyboardInterrupt:
+        status = states.INTERRUPTED
+        pages.say(f"{name}: interrupted", error=True)
+    states.write(root, tier, f"{page}{part}", status, time.monotonic() - started)
+    return status
 
 
 if __name__ == "__main__":

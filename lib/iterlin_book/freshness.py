@@ -1,46 +1,38 @@
-"""What a page's outputs depend on, as one digest: equal digests, equal outputs.
+"""The digest of everything that a page's outputs depend on: equal digests, equal outputs.
 
-Prose is no part of it. Code cells are, with the library as a whole, the tier's parameters, the
-records and claims that the page shows, and the pinned versions.
+These are its code cells, the parameters of its tier, all files of the library, the records and
+claims that it shows, and the pinned versions. Prose is not among them.
 """
 
-import ast
 import hashlib
 import json
 import os
+import re
 import sys
-from functools import lru_cache
-from pathlib import Path
 
 from iterlin.study import claims
 
 from iterlin_book import pages
+from iterlin_book.pages import BookError
 
-# Raise it when executed notebooks of older versions must not be used any more.
-FORMAT = 4
-# A page that names one of these shows all records, or all claims.
-RESULTS, CLAIMS = "data/results", "claims"
-PRECISION = "JAX_DEFAULT_MATMUL_PRECISION"
+FORMAT = 5  # raise it when executed notebooks of older versions must not be used any more
+PRECISION = "JAX_DEFAULT_MATMUL_PRECISION"  # a variable that changes the numbers on a GPU
 
 
 def digest(root, page, tier, notebook, values):
     """Twelve hexadecimal digits that change when the outputs of the page may change."""
-    root = Path(root)
     cells = pages.code_cells(notebook)
-    words = {page.rpartition("/")[2], *_words(cells)}
-    beside = imported_files(root, cells)
-    # A page run at another tier than quick makes a record: its own would make it outdated.
-    shown = shown_records(root, page, words) if tier == pages.QUICK else []
-    files = [root / "requirements.lock", *library_files(root), *beside, *shown]
-    if tier == pages.QUICK and (CLAIMS in words or shown):
-        files.append(root / "book" / "claims.yml")
+    code = "\n".join(cell.source for cell in cells)
+    files = [root / "requirements.lock", *library_files(root), *imported_files(root, code)]
+    if tier == pages.QUICK:  # a run at another tier makes a record, which must not outdate it
+        files += shown_files(root, page, code)
     content = {
         "format": FORMAT,
         "python": list(sys.version_info[:2]),
         "cells": [(cell.source, sorted(pages.tags(cell))) for cell in cells],
         "tier": tier,
         "parameters": values,
-        "precision": os.environ.get(PRECISION),  # what products are computed in, where it matters
+        "precision": os.environ.get(PRECISION),
         "files": {str(path.relative_to(root)): _hash(path) for path in sorted(files)},
     }
     text = json.dumps(content, sort_keys=True, default=str)
@@ -49,84 +41,54 @@ def digest(root, page, tier, notebook, values):
 
 def library_files(root):
     """Every file of the library and the study."""
-    return [
-        path for path in (root / "lib" / "iterlin").rglob("*") if path.suffix in (".py", ".yml")
-    ]
+    found = (root / "lib" / "iterlin").rglob("*")
+    return [path for path in found if path.suffix in (".py", ".yml")]
 
 
-def imported_files(root, cells):
-    """Modules of the project beside the library that cells import, such as bench/report.py."""
-    found = set()
-    for node in _nodes(cells):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(root.joinpath(*node.module.split(".")).with_suffix(".py"))
-    return sorted(path for path in found if path.is_file())
+def imported_files(root, code):
+    """Modules of the checkout beside the library that cells import, such as bench/report.py."""
+    names = re.findall(r"^from ([\w.]+) import", code, re.MULTILINE)
+    paths = (root.joinpath(*name.split(".")).with_suffix(".py") for name in names)
+    return [path for path in paths if path.is_file()]
 
 
-def shown_records(root, page, words):
-    """The files of the records that a page shows: its own, those it names and those that its claims
-    judge; all where it names their folder, or the claims."""
-    if {RESULTS, CLAIMS} & words:
-        return recorded(root)
-    names = words | {row.get("experiment") for row in rows(root) if row.get("page") == page}
-    return [path for path in recorded(root) if path.parent.name in names]
+def shown_files(root, page, code):
+    """The records that a page shows, with the ledger of claims if there are any: the page's own
+    record, those that its code names in quotes, and all if it imports `claims` or lists the folder.
+    """
+    quoted = set(re.findall(r"""["']([\w/]+)["']""", code))
+    shows_all = "data/results" in quoted or re.search(r"import .*\bclaims\b", code)
+    names = {page.rpartition("/")[2], *quoted}
+    shown = [path for path in records(root) if shows_all or path.parent.name in names]
+    return [*shown, root / "book" / "claims.yml"] if shown or shows_all else []
 
 
-def rows(root):
-    """The rows of the ledger. Raises BookError where it is damaged."""
-    path = Path(root) / "book" / "claims.yml"
-    if not path.is_file():
-        return []
-    try:
-        return _rows(path, path.stat().st_mtime_ns)
-    except ValueError as error:
-        raise pages.BookError(pages.one_line(error)) from None
-
-
-@lru_cache(maxsize=2)  # every page asks for it
-def _rows(path, changed):
-    return claims.load_claims(path)
-
-
-def recorded(root):
-    """The files of all records, and of the quick runs kept beside them; what a killed run left half
+def records(root):
+    """The files of all records and of the quick runs kept beside them. A record that is being
     written has a hidden name."""
-    return sorted((Path(root) / RESULTS).glob("*/[!.]*.nc"))
+    return sorted((root / "data" / "results").glob("*/[!.]*.nc"))
 
 
 def check_records(root):
-    """Refuse a record that cannot be read: pages that show it would fail, maybe after hours."""
-    from iterlin.study import comparison, records
+    """Refuse a damaged record or ledger: pages that show it would fail, maybe after hours."""
+    from iterlin.study import comparison
+    from iterlin.study import records as study_records
 
-    for path in recorded(root):
+    ledger = root / "book" / "claims.yml"
+    try:
+        if ledger.is_file():
+            claims.load_claims(ledger)
+    except ValueError as error:
+        raise BookError(pages.one_line(error)) from None
+    for path in records(root):
         try:
             if path.stem == pages.QUICK:
                 comparison.read(path)
             else:
-                records.load(path.parent.name, path.stem, path)
+                study_records.load(path.parent.name, path.stem, path)
         except ValueError as error:
             problem = pages.one_line(error)
-            raise pages.BookError(f"{problem} (restore or remove the file)") from None
-
-
-def _words(cells):
-    """String constants of the cells (an experiment is loaded by its name) and imported names."""
-    for node in _nodes(cells):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-        elif isinstance(node, ast.ImportFrom | ast.Import):
-            yield from (alias.name for alias in node.names)
-
-
-def _nodes(cells):
-    """The syntax of the cells that are Python, without IPython's % and ! lines."""
-    for cell in cells:
-        lines = cell.source.split("\n")
-        text = "\n".join("" if line.lstrip()[:1] in ("%", "!") else line for line in lines)
-        try:
-            yield from ast.walk(ast.parse(text))
-        except SyntaxError:
-            continue
+            raise BookError(f"{problem} (restore or remove the file)") from None
 
 
 def _hash(path):

@@ -1,20 +1,29 @@
-"""Put the stored outputs of every page into its current text: ``_build/source``, the book's input.
+"""Put the stored outputs of every page into its current text: ``_build/source``, Sphinx's input.
 
-What is made there are the notebooks that the pages offer for download, those of plain prose too.
-
-Prose can change without any code running again, because only code cells are matched.
+Only code cells are matched, so that prose can change without any code running again. The notebooks
+made here are also those that the pages offer for download.
 """
 
 import shutil
-from pathlib import Path
 
 import nbformat
+from nbformat.v4 import new_markdown_cell
 
-from iterlin_book import build_facts, execute, first_cell, pages, repository
+from iterlin_book import build_facts, execute, pages
 from iterlin_book.pages import BookError
 
 # Pages are merged; parameters, claims and helpers are no part of the site.
-_NOT_COPIED = {".md", ".yml", ".py", ".pyc"}
+NOT_COPIED = {".md", ".yml", ".py", ".pyc"}
+HOW_TO_RUN = """\
+**To run this notebook** take Python 3.11 or newer and a checkout of the project, whose \
+`data/results` holds the recorded runs that the pages show. In the checkout:
+
+    pip install ".[study]" jupyter
+    jupyter lab
+
+and open the notebook in its folder. Image data (MNIST, CIFAR-10) are downloaded and checked when \
+a page first asks for them; `ITERLIN_DATA=folder` names a folder that holds them already. As it \
+stands the notebook runs at its *quick* tier, which needs none."""
 
 
 def with_outputs(page, notebook, executed):
@@ -25,82 +34,67 @@ def with_outputs(page, notebook, executed):
     cells = pages.code_cells(notebook)
     if [cell.source for cell in cells] != [cell.source for cell in ran]:
         raise BookError(f"{page}: its code is not what the stored outputs come from")
-    heading = page.rpartition("/")[2]
     stored = iter(ran)
+    heading = page
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            heading = _last_heading(cell.source) or heading
+            headings = [line for line in cell.source.splitlines() if line.startswith("#")]
+            heading = headings[-1].lstrip("#").strip() if headings else heading
         elif cell.cell_type == "code":
             done = next(stored)
             cell.outputs, cell.execution_count = done.outputs, done.execution_count
-            _describe_figures(cell, heading)
+            # A text for readers who do not see the picture, unless the page gives one.
+            if any(
+                kind.startswith("image/") for out in cell.outputs for kind in out.get("data", {})
+            ):
+                image = cell.metadata.setdefault("mystnb", {}).setdefault("image", {})
+                image.setdefault("alt", f"Figure computed in the section “{heading}”")
     return notebook
 
 
-def _last_heading(text):
-    headings = [line.lstrip("#").strip() for line in text.splitlines() if line.startswith("#")]
-    return headings[-1] if headings else None
+def stored_paths(root, page):
+    """Executed notebooks of a page: the one of its present state, then the latest first."""
+    exact = pages.executed(root, page, pages.QUICK, execute.prepare(root, page, pages.QUICK)[2])
+    others = exact.parent.glob(f"{exact.name.partition('.')[0]}.*.ipynb")
+    others = sorted(others, key=lambda path: -path.stat().st_mtime)
+    return [path for path in dict.fromkeys([exact, *others]) if path.is_file()]
 
 
-def _describe_figures(cell, heading):
-    """A text in place of the picture for readers who do not see it, unless the page gives one."""
-    if any(kind.startswith("image/") for out in cell.outputs for kind in out.get("data", {})):
-        image = cell.metadata.setdefault("mystnb", {}).setdefault("image", {})
-        image.setdefault("alt", f"Figure computed in the section “{heading}”")
+def build_source(root, folder):
+    """Write the book's sources into ``folder``, anew, and remove outputs that no page shows.
 
-
-def build_source(root, folder, chosen=()):
-    """Write the book's sources into ``folder``, anew.
-
-    chosen: the pages that ran for this build, all if empty. Of the others the latest outputs stand
-    in, as far as they are of the page's present code.
+    A page that did not run for this build shows its latest outputs, if they are of its code.
+    Returns whether every page has outputs.
     """
-    root, folder = Path(root), Path(folder)
-    first = first_cell.cells(repository.read(root))
-    wanted, merged, stored, about = {}, {}, set(), {}
+    shutil.rmtree(folder, ignore_errors=True)
+    merged, about, shown = {}, {}, set()
     for page in pages.toc(root):
-        if pages.read(root, page) is None:
-            merged[page] = pages.prose(root, page)
+        merged[page] = pages.read(root, page)
+        if not pages.has_code(root, page):
             continue
-        if chosen and page not in chosen:
-            merged[page], found = latest(root, page)
-            about |= {page: found} if found else {}
-            continue
-        notebook, _, digest = execute.prepare(root, page, pages.QUICK)
-        path = pages.executed(root, page, pages.QUICK, digest)
-        if not path.is_file():
-            raise BookError(f"{page}: changed during the build: run it again")
-        executed = nbformat.read(path, as_version=4)
-        merged[page] = with_outputs(page, notebook, executed)
-        about[page] = executed.metadata
-        stored.add(path)
+        for path in stored_paths(root, page):
+            executed = nbformat.read(path, as_version=4)
+            try:
+                with_outputs(page, merged[page], executed)
+            except BookError:
+                continue
+            about[page] = executed.metadata
+            shown.add(path)
+            break
     for page, notebook in merged.items():
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 cell.source = build_facts.fill(cell.source, about)
-        notebook.cells[:0] = first
-        wanted[folder / f"{page}.ipynb"] = nbformat.writes(notebook).encode()
+        # The tag keeps the cell out of the rendered page.
+        tags = {"tags": ["remove-cell"]}
+        notebook.cells.insert(0, new_markdown_cell(HOW_TO_RUN, id="installing", metadata=tags))
+        pages.write_atomically(folder / f"{page}.ipynb", nbformat.writes(notebook))
     for asset in (root / "book").rglob("*"):
-        if asset.is_file() and asset.suffix not in _NOT_COPIED:
-            wanted[folder / asset.relative_to(root / "book")] = asset.read_bytes()
-    shutil.rmtree(folder, ignore_errors=True)
-    for path, data in wanted.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    if not chosen:  # outputs that no page accounts for any more
-        for path in (root / "_build" / "executed").rglob("*.ipynb"):
-            if path not in stored:
-                path.unlink()
-
-
-def latest(root, page):
-    """A page with the outputs of its latest quick run, and what that says of itself; without
-    outputs, and None, where there is none of its present code."""
-    place = pages.executed(root, page, pages.QUICK, "*")
-    for path in sorted(place.parent.glob(place.name), key=lambda p: -p.stat().st_mtime):
-        executed = nbformat.read(path, as_version=4)
-        try:
-            return with_outputs(page, pages.read(root, page), executed), executed.metadata
-        except BookError:
-            continue
-    return pages.read(root, page), None
+        if asset.is_file() and asset.suffix not in NOT_COPIED:
+            target = folder / asset.relative_to(root / "book")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(asset, target)
+    for path in (root / "_build" / "executed" / pages.QUICK).rglob("*.ipynb"):
+        if path not in shown:
+            path.unlink()
+    return all(page in about for page in merged if pages.has_code(root, page))

@@ -45,12 +45,8 @@ def parsed(path):
 
 @cache
 def anchors(path):
-    page = parsed(path)
-    return {tag.get("id") or tag.get("name") for tag in page.select("[id], a[name]")}
-
-
-def has(path, anchor):
-    return not anchor or unquote(anchor) in anchors(path)
+    tags = parsed(path).select("[id], a[name]")
+    return {"", *(tag.get("id") or tag.get("name") for tag in tags)}
 
 
 def remote(page):
@@ -78,7 +74,9 @@ def dead(page, path):
             target = target / "index.html"
         if not target.is_file():
             yield f"dead link {address}"
-        elif tag.name == "a" and target.suffix == ".html" and not has(target, parts.fragment):
+        elif tag.name != "a" or target.suffix != ".html":
+            continue
+        elif unquote(parts.fragment) not in anchors(target):
             yield f"dead anchor {address}"
 
 

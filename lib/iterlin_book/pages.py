@@ -1,6 +1,5 @@
-"""The pages of the book: which exist, how to read them, where their results are kept."""
+"""The pages of the book: which exist, how to read them, where their outputs are kept."""
 
-import json
 import os
 import shutil
 import sys
@@ -10,30 +9,16 @@ import yaml
 from iterlin.runtime.files import replaced
 
 QUICK = "quick"
-TIERS = (
-    QUICK,
-    "laptop",
-    "gpu",
-    "paper",
-)  # those of records, which is slow to import
-
-
-ROOM = 16 * 2**20  # bytes that must be free where something is to be written; records take 1 MB
+TIERS = (QUICK, "laptop", "gpu", "paper")  # the same as iterlin.study.records.TIERS
+ROOM = 16 * 2**20  # bytes that must be free in a folder that is written to; a record takes 1 MB
 
 
 class BookError(Exception):
-    """A mistake in what the book was given, told in one line."""
+    """A mistake in the book's files or in a command; the message is one line."""
 
 
 def toc(root):
     """Names of all pages in reading order, such as ``experiments/xor``."""
-    path = Path(root) / "_toc.yml"
-    try:
-        tree = yaml.safe_load(path.read_text("utf8"))
-    except FileNotFoundError:
-        raise BookError(f"{path} does not exist") from None
-    except yaml.YAMLError as error:
-        raise BookError(f"{path}: {one_line(error)}") from None
 
     def walk(node):
         if isinstance(node, list):
@@ -43,35 +28,35 @@ def toc(root):
             for key in ("root", "file"):
                 if key in node:
                     yield str(node[key]).removesuffix(".md")
-            for key in ("parts", "chapters", "sections", "subtrees", "entries"):
+            for key in ("parts", "chapters", "sections"):
                 yield from walk(node.get(key))
 
-    names = list(walk(tree))
+    names = list(walk(load_yaml(Path(root) / "_toc.yml")))
     missing = [name for name in names if not source(root, name).is_file()]
     if missing:
         raise BookError(f"_toc.yml lists pages that do not exist: {', '.join(missing)}")
     return names
 
 
-def by_priority(root, names):
-    """Pages in the order of book/priority.yml; those that it does not name come last, as given."""
-    path = Path(root) / "book" / "priority.yml"
+def load_yaml(path):
+    """The content of a YAML file. Raises BookError, naming the file, if it cannot be read."""
     try:
-        listed = yaml.safe_load(path.read_text("utf8"))
-    except FileNotFoundError:
-        return list(names)
-    except yaml.YAMLError as error:
-        raise BookError(f"{path}: not valid YAML: {one_line(error)}") from None
+        return yaml.safe_load(path.read_text("utf8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise BookError(f"{path}: {one_line(error)}") from None
+
+
+def by_priority(root, names):
+    """Pages in the order of book/priority.yml; pages that it does not name come last, as given."""
+    path = Path(root) / "book" / "priority.yml"
+    listed = load_yaml(path) if path.is_file() else []
     if not isinstance(listed, list):
         raise BookError(f"{path}: expected a list of pages, one '- name' on a line")
     try:
         first = [find(root, str(text)) for text in listed]
     except BookError as error:
         raise BookError(f"{path}: {error}") from None
-    if repeated := sorted({name for name in first if first.count(name) > 1}):
-        raise BookError(f"{path}: repeated pages {', '.join(repeated)}")
-    rank = {name: place for place, name in enumerate(first)}
-    return sorted(names, key=lambda name: rank.get(name, len(rank)))
+    return sorted(names, key=lambda name: first.index(name) if name in first else len(first))
 
 
 def source(root, page):
@@ -80,45 +65,40 @@ def source(root, page):
 
 
 def find(root, text):
-    """The page that ``text`` means: its name, its last part, or the path of its file."""
+    """The page that ``text`` names: by its name, the name's last part, or the path of its file."""
     names = toc(root)
-    path = Path(text)
-    book = (Path(root) / "book").resolve()
-    if path.resolve().is_relative_to(book):
-        path = path.resolve().relative_to(book)
-    wanted = path.as_posix().removesuffix(".md")
+    wanted = text.removesuffix(".md").removeprefix("./").removeprefix("book/")
     matches = [name for name in names if name == wanted] or [
         name for name in names if name.rpartition("/")[2] == wanted
     ]
     if len(matches) != 1:
-        problem = "unknown page" if not matches else "ambiguous page"
-        raise BookError(f"{problem} '{text}' (pages: {', '.join(matches or names)})")
+        problem = "ambiguous" if matches else "unknown"
+        raise BookError(f"{problem} page '{text}' (pages: {', '.join(matches or names)})")
     return matches[0]
 
 
+def has_code(root, page):
+    return "{code-cell}" in source(root, page).read_text("utf8")
+
+
 def read(root, page):
-    """A page as a notebook, or None where it is plain prose."""
+    """A page as a notebook. A page without code is a notebook of one cell."""
     path = source(root, page)
     text = path.read_text("utf8")
-    if "{code-cell}" not in text:
-        return None
+    if not has_code(root, page):
+        from nbformat.v4 import new_markdown_cell, new_notebook
+
+        kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+        cell = new_markdown_cell(text, id="cell-0")
+        return new_notebook(cells=[cell], metadata={"kernelspec": kernel})
     if not text.startswith("---") or "kernelspec:" not in text.split("\n---", 1)[0]:
         raise BookError(f"{path}: has code cells but no jupytext and kernelspec front matter")
-    import jupytext  # only pages with code pay for it
+    import jupytext  # slow to import
 
     notebook = jupytext.reads(text, fmt="md:myst")
     for number, cell in enumerate(notebook.cells):
-        cell["id"] = f"cell-{number}"  # random otherwise, and then nothing is ever unchanged
+        cell["id"] = f"cell-{number}"  # jupytext draws random ones
     return notebook
-
-
-def prose(root, page):
-    """A page without code as a notebook of one cell."""
-    from nbformat.v4 import new_markdown_cell, new_notebook
-
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    cell = new_markdown_cell(source(root, page).read_text("utf8"), id="cell-0")
-    return new_notebook(cells=[cell], metadata={"kernelspec": kernel})
 
 
 def code_cells(notebook):
@@ -141,30 +121,12 @@ def parameter_file(root, page, tier):
 
 
 def executed(root, page, tier, digest):
-    """Where the outputs of a run live; the digest names everything that they depend on."""
-    folder = "executed" if tier == QUICK else f"executed-{tier}"
-    return Path(root) / "_build" / folder / f"{page}.{digest}.ipynb"
-
-
-def drop_damaged(root, executed):
-    """Remove executed notebooks that a crash cut off, and name them: their pages run again."""
-    for path in executed:
-        if path.is_file() and not _is_whole(path):
-            path.unlink()
-            for stamp in (Path(root) / "_build" / "html").glob(".built-*"):
-                stamp.unlink()  # a complete book would be reason enough not to run the page again
-            print(f"{path} was cut off: its page runs again", file=sys.stderr)
-
-
-def _is_whole(path):
-    try:
-        return "iterlin_book" in json.loads(path.read_bytes())["metadata"]
-    except (ValueError, LookupError, TypeError):
-        return False
+    """The executed notebook of a page; the digest names everything that its outputs depend on."""
+    return Path(root) / "_build" / "executed" / tier / f"{page}.{digest}.ipynb"
 
 
 def require_writable(path):
-    """Raises BookError, naming the folder, where nothing could be written at a path, or little."""
+    """Raise BookError, naming the folder, if there is no room or permission to write at a path."""
     nearest = next(place for place in (path, *path.parents) if place.exists())
     if not nearest.is_dir():
         raise BookError(f"{nearest} is no folder, so that nothing can be written there")
@@ -175,8 +137,7 @@ def require_writable(path):
 
 
 def say(line, *, error=False):
-    """Print a line in one piece: pages run side by side, and where Python does not buffer its
-    output (PYTHONUNBUFFERED) `print` writes the end of a line by itself, after another's line."""
+    """Print a line in one write, because pages that run side by side share the terminal."""
     stream = sys.stderr if error else sys.stdout
     stream.write(f"{line}\n")
     stream.flush()

@@ -6,12 +6,9 @@ its outline and the tags for screen readers.
 
 import asyncio
 import sys
-import time
 from pathlib import Path
 
-import yaml
-
-from iterlin_book import chromium, render
+from iterlin_book import chromium, pages, render
 from iterlin_book.pages import BookError
 
 # Sphinx leaves anchors that several pages have as they are, and links that cells print lead to the
@@ -63,38 +60,35 @@ def entries(items):
 
 
 def write(root, path):
-    """Write the PDF and return its number of sheets; chromium.Missing without a browser."""
+    """Write the PDF and return its number of sheets. Raises chromium.Missing without a browser."""
     chromium.found()
     import pikepdf
 
     if status := render.sphinx(root, "singlehtml", root / "_build" / "print").returncode:
         raise BookError(f"Sphinx ended with status {status}: `make book` first")
     headings = asyncio.run(printed(root / "_build/print/_build/singlehtml", path))
-    about = yaml.safe_load((root / "CITATION.cff").read_text("utf8"))
     with pikepdf.open(path, allow_overwriting_input=True) as pdf:
         with pdf.open_outline() as outline:
             found = list(entries(outline.root))
-            if len(found) == len(headings):  # the browser repeats what lies on two lines
+            if len(found) == len(headings):  # the browser repeats headings of two lines
                 for entry, heading in zip(found, headings, strict=True):
                     entry.title = heading.removesuffix("#")
-        pdf.docinfo["/Title"] = about["title"]
+        pdf.docinfo["/Title"] = pages.load_yaml(root / "CITATION.cff")["title"]
         pdf.save(path, object_stream_mode=pikepdf.ObjectStreamMode.generate)
         return len(pdf.pages)
 
 
 def main(root):
     path = root / "_build" / "iterlin.pdf"
-    started = time.monotonic()
     path.unlink(missing_ok=True)  # none is better than one of another book
     try:
-        count = write(root, path)
+        print(f"{path}: {write(root, path)} pages")
     except chromium.Missing as reason:
         print(f"no PDF was made: {reason}", file=sys.stderr)
         return 3
     except BookError as error:
         print(error, file=sys.stderr)
         return 2
-    print(f"{path}: {count} pages, {time.monotonic() - started:.0f} s")
     return 0
 
 

@@ -5,34 +5,22 @@ from pathlib import Path
 
 import nbformat
 
-from iterlin_book import execute, pages
-from iterlin_book.pages import BookError
+from iterlin_book import pages
 
 PICTURE = Path("book") / "figures" / "key.svg"
 
 
-def first_figure(notebook):
-    """The first SVG among a notebook's outputs."""
-    for cell in pages.code_cells(notebook):
-        for output in cell.outputs:
-            if "image/svg+xml" in output.get("data", {}):
-                return output["data"]["image/svg+xml"]
-    raise BookError("the landing page shows no figure")
-
-
 def main(root="."):
-    _, _, digest = execute.prepare(root, "index", pages.QUICK)
-    stored = pages.executed(root, "index", pages.QUICK, digest)
-    if not stored.is_file():
-        raise BookError("the landing page has not run as it is now: `make book` first")
-    target = Path(root) / PICTURE
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(first_figure(nbformat.read(stored, as_version=4)))
-    print(target)
+    built = Path(root) / "_build" / "source" / "index.ipynb"
+    if not built.is_file():
+        sys.exit("there is no built book: `make book` first")
+    for cell in pages.code_cells(nbformat.read(built, as_version=4)):
+        for output in cell.outputs:
+            if svg := output.get("data", {}).get("image/svg+xml"):
+                (Path(root) / PICTURE).write_text(svg)
+                return print(PICTURE)
+    sys.exit("the landing page shows no figure")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BookError as error:
-        sys.exit(str(error))
+    main()

@@ -9,22 +9,18 @@ from pathlib import Path
 
 import nbformat
 
-from iterlin_book import build, execute, merge, pages, processes
+from iterlin_book import build, execute, merge, pages
 from iterlin_book.pages import BookError
 
 FOLDER = Path("tests") / "notebooks"
 
 
 def listed(root):
-    """(pages that are compared, pages left out), as pages.txt has them."""
-    compared, left_out = [], []
-    path = Path(root) / FOLDER / "pages.txt"
-    for line in path.read_text("utf8").splitlines():
-        words = line.partition("#")[0].split()
-        if words:
-            name = words[0].removeprefix("-")
-            (left_out if words[0].startswith("-") else compared).append(name)
-    return compared, left_out
+    """(pages that are compared, pages left out) of pages.txt."""
+    lines = (Path(root) / FOLDER / "pages.txt").read_text("utf8").splitlines()
+    names = [words[0] for line in lines if (words := line.partition("#")[0].split())]
+    left_out = [name for name in names if name.startswith("-")]
+    return sorted({*names} - {*left_out}), [name.removeprefix("-") for name in left_out]
 
 
 def path_of(root, page):
@@ -36,7 +32,7 @@ def reference(root, page):
     notebook, _, digest = execute.prepare(root, page, pages.QUICK)
     stored = nbformat.read(pages.executed(root, page, pages.QUICK, digest), as_version=4)
     merged = merge.with_outputs(page, notebook, stored)
-    # Prose is no part of the comparison: leaving it out keeps references as they are when it moves.
+    # Prose is not compared: without it, references stay as they are when it changes.
     merged.cells = pages.code_cells(merged)
     for number, cell in enumerate(merged.cells):
         cell.id = f"code-{number + 1}"
@@ -59,27 +55,23 @@ def silent(source):
 
 
 def main(arguments=None):
-    parser = processes.Parser(prog="iterlin_book.references", description=__doc__.splitlines()[0])
-    parser.add_argument("--root", default=".", type=Path)
+    parser = execute.parser("references", __doc__)
     parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args(arguments)
+    root = options.root
     try:
-        options = parser.parse_args(arguments)
-        root = options.root
         names = [pages.find(root, name) for name in listed(root)[0]]
-        asked = build.Request("results", pages.QUICK, names, options.jobs)
-        if status := build.run(root, asked):
+        if status := build.run(root, pages.QUICK, names, options.jobs):
             return status
-        kept = set()
-        for name in names:
-            path = path_of(root, name)
-            pages.write_atomically(path, nbformat.writes(reference(root, name)) + "\n")
-            kept.add(path)
-        for path in (root / FOLDER).rglob("*.ipynb"):
-            if path not in kept:
-                path.unlink()
+        kept = {path_of(root, name): reference(root, name) for name in names}
     except BookError as error:
         print(error, file=sys.stderr)
         return 2
+    for path in (root / FOLDER).rglob("*.ipynb"):
+        if path not in kept:
+            path.unlink()
+    for path, notebook in kept.items():
+        pages.write_atomically(path, nbformat.writes(notebook) + "\n")
     print(f"{len(names)} reference notebooks in {FOLDER}")
     return 0
 

@@ -1,50 +1,71 @@
-"""Turn the pages and their outputs into the HTML book; warnings are errors."""
+"""Turn the pages and their outputs into the HTML book.
 
-import argparse
-import json
+Warnings are errors, unless a page has not run yet: others may refer to its figures.
+"""
+
 import re
 import shutil
 import subprocess
 import sys
 import time
+from hashlib import sha256
 from pathlib import Path
 
-from iterlin_book import merge, pages
+from iterlin_book import merge, pages, states
 
 VEGA = "_static/vega.js"
 
 
-def render(root, chosen=()):
-    """Build ``_build/html`` from the pages' outputs; return the exit status of Sphinx.
+def render(root):
+    """Build ``_build/html`` unless it is up to date; return an exit status.
 
-    chosen: as of `merge.build_source`. The book that is there is replaced by a whole one, or stays.
+    The book that is there stays until a whole one replaces it.
     """
-    build = root / "_build"
-    merge.build_source(root, build / "source", chosen)
+    build, html = root / "_build", root / "_build" / "html"
+    complete = merge.build_source(root, build / "source")
+    digest, stamp = _digest(root), html / ".digest"
+    if stamp.is_file() and stamp.read_text() == digest:
+        return states.DONE
+    print("book: started", flush=True)
+    started = time.monotonic()
     shutil.rmtree(build / "new", ignore_errors=True)
-    done = sphinx(root, "html", build / "new")
+    done = sphinx(root, "html", build / "new", strict=complete)
     if done.returncode:
         print(_warnings(done.stderr or done.stdout, root), file=sys.stderr)
-        return done.returncode
-    made, html = build / "new" / "_build" / "html", build / "html"
+        return states.FAILED
+    made = build / "new" / "_build" / "html"
     add_vega(made)
+    (made / stamp.name).write_text(digest)
     shutil.rmtree(html, ignore_errors=True)
     made.rename(html)
     shutil.rmtree(build / "new")
-    return 0
+    print(f"book: finished in {time.monotonic() - started:.1f} s", flush=True)
+    return states.DONE
 
 
-def sphinx(root, builder, output):
-    """Run one of Sphinx's builders on the merged pages; the finished process, its output captured.
+def _digest(root):
+    """The digest of all that Sphinx reads: the merged pages, the library, which the API page
+    quotes, the settings, and this machinery."""
+    paths = [*(root / "_build" / "source").rglob("*"), *(root / "lib").rglob("*")]
+    paths += [*Path(__file__).parent.glob("*.py"), root / "_toc.yml", root / "_config.yml"]
+    hashed = sha256()
+    for path in sorted(set(paths)):
+        if path.is_file() and path.suffix != ".pyc":
+            hashed.update(f"{path}\n".encode() + path.read_bytes())
+    return hashed.hexdigest()
 
-    What is built lies in output/_build/<builder>.
+
+def sphinx(root, builder, output, strict=True):
+    """Run one of Sphinx's builders on the merged pages; its result lies in output/_build/<builder>.
+
+    Returns the finished process with its output captured. strict: a warning is an error.
     """
     # With the package's way of looking for garbage.
     code = "import iterlin_book; from jupyter_book.cli.main import main; main()"
     command = [sys.executable, "-c", code, "build", str(root / "_build" / "source")]
     command += ["--path-output", str(output), "--config", str(root / "_config.yml")]
     command += ["--toc", str(root / "_toc.yml"), "--builder", builder]
-    command += ["-W", "--keep-going", "--quiet"]
+    command += ["--keep-going", "--quiet", *(["-W"] if strict else [])]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -59,45 +80,12 @@ def add_vega(html):
     from vl_convert import javascript_bundle  # few books need it
 
     script = javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    # In a function, so that none of its many short names meets another script's.
+    # In a function, so that its many short names do not meet another script's.
     pages.write_atomically(target, f"(() => {{\n{script}\n}})();\n")
 
 
 def _warnings(text, root):
-    """What Sphinx complained of, with the pages' own files and lines."""
-
-    def place(match):
-        page, number, line = match[1], int(match[2]) - 1, int(match[3]) - 1
-        source = pages.source(root, page)
-        cells = json.loads((root / "_build/source" / f"{page}.ipynb").read_text())["cells"]
-        before, found, _ = source.read_text("utf8").partition("".join(cells[number]["source"]))
-        start = f":{before.count(chr(10)) + line}" if found else ""
-        return f"book/{page}.md{start}:"
-
-    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    text = text.replace(f"{root / '_build' / 'source'}/", "book/")
-    # Notebooks are numbered by cell and line, the latter from 2: 40002 starts the fourth cell.
-    text = re.sub(r"book/(\S+)\.ipynb:(\d+?)(\d{4}):", place, text)
+    """Sphinx's warnings, with the names of the pages' own files."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace(f"{root / '_build' / 'source'}/", "book/")
+    text = re.sub(r"book/(\S+)\.ipynb(:\d+)?:", r"book/\1.md:", text)
     return "\n".join([line for line in text.splitlines() if line.strip()][-60:])
-
-
-def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="iterlin_book.render", description=__doc__)
-    parser.add_argument("--stamp", required=True, type=Path, help="written when the book is built")
-    parser.add_argument("--page", action="append", default=[], help="a page that ran, if not all")
-    options = parser.parse_args(arguments)
-    print("book: started", flush=True)
-    started = time.monotonic()
-    try:
-        status = render(Path().resolve(), options.page)
-    except pages.BookError as error:
-        print(error, file=sys.stderr)
-        return 2
-    if status == 0:
-        print(f"book: finished in {time.monotonic() - started:.1f} s", flush=True)
-        options.stamp.touch()
-    return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,71 +1,41 @@
-"""What became of the pages of `make results`: each process leaves a note, the build reads them.
+"""How the processes that run pages ended: their exit statuses, and a note of each for the build.
 
-Notes lie in the project's folder, so that they are found whichever machine a process ran on. A
-share of a page's runs has a note of its own.
+The notes lie in _build/states, so that the build finds those of processes on other machines, too.
 """
 
 import json
-import time
 from pathlib import Path
 
 from iterlin_book import pages
 
-DONE, FAILED, REFUSED, PARTIAL, INTERRUPTED = 0, 1, 2, 3, 130  # exit statuses of these processes
-WORDS = {DONE: "done", PARTIAL: "partial"}  # of others: failed
-EARLIER, NOT_STARTED = "done earlier", "not started"
+DONE, FAILED, REFUSED, PARTIAL, INTERRUPTED = 0, 1, 2, 3, 130  # exit statuses
+WORDS = {DONE: "done", PARTIAL: "partial"}  # of all others: failed
 
 
-def folder(root, tier):
-    return Path(root) / "_build" / "states" / tier
+def write(root, tier, name, status, seconds=0.0):
+    """Write the note of a process; name: its page, and .i-of-n for share i of the page's runs."""
+    path = Path(root) / "_build" / "states" / tier / f"{name}.json"
+    note = {"state": WORDS.get(status, "failed"), "seconds": seconds}
+    pages.write_atomically(path, json.dumps(note))
 
 
-class Note:
-    """Of one process: failed, until it says otherwise; a process that is killed says nothing."""
-
-    def __init__(self, root, tier, name):
-        self.path, self.started = folder(root, tier) / f"{name}.json", time.monotonic()
-        self.write(FAILED)
-
-    def write(self, status):
-        seconds = time.monotonic() - self.started
-        note = {"state": WORDS.get(status, "failed"), "seconds": seconds}
-        pages.write_atomically(self.path, json.dumps(note))
-
-
-def forget(root, tier, page):
-    for path in _notes(root, tier, page):
-        path.unlink()
+def notes(root, tier, page):
+    """The paths of the notes of a page and of its shares."""
+    place = Path(root) / "_build" / "states" / tier / page
+    return sorted(place.parent.glob(f"{place.name}.*json"))
 
 
 def of(root, tier, page):
-    """State of a page since its notes were forgotten, and the seconds of all its processes.
-
-    Where it never came to record anything, the state is that of the shares of its runs.
-    """
-    notes = {path.stem: json.loads(path.read_bytes()) for path in _notes(root, tier, page)}
-    seconds = sum(note["seconds"] for note in notes.values()) if notes else None
-    own = notes.pop(page.rpartition("/")[2], None)
-    if own is not None:
-        return own["state"], seconds
-    found = {note["state"] for note in notes.values()}
+    """(state, seconds of all its processes) of a page; its state is that of its shares as long as
+    no process has tried to make its record."""
+    found = {path.stem: json.loads(path.read_bytes()) for path in notes(root, tier, page)}
     if not found:
-        return NOT_STARTED, seconds
-    return "failed" if "failed" in found else "partial", seconds
-
-
-def _notes(root, tier, page):
-    place = folder(root, tier) / page
-    return [
-        *place.parent.glob(f"{place.name}.json"),
-        *place.parent.glob(f"{place.name}.*-of-*.json"),
-    ]
-
-
-def exit_status(found):
-    """That of the whole build: 0 if all pages are done, 1 if one failed, and else 3."""
-    if "failed" in found:
-        return FAILED
-    return DONE if set(found) <= {"done", EARLIER} else PARTIAL
+        return "not started", None
+    seconds = sum(note["seconds"] for note in found.values())
+    if own := found.get(Path(page).name):
+        return own["state"], seconds
+    failed = any(note["state"] == "failed" for note in found.values())
+    return "failed" if failed else "partial", seconds
 
 
 def summary(outcomes, tier):
