@@ -272,6 +272,20 @@ def test_running_statistics_come_from_the_anchor_alone():
     assert np.abs(flat(stepped.statistics) - flat(expected)).max() > 1e-6
 
 
+def test_a_part_of_a_normalised_network_is_bound_with_its_statistics():
+    params, normalization = normalised()
+    moving, fixed = split(params, lambda path: path == "last")
+    settings = {"normalization": normalization, "trainable": lambda path: path == "last"}
+    part = algorithm.Algorithm(lambda p, x: x, ENTROPY, 0.1, **settings).bound(fixed)
+    assert part.trainable is None
+    for form in ("apply", "evaluate"):
+        given = normalization.initial, jnp.ones((2, 3)) * jnp.arange(2)[:, None]
+        found = getattr(part.normalization, form)(moving, *given)
+        np.testing.assert_array_equal(
+            flat(found), flat(getattr(normalization, form)(params, *given))
+        )
+
+
 def test_examples_choose_what_a_run_trains_on():
     f, params, (x, y) = classified()
     chosen = jnp.asarray([0, 3, 4, 7, 9])
