@@ -41,20 +41,14 @@ def predicted(p, x, y):
 
 CALLS = {
     "empirical_ntk": lambda p, x, y: il.empirical_ntk(f, p, x),
-    "empirical_ntk of two": lambda p, x, y: il.empirical_ntk(f, p, x, x, trace=True),
     "ntk_matrix": lambda p, x, y: il.ntk_matrix(f, p, x, memory_limit=3000),
     "kept_ntk": lambda p, x, y: il.kept_ntk(f, p, x).product(y),
     "ntk_product": lambda p, x, y: il.ntk_product(f, p, x)(y),
     "sharded_ntk": lambda p, x, y: il.sharded_ntk(f, p, x),
     "jacobian": lambda p, x, y: il.jacobian(f, p, x),
-    "jacobian, coupled": lambda p, x, y: il.jacobian(f, p, x, independent=False),
     "eigenmodes": lambda p, x, y: il.eigenmodes(f, p, x, y).flow(1.0),
     "gauss_newton": lambda p, x, y: il.gauss_newton(f, p, x, y, **GN).params,
-    "cholesky": lambda p, x, y: il.gauss_newton(f, p, x, y, **GN, solver="cholesky").params,
     "truncated_gauss_newton": lambda p, x, y: (
-        il.truncated_gauss_newton(f, p, x, y, **GN, beta=0.01).params
-    ),
-    "cross-entropy": lambda p, x, y: (
         il.truncated_gauss_newton(
             f, p, x, jax.device_put(labels, y.sharding), **GN, beta=0.01, loss=ENTROPY
         ).params
@@ -67,7 +61,6 @@ CALLS = {
     "ggn_product": lambda p, x, y: il.ggn_product(f, p, x, y, SQUARED)(p),
     "laplace": posterior,
     "predict": predicted,
-    "integrate, steps": integrated("steps"),
     "integrate, closed form": integrated("closed_form"),
     "integrate, function space": integrated("function_space"),
 }
@@ -76,10 +69,10 @@ spread = jax.device_put(data, jax.NamedSharding(mesh, jax.P("data")))
 copied = jax.device_put(params, jax.NamedSharding(mesh, jax.P()))
 for name, call in CALLS.items():
     expected = jax.tree.leaves(call(params, *data))
-    for given in (params, copied):
+    for given in (params, copied) if name in ("jacobian", "gauss_newton") else (params,):
         found = jax.tree.leaves(call(given, *spread))
         largest = max(
             float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(np.asarray(b)).max())
             for a, b in zip(found, expected, strict=True)
         )
-        print(f"{name}|{largest}")
+        print(name, largest)

@@ -1,25 +1,11 @@
 """Data on a mesh as `jax.make_mesh` gives it, with Explicit axes, give what one device does."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
+import four_devices
 import numpy as np
 
 
-def test_every_call_takes_data_on_explicit_axes():
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-    flags += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_COMPILATION")}
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("explicit_axes.py")],
-        env=environment | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = dict(line.split("|") for line in done.stdout.splitlines())
-    assert len(found) == 20
-    np.testing.assert_array_less([float(largest) for largest in found.values()], 1e-9)
+def test_every_call_takes_data_on_explicit_axes(tmp_path):
+    lines, _ = four_devices.run("explicit_axes.py", tmp_path, "none")
+    assert len(lines) == 15 + 2
+    largest = [float(difference) for *_, difference in lines]
+    np.testing.assert_array_less(largest, 1e-9)
