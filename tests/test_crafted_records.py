@@ -1,30 +1,29 @@
-"""What a record says, whoever wrote it, is text on a page: it copies no file, links nowhere and
-runs nothing."""
+"""What a record says, whoever wrote it, is plain text on a page."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import nbformat
 import numpy as np
 import pytest
 import toy_pages
 import xarray as xr
 import yaml
 from bs4 import BeautifulSoup
-from IPython.core.formatters import DisplayFormatter
 from iterlin.study import claims_table, comparison, openings, records, tables
 from iterlin.study import page as page_module
 from iterlin_book import build_facts
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from bench import report
 from book.index_helpers import told
 
 ROOT = Path(__file__).resolve().parents[1]
-SECRET = "what only this machine knows"
+# What Markdown, HTML or MathJax would act on.
+TEXT = (
+    "[60](/etc/passwd) ![x](x.png) {download}`x </etc/passwd>` <file:///etc/passwd> "
+    '<img src="x.png" onerror="alert(1)"> <script>alert(1)</script> </script> <!-- | '
+    r"\(\href{javascript:alert(1)}{x}\) $\href{javascript:alert(1)}{x}$ &lt; "
+    "\n\n```{include} /etc/passwd\n```\n\n# Heading\n"
+)
 CLAIM = {
     "id": "C1",
     "version": "v1",
@@ -36,17 +35,6 @@ CLAIM = {
     "expected": "reproduced",
     "statements": [{"says": "by", "statistic": "gain", "above": 0.5}],
 }
-
-
-def crafted(place):
-    """What Markdown, HTML or MathJax would act on; `place` is a file."""
-    return (
-        f"[60]({place}) ![x]({place}.png) {{download}}`x <{place}>` <file://{place}> "
-        f'<img src="{place}.png" onerror="alert(1)"> <script>alert(1)</script> </script> '
-        r"<!-- | \(\href{javascript:alert(1)}{x}\) $\href{javascript:alert(1)}{x}$ &lt; "
-        f"\n\n```{{include}} {place}\n```\n\n```{{eval-rst}}\n.. include:: {place}\n```\n"
-        f"\n```{{image}} {place}.png\n```\n\n# Heading\n"
-    )
 
 
 def poisoned(value, text, *, names=False):
@@ -78,52 +66,6 @@ def poisoned_record(record, text, *, kept=()):
     return found.assign({f"variable{text}": (f"dimension{text}", [1.0])})
 
 
-def notebook(*shown, prose=""):
-    """A page of prose and one cell that displayed these objects."""
-    formatted = (DisplayFormatter().format(one) for one in shown)
-    outputs = [new_output("display_data", data, metadata=about) for data, about in formatted]
-    cells = [new_markdown_cell(f"# A page\n\n{prose}"), new_code_cell("show()", outputs=outputs)]
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return new_notebook(cells=cells, metadata={"kernelspec": kernel})
-
-
-def rendered(folder, **notebooks):
-    """The pages as soup, after Sphinx has made them with the book's settings of MyST."""
-    config = yaml.safe_load((ROOT / "_config.yml").read_text())
-    source = folder / "source"
-    source.mkdir()
-    for name, one in notebooks.items():
-        nbformat.write(one, source / f"{name}.ipynb")
-    settings = {
-        "extensions": ["myst_nb", "sphinx.ext.mathjax"],
-        "root_doc": next(iter(notebooks)),
-        "nb_execution_mode": "off",
-        "nb_render_markdown_format": config["sphinx"]["config"]["nb_render_markdown_format"],
-        "myst_enable_extensions": config["parse"]["myst_enable_extensions"],
-    }
-    (source / "conf.py").write_text(f"globals().update({settings!r})\n")
-    command = [sys.executable, "-m", "sphinx", "-q", source, folder / "html"]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-    texts = {name: (folder / "html" / f"{name}.html").read_text() for name in notebooks}
-    return {name: BeautifulSoup(text, "html.parser") for name, text in texts.items()}
-
-
-def published(folder):
-    """What of the secret files is among the pages."""
-    files = (path for path in (folder / "html").rglob("*") if path.is_file())
-    return {path.suffix for path in files if SECRET.encode() in path.read_bytes()}
-
-
-@pytest.fixture
-def place(tmp_path):
-    """A readable file outside of the book, and a picture of the same name beside it."""
-    secret = tmp_path / "outside" / "secret"
-    secret.parent.mkdir()
-    for path in (secret, secret.with_suffix(".png")):
-        path.write_text(SECRET)
-    return os.path.relpath(secret, tmp_path / "source")
-
-
 @pytest.fixture
 def displayed(monkeypatch):
     found = []
@@ -132,8 +74,8 @@ def displayed(monkeypatch):
     return found
 
 
-def test_no_text_of_a_record_acts_on_a_page(tmp_path, monkeypatch, place, displayed):
-    text = crafted(place)
+def test_no_text_of_a_record_acts_on_a_page(tmp_path, monkeypatch, displayed):
+    text = TEXT
     project = toy_pages.write(tmp_path / "project")
     (project / "book" / "claims.yml").write_text(yaml.safe_dump([CLAIM]))
     monkeypatch.chdir(project)
@@ -163,19 +105,15 @@ def test_no_text_of_a_record_acts_on_a_page(tmp_path, monkeypatch, place, displa
     monkeypatch.setattr(comparison, "experiments", lambda: ["trial"])
     filled = build_facts.fill(build_facts.QUICK_RUNS, {})
     assert "Heading" in filled
-    one = rendered(tmp_path, index=notebook(*displayed, prose=filled))["index"]
-    assert published(tmp_path) == set()
-    output = one.select_one("section")
-    output.h1.extract()
-    assert len(output.select("table")) > 6
-    assert " ".join(text.split()) in " ".join(output.get_text().split())
-    links = {link["href"] for link in output.select("a")}
-    assert links == {"experiments/trial.html"}
-    assert output.select("img, script, iframe, object, h1, h2") == []
-    assert [name for tag in output.find_all(True) for name in tag.attrs if name[:2] == "on"] == []
-    # MathJax leaves a page's text alone but for what is marked as mathematics.
-    assert "mathjax_ignore" in output["class"]
-    assert output.select(".math, .output_area, .tex2jax_process, .mathjax_process") == []
+    assert "\n\n" not in filled  # a blank line would end the HTML within the page's Markdown
+    html = BeautifulSoup("\n".join([filled, *(shown.data for shown in displayed)]), "html.parser")
+    for style in html.select("style"):
+        style.extract()
+    assert len(html.select("table")) > 6
+    assert " ".join(text.split()) in " ".join(html.get_text().split())
+    assert {link["href"] for link in html.select("a")} == {"experiments/trial.html"}
+    assert html.select("img, script, iframe, object, h1, h2") == []
+    assert [name for tag in html.find_all(True) for name in tag.attrs if name[:2] == "on"] == []
 
 
 def run_ends():
@@ -190,11 +128,10 @@ def run_ends():
     return xr.Dataset(dict.fromkeys(names, curve) | read | ended, {"solver": ["SGD", "Adam"]})
 
 
-def test_the_findings_hold_nothing_of_a_record_but_numbers(monkeypatch, place):
+def test_the_findings_hold_nothing_of_a_record_but_numbers(monkeypatch):
     """They alone are shown as Markdown, because the README tells them too."""
-    text = crafted(place)
     best = records.best
-    monkeypatch.setattr(records, "best", lambda name: in_place_of_numbers(best(name), text))
+    monkeypatch.setattr(records, "best", lambda name: in_place_of_numbers(best(name), TEXT))
     with pytest.raises((ValueError, TypeError)):
         list(told())
 
