@@ -59,6 +59,12 @@ def cifar_like(rng, per_batch):
     return np.stack(x), np.asarray(y), members
 
 
+def jpeg(pixels):
+    packed = io.BytesIO()
+    Image.fromarray(pixels).save(packed, "JPEG", quality=95)
+    return packed.getvalue()
+
+
 def jpeg_archive(per_class=1):
     """Plain pictures, one colour for each class and part, in an order that is not theirs."""
     members = {"any/README.md": b"pictures"}
@@ -66,8 +72,6 @@ def jpeg_archive(per_class=1):
         for label, name in reversed(list(enumerate(CIFAR_CLASSES))):
             for number in range(per_class):
                 colour = label * 20, green + 5 * label, number * 50 + 5 * label
-                packed = io.BytesIO()
-                picture = Image.fromarray(np.full((32, 32, 3), colour, np.uint8))
-                picture.save(packed, "JPEG", quality=95)
-                members[f"any/{part}/{name}/{number:04}.jpg"] = packed.getvalue()
+                picture = jpeg(np.full((32, 32, 3), colour, np.uint8))
+                members[f"any/{part}/{name}/{number:04}.jpg"] = picture
     return members
