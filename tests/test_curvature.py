@@ -1,7 +1,5 @@
 """Products with J^T H J against dense Jacobians and Hessians, and against the linearised loss."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,20 +86,16 @@ def test_blocks_are_the_dense_hessian_of_the_loss(loss):
     np.testing.assert_allclose(found, np.einsum("nonp->nop", whole), atol=1e-12)
 
 
-def product_of(one, other, outputs, y):
-    return outputs[one, 0] * outputs[other, 0]
-
-
 def test_a_loss_that_couples_any_two_examples_has_no_blocks():
     for loss in (
         lambda outputs, y: jnp.sum((outputs - y).sum(0) ** 2),
         lambda outputs, y: jnp.sum((outputs[::2].sum(0) - outputs[1::2].sum(0)) ** 2),
         lambda outputs, y: -outputs[0, 0] * outputs[1, 0],
-        partial(product_of, 3, 4),
+        lambda outputs, y: outputs[3, 0] * outputs[4, 0],
     ):
         with pytest.raises(ValueError, match="loss couples its examples"):
             loss_blocks(loss, jnp.ones((5, 3)), jnp.zeros((5, 3)))
-    blocks = loss_blocks(partial(product_of, 0, 0), jnp.ones((1, 3)), jnp.zeros((1, 3)))
+    blocks = loss_blocks(lambda outputs, y: outputs[0, 0] ** 2, jnp.ones((1, 3)), jnp.zeros((1, 3)))
     np.testing.assert_array_equal(blocks[0], np.diag([2.0, 0, 0]))
 
 

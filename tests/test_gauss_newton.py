@@ -26,7 +26,6 @@ from problems import (
     flat,
     network,
     paired,
-    with_singular_values,
 )
 from roads import train
 
@@ -83,15 +82,6 @@ def equations(residuals, start):
 
 def rosenbrock(p):
     return [10 * (p[1] - p[0] ** 2), 1 - p[0]]
-
-
-def powell_singular(p):
-    return [
-        p[0] + 10 * p[1],
-        math.sqrt(5) * (p[2] - p[3]),
-        (p[1] - 2 * p[2]) ** 2,
-        math.sqrt(10) * (p[0] - p[3]) ** 2,
-    ]
 
 
 # name: (problem, sum of squared residuals, parameters)
@@ -160,17 +150,6 @@ def test_a_damping_that_adapts_finds_a_minimum_that_full_steps_miss():
     assert not last < 1.1 * float(solution.history["loss"][steps])
 
 
-def test_singular_minimum_is_reached_linearly():
-    """Powell's singular function: J loses rank at 0, where full steps halve the error only."""
-    f, start, x, y, independent = equations(powell_singular, [3.0, -1.0, 0.0, 1.0])
-    run = {"max_steps": 60, "tolerance": 0.0, "target_loss": 1e-25, "independent": independent}
-    solution = gauss_newton(f, start, x, y, **run)
-    assert int(solution.status) == Status.CONVERGED
-    np.testing.assert_allclose(solution.params, np.zeros(4), atol=1e-6)
-    losses = np.asarray(solution.history["loss"])[1 : int(solution.num_steps)]
-    np.testing.assert_allclose(losses[1:] / losses[:-1], 1 / 16, rtol=1e-3)
-
-
 def test_gauss_newton_agrees_with_optimistix():
     import optimistix  # takes seconds
 
@@ -212,14 +191,6 @@ def test_affine_problem_is_solved_in_one_minimum_norm_step(case):
     np.testing.assert_allclose(exact.params, expected, atol=1e-12)
     truncated = truncated_gauss_newton(affine, params, x, y, beta=1e-13, **ONE_STEP)
     np.testing.assert_allclose(truncated.params, expected, atol=1e-10)
-
-
-def test_ill_conditioned_step_is_not_squared():
-    """cond J = 1e7: on J itself the step is right to 1e-8; on J^T J it would be lost."""
-    x = with_singular_values([1, 1e-3, 1e-7], 3, 1, 3)
-    truth = jnp.asarray([1.0, -2.0, 3.0])
-    solution = gauss_newton(affine, jnp.zeros(3), x, affine(truth, x), **ONE_STEP)
-    np.testing.assert_allclose(solution.params, truth, rtol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -312,16 +283,6 @@ def test_a_run_ends_at_its_target():
     assert list(Status) == [0, 1, 2]  # the numbers that users have saved
 
 
-def test_a_step_of_infinite_length_is_not_taken():
-    """Though the loss there is finite, and no larger."""
-    f, nothing = lambda p, x: jnp.arctan(1e-100 * p)[None] + 0 * x, jnp.zeros((1, 2))
-    run = {"max_steps": 5, "tolerance": 0.0}
-    solution = gauss_newton(f, jnp.zeros(2), nothing, nothing + 1e100, **run)
-    assert np.isinf(solution.history["step_norm"][0])
-    assert (int(solution.status), int(solution.num_steps)) == (Status.DIVERGED, 1)
-    np.testing.assert_array_equal(solution.params, [0.0, 0.0])
-
-
 def test_runs_can_be_vmapped_over_starts_and_dampings():
     f, _, x, y = network()
     params = [network(seed=seed)[1] for seed in range(2)]
@@ -343,7 +304,6 @@ def test_runs_can_be_vmapped_over_starts_and_dampings():
 
 SOLVERS = {
     "svd": lambda *a, **k: gauss_newton(*a, damping=0.1, **k),
-    "cholesky": lambda *a, **k: gauss_newton(*a, damping=0.1, solver="cholesky", **k),
     "closed form": lambda *a, **k: iterative_linearization(*a, step_size=0.01, period=50, **k),
     "truncated": lambda *a, **k: truncated_gauss_newton(*a, beta=0.1, **k),
 }
@@ -452,13 +412,9 @@ def test_a_start_where_nothing_moves_has_converged():
 def test_unless_told_a_run_ends_where_nothing_is_left():
     """However small a loss and its change are."""
     params, x, _ = affine_problem("wide")
-    y = affine(params, x) + 1e-3
-    for solution in (
-        iterative_linearization(affine, params, x, y, step_size=1e-3, period=1, max_steps=3),
-        gauss_newton(affine, params, x, y, damping=1.0, max_steps=3, tolerance=0.0),
-    ):
-        assert int(solution.status) == Status.MAX_STEPS
-        assert int(solution.num_steps) == 3
+    y, run = affine(params, x) + 1e-3, {"step_size": 1e-3, "period": 1, "max_steps": 3}
+    solution = iterative_linearization(affine, params, x, y, **run)
+    assert (int(solution.status), int(solution.num_steps)) == (Status.MAX_STEPS, 3)
 
 
 def test_max_steps_may_be_as_many_as_it_takes(monkeypatch):

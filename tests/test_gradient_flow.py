@@ -168,16 +168,6 @@ def test_singular_values_within_rounding_count_as_zero(scale):
     np.testing.assert_array_equal(modes.combine(jnp.zeros(20)), 0)
 
 
-def test_a_zero_jacobian_stands_still():
-    x, y, params = jnp.zeros((3, 2, 4)), jnp.ones((3, 2)), jnp.arange(4.0)
-    modes = eigenmodes(affine, params, x, y)
-    for moved in (modes.flow(math.inf), modes.flow(5.0), modes.descent(0.1, 10), modes.damped(0.0)):
-        np.testing.assert_array_equal(moved, params)
-    assert float(modes.residual_ratio(0.1, 3)) == 0
-    for steps in (steps_for_tolerance, worst_case_steps):
-        assert steps(modes, step_size=0.1, beta=0.5) == 1
-
-
 # The filters, one eigenvalue at a time.
 
 

@@ -199,6 +199,7 @@ def coupled(p, x):
         ({"loss": "mse"}, r"loss must be a function of \(outputs, targets\), got 'mse'"),
         ({"loss": losses.mean(losses.squared_error)}, "loss must be a sum over the examples"),
         ({"loss": lambda o, y: jnp.sum((o - y).sum(0) ** 2)}, "loss couples its examples"),
+        ({"loss": lambda o, y: -jnp.sum((o - y) ** 2)}, "loss must be convex and curved"),
         ({"prior_mean": jnp.zeros(3)}, "prior_mean must be a pytree of structure"),
         ({"y": jnp.ones((2, 2))}, "inputs and targets differ in their numbers"),
         ({"y": jnp.arange(3), "loss": losses.cross_entropy}, "labels of 2 classes, 0 to 1: got 2"),

@@ -67,6 +67,7 @@ WITHOUT_BIAS = {
     "along positions": lambda w, b, x: x @ w + b[:, None],
     "factor": lambda w, b, x: b[None] * (x @ w),
     "a part of it": lambda w, b, x: x @ w + jnp.broadcast_to(b[:1], 3)[None],
+    "of its inverse": lambda w, b, x: 2.0 / (x @ w) + b[None],
     "behind an unknown factor": lambda w, b, x: (x @ w) * x.sum() + b[None],
     "behind a factor for each feature": lambda w, b, x: (
         (x @ w) * np.asarray([[1.0, 2.0, 3.0]]) + b[None]
@@ -88,6 +89,12 @@ def test_a_bias_is_added_to_each_feature_of_the_product_alone(name):
         normal(2, 3, 3),
     )
     assert found == {"w": "b" if name in WITH_BIAS else None}
+
+
+def test_a_number_that_all_features_share_is_no_bias():
+    params = {"w": normal(3, 3), "b": normal(1)}
+    f = lambda p, x: x @ p["w"] + jnp.broadcast_to(p["b"], (1, 3))  # noqa: E731
+    assert layers_of(f, params, normal(2, 3)) == {"w": None}
 
 
 def test_all_factors_between_product_and_bias_count():

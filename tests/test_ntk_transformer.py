@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from iterlin import empirical_ntk, ntk_matrix, ntk_product
 from iterlin.kernels import factors
-from iterlin.kernels.lookups import find_lookups
 from iterlin.linearization import jacobian
 from iterlin.parameters import split
-from iterlin.programs import flatten
 
 WORDS, LENGTH, WIDTH, CLASSES = 40, 3, 4, 3
 
@@ -152,7 +150,14 @@ LOOKUPS = {
         jnp.copy(table), ids[..., None], FEATURES_FIRST, (1, WIDTH)
     ).transpose(1, 2, 0),
 }
+ANOTHER_AXIS = jax.lax.GatherDimensionNumbers(
+    offset_dims=(2,), collapsed_slice_dims=(0,), start_index_map=(1,)
+)
 OTHERWISE = {
+    "through integers": lambda table, ids: table.astype(int).astype(float)[ids],
+    "of the first row": lambda table, ids: jax.lax.gather(
+        table, ids[..., None], ANOTHER_AXIS, (1, WIDTH), mode="clip"
+    ),
     "tied": lambda table, ids: table[ids] @ (table.T @ table),
     "twice": lambda table, ids: table[ids] + table[ids + 1],
     "columns": lambda table, ids: table.T[:, ids].transpose(1, 2, 0),
@@ -174,23 +179,6 @@ def test_any_lookup_gives_the_products_of_the_jacobian(name):
     assert bool(kinds_of_factors(f, params, X)["lookups"]) == (name in LOOKUPS)
     rows = jacobian(f, params, X)
     np.testing.assert_allclose(ntk_matrix(f, params, X), rows @ rows.T, atol=1e-12)
-
-
-ANOTHER_AXIS = jax.lax.GatherDimensionNumbers(
-    offset_dims=(2,), collapsed_slice_dims=(0,), start_index_map=(1,)
-)
-NO_LOOKUPS = {
-    "through integers": lambda table, ids: table.astype(int).astype(float)[ids],
-    "of the first row": lambda table, ids: jax.lax.gather(
-        table, ids[..., None], ANOTHER_AXIS, (1, WIDTH), mode="clip"
-    ),
-}
-
-
-@pytest.mark.parametrize("name", NO_LOOKUPS)
-def test_a_gather_of_other_derivatives_is_no_lookup(name):
-    for f, number in ((NO_LOOKUPS[name], 0), (LOOKUPS["take"], 1)):
-        assert len(find_lookups(flatten(f, PARAMS["words"], X["ids"][:1]), 1)) == number
 
 
 def test_indices_of_a_type_that_cannot_count_the_rows():
