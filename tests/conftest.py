@@ -48,6 +48,8 @@ UNOPTIMIZED = {
     "test_coupled_examples.py",
     "test_curvature.py",
     "test_diagnostics.py",
+    "test_exact_runs.py",
+    "test_extension.py",
     "test_flow.py",
     "test_gauss_newton.py",
     "test_identity.py",
