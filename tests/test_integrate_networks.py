@@ -109,7 +109,7 @@ def drifted(state):
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("engine", ["steps", "function_space_flow", "closed_form"])
+@pytest.mark.parametrize("engine", ["steps", "flow", "closed_form"])
 def test_fixed_parameters_are_arguments_of_every_program(engine, no_constants):
     algorithm, params, data, watch = setting("numbers")
     schedule = schedules.when(drifted, check_every=5)
