@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from iterlin_book import lint
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,15 +25,11 @@ print(x, y)
 """
 
 
-@pytest.fixture
-def root(tmp_path):
+def test_the_style_check_names_page_and_line_and_mends_pages_in_place(tmp_path, capsys):
+    root = tmp_path
     (tmp_path / "book").mkdir()
     (tmp_path / "book" / "page.md").write_text(PAGE)
     (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
-    return tmp_path
-
-
-def test_the_style_check_names_page_and_line(root, capsys):
     assert lint.main(root, fix=False) == 1
     told = [line.split(": ", 1) for line in capsys.readouterr().out.splitlines()]
     assert [(where, what.split()[0]) for where, what in told] == [
@@ -43,9 +38,6 @@ def test_the_style_check_names_page_and_line(root, capsys):
         ("book/page.md:16", "F821"),
         ("book/page.md:5", "this"),
     ]
-
-
-def test_the_style_is_mended_in_place_and_magics_stay(root, capsys):
     assert lint.main(root, fix=True) == 1
     assert capsys.readouterr().out.startswith("book/page.md:15: F821")
     wanted = PAGE.replace("import os\n", "").replace("[1,2]", "[1, 2]")

@@ -279,26 +279,3 @@ def test_a_record_gets_more_seeds_without_those_that_it_has(checkout, page):
     assert {n: v.dtype for n, v in more.variables.items()} == {
         n: v.dtype for n, v in whole.variables.items()
     }
-
-
-@pytest.mark.parametrize("page", [page for page in completing() if page not in LIKE_FEW_UPDATES])
-def test_a_partial_record_keeps_its_whole_seeds_where_the_store_is_gone(checkout, page):
-    record_path(checkout, page).unlink(missing_ok=True)
-    shutil.rmtree(checkout / "_build" / "runs", ignore_errors=True)
-    for strikes in (10, 20, 40, 80, 160):  # until some of its runs are finished
-        stopped = run(checkout, page, ITERLIN_TEST_STRIKES=str(strikes))
-        assert stopped.returncode in (states.PARTIAL, states.DONE), stopped.stdout[-5000:]
-        if (before := record_of(checkout, page)) is not None:
-            break
-    shutil.rmtree(checkout / "_build" / "runs", ignore_errors=True)
-    done = run(checkout, page)
-    assert done.returncode == states.DONE, done.stdout[-5000:]
-    after = record_of(checkout, page)
-    assert after.attrs["missing"] == 0
-    made = json.loads(after.attrs.get("parts", "[]"))
-    if before is not None and before.attrs["missing"] and made:
-        [kept, _] = made
-        for name, variable in before.data_vars.items():
-            if "seed" in variable.dims:
-                both = (each[name].sel(seed=kept["seeds"]) for each in (before, after))
-                xr.testing.assert_equal(*both)

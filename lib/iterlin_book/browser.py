@@ -148,14 +148,14 @@ def main(arguments=None):
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    widths = {}  # (page, where, what) -> the widths at which it is so
+    lines = {}  # each with the widths at which it is so
     for (page, width), faults in found.items():
-        for fault in faults:
-            widths.setdefault((page, *fault), []).append(str(width))
-    for (page, where, what), at in widths.items():
-        print(f"{page} at {' and '.join(at)}: {where}: {what}")
-    print(f"{len(pages)} pages, {len(widths)} faults")
-    return 1 if widths else 0
+        for where, what in faults:
+            lines.setdefault((page, f"{where}: {what}"), []).append(str(width))
+    for (page, fault), widths in lines.items():
+        print(f"{page} at {' and '.join(widths)}: {fault}")
+    print(f"{len(pages)} pages, {len(lines)} faults")
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

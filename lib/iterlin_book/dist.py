@@ -47,31 +47,25 @@ def _python(folder, *arguments):
     subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=True)
 
 
-def members(root):
-    """Name in the book's zip -> file. Raises BookError if the book is not built."""
+def archive(root, folder):
+    """Make the zip of the book in a folder and return its path."""
     html = root / "_build" / "html"
     if not (html / "index.html").is_file():
         raise BookError(f"{html} has no book: `make book` first")
     found = {name: root / name for name in ABOUT}
     if (pdf := root / "_build" / "iterlin.pdf").is_file():
         found["iterlin.pdf"] = pdf
-    for name, folder in (("html", html), ("records", root / "data" / "results")):
-        for path in folder.rglob("[!.]*"):
-            if path.is_file():
-                found[f"{name}/{path.relative_to(folder).as_posix()}"] = path
-    return dict(sorted(found.items()))
-
-
-def archive(root, folder):
-    """Make the zip of the book in a folder and return its path."""
-    found = members(root)
+    for name, source in (("html", html), ("records", root / "data" / "results")):
+        paths = (path for path in source.rglob("[!.]*") if path.is_file())
+        found |= {f"{name}/{path.relative_to(source).as_posix()}": path for path in paths}
     target = folder / f"iterlin-{pages.load_yaml(root / 'CITATION.cff')['version']}-book.zip"
     folder.mkdir(parents=True, exist_ok=True)
-    sums = [f"{sha256(path.read_bytes()).hexdigest()}  {name}\n" for name, path in found.items()]
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as opened:
-        for name, path in found.items():
+        sums = ""
+        for name, path in sorted(found.items()):
             opened.write(path, f"{target.stem}/{name}")
-        opened.writestr(f"{target.stem}/SHA256SUMS", "".join(sums))
+            sums += f"{sha256(path.read_bytes()).hexdigest()}  {name}\n"
+        opened.writestr(f"{target.stem}/SHA256SUMS", sums)
     return target
 
 

@@ -113,9 +113,7 @@ def train_share(root, page, tier, prepared, share):
 
 def partial_path(root, page, tier, share=""):
     """Where the cells that have run are written meanwhile."""
-    path = Path(root) / "_build" / "partial" / tier / f"{page}{_part(share)}.ipynb"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+    return Path(root) / "_build" / "partial" / tier / f"{page}{_part(share)}.ipynb"
 
 
 def run(root, page, tier, prepared, share=""):
@@ -135,6 +133,7 @@ def run(root, page, tier, prepared, share=""):
     else:
         os.environ.setdefault(environment.PROGRESS, "1")
     partial = partial_path(root, page, tier, share)
+    partial.parent.mkdir(parents=True, exist_ok=True)
     # Sockets in a folder of its own, in /tmp as their paths must be short: another process could
     # take a free port first.
     with TemporaryDirectory(prefix="iterlin-", dir="/tmp", ignore_cleanup_errors=True) as folder:
@@ -178,11 +177,10 @@ def _behind(name):
 def _failure(root, page, error, partial):
     """The page, the cell, its line in the page's file, and the end of the traceback."""
     source = pages.source(root, page)
-    before, found, _ = source.read_text("utf8").partition(error.source)
-    place = f" (from line {before.count(chr(10)) + 1} of {source})" if found else ""
-    what = f"{error.ename}: {pages.one_line(error.evalue)}"
+    before = source.read_text("utf8").partition(error.source)[0]
+    cell = f"cell {error.exec_count} (from line {before.count(chr(10)) + 1} of {source})"
     frames = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback)).splitlines()
-    lines = [f"{page}: cell {error.exec_count}{place} failed: {what}"]
+    lines = [f"{page}: {cell} failed: {error.ename}: {pages.one_line(error.evalue)}"]
     lines += [f"    {line}" for line in frames[-TRACEBACK_LINES:]]
     return "\n".join([*lines, f"{page}: the notebook up to the failure is {partial}"])
 

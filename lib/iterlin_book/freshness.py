@@ -74,21 +74,17 @@ def check_records(root):
     from iterlin.study import comparison
     from iterlin.study import records as study_records
 
-    ledger = root / "book" / "claims.yml"
     try:
-        if ledger.is_file():
+        if (ledger := root / "book" / "claims.yml").is_file():
             claims.load_claims(ledger)
-    except ValueError as error:
-        raise BookError(pages.one_line(error)) from None
-    for path in records(root):
-        try:
+        for path in records(root):
             if path.stem == pages.QUICK:
                 comparison.read(path)
             else:
                 study_records.load(path.parent.name, path.stem, path)
-        except ValueError as error:
-            problem = pages.one_line(error)
-            raise BookError(f"{problem} (restore or remove the file)") from None
+    except ValueError as error:
+        problem = pages.one_line(error)
+        raise BookError(f"{problem} (correct, restore or remove the file)") from None
 
 
 def _hash(path):

@@ -33,6 +33,12 @@ def check(root, fix=False):
     """Return what is not in the project's style, one line for each; with `fix`, mend the pages."""
     with TemporaryDirectory() as name:
         folder, pages, messages = Path(name).resolve(), {}, []
+
+        def tell(file, number, row, what):
+            path, text, cells = pages[file]
+            line = text.count("\n", 0, cells[number].start("code")) + row
+            messages.append(f"{path.relative_to(root)}:{line}: {what}")
+
         for path in sorted((root / "book").rglob("*.md")):
             text = path.read_text("utf8")
             cells = list(CELL.finditer(text))
@@ -41,30 +47,21 @@ def check(root, fix=False):
             about = {"language_info": {"name": "python"}}
             nbformat.write(new_notebook(cells=codes, metadata=about), file)
             pages[file] = path, text, cells
-
-        def tell(path, text, position, lines, what):
-            line = text.count("\n", 0, position) + lines
-            messages.append(f"{path.relative_to(root)}:{line}: {what}")
-
         mending = ["--fix"] if fix else []
         found = ruff(root, "check", *RULES, *mending, "--output-format", "json", folder)
         for entry in json.loads(found):
-            path, text, cells = pages[Path(entry["filename"])]
-            start = cells[(entry["cell"] or 1) - 1].start("code")
             what = f"{entry['code']} {entry['message']}"
-            tell(path, text, start, entry["location"]["row"], what)
+            tell(Path(entry["filename"]), (entry["cell"] or 1) - 1, entry["location"]["row"], what)
         ruff(root, "format", "--quiet", folder)
         for file, (path, text, cells) in pages.items():
-            mended = text
-            wanted = [cell.source for cell in nbformat.read(file, 4).cells]
-            for cell, code in reversed(list(zip(cells, wanted, strict=True))):
-                code += "\n" if code else ""
-                if code != cell["code"]:
-                    what = "this cell would be formatted (make format)"
-                    tell(path, text, cell.start("code"), 1, what)
-                    mended = mended[: cell.start("code")] + code + mended[cell.end("code") :]
-            if fix and mended != text:
-                write_atomically(path, mended)
+            for number, cell in reversed(list(enumerate(nbformat.read(file, 4).cells))):
+                code = f"{cell.source}\n" if cell.source else ""
+                if code != cells[number]["code"]:
+                    tell(file, number, 1, "this cell would be formatted (make format)")
+                    start, end = cells[number].span("code")
+                    text = text[:start] + code + text[end:]
+            if fix:
+                write_atomically(path, text)
         return messages
 
 
