@@ -18,10 +18,10 @@ GN = {"damping": 0.1, "max_steps": 3, "tolerance": 1e-6}
 SQUARED, ENTROPY = il.losses.squared_error, il.losses.cross_entropy
 
 
-def integrated(p, x, y):
+def trained(p, x, y):
     sets = il.Watch({"seen": (x, y)}, {"loss": SQUARED})
     run = {"schedule": 5, "num_steps": 10, "engine": "closed_form", "watch": sets}
-    state, history = il.integrate(il.Algorithm(f, SQUARED, 1e-3), p, (x, y), **run)
+    state, history = il.train(il.Algorithm(f, SQUARED, 1e-3), p, (x, y), **run)
     return state.params, history["seen_loss"]
 
 
@@ -57,7 +57,7 @@ CALLS = {
     "ggn_product": lambda p, x, y: il.ggn_product(f, p, x, y, SQUARED)(p),
     "laplace": posterior,
     "predict": predicted,
-    "integrate": integrated,
+    "engine closed_form": trained,
 }
 mesh = jax.make_mesh((4,), ("data",))
 spread = jax.device_put(data, jax.NamedSharding(mesh, jax.P("data")))

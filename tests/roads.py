@@ -1,4 +1,4 @@
-"""`train`, `train_sweep`, `integrate` and `Problem` from one flat set of settings each.
+"""`train`, `train_sweep` and `Problem` from one flat set of settings each.
 
 The tests change settings one by one; here each finds its place: with the algorithm, with what is
 watched, or with the run.
@@ -8,7 +8,7 @@ import dataclasses
 
 import iterlin
 from iterlin.algorithm import Algorithm
-from iterlin.exact import integrate as exact
+from iterlin.exact import integrator as exact
 from iterlin.study.groups import Problem
 from iterlin.watching import Watch
 from problems import bare
@@ -54,9 +54,8 @@ def train_sweep(f, init, data, **settings):
     return iterlin.train_sweep(algorithm, init, data, watch=watch, **rest)
 
 
-def integrate(f, params, data, **settings):
-    algorithm, watch, rest = sorted_out(f, settings)
-    return iterlin.integrate(algorithm, params, data, watch=watch, **rest)
+def by_engine(f, params, data, *, engine="auto", **settings):
+    return train(f, params, data, engine=engine, **settings)
 
 
 def integrator(f, data, **settings):

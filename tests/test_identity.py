@@ -166,25 +166,25 @@ def test_train_sweep_refuses_the_checkpoint_of_another_network(tmp_path):
         sweep(tmp_path / "run.npz", network("jit", FIRST), second=True)
 
 
-def integrate(path, f=None, loss=ENTROPY, engine="function_space"):
+def by_engine(path, f=None, loss=ENTROPY, engine="function_space"):
     algorithm = iterlin.Algorithm(f or network("closure", FIRST), loss, 0.1)
     settings = {"schedule": 10, "num_steps": 30, "engine": engine, "checkpoint": path}
-    return iterlin.integrate(algorithm, start(), (X, Y), **settings)[0].params
+    return iterlin.train(algorithm, start(), (X, Y), **settings)[0].params
 
 
-def test_integrate_refuses_the_file_of_another_run_and_finds_its_own_in_a_folder(tmp_path):
+def test_an_engine_refuses_the_file_of_another_run_and_finds_its_own_in_a_folder(tmp_path):
     pair = [{"f": network("jit", w)} for w in (FIRST, SECOND)]
-    wanted = [integrate(None, **settings) for settings in pair]
-    integrate(tmp_path / "run.npz", **pair[0])
+    wanted = [by_engine(None, **settings) for settings in pair]
+    by_engine(tmp_path / "run.npz", **pair[0])
     with pytest.raises(CheckpointError, match="differs in the step"):
-        integrate(tmp_path / "run.npz", **pair[1])
+        by_engine(tmp_path / "run.npz", **pair[1])
     with pytest.raises(CheckpointError, match=r"engine \(function_space, here kept_steps\)"):
-        integrate(tmp_path / "run.npz", **pair[0], engine="kept_steps")
+        by_engine(tmp_path / "run.npz", **pair[0], engine="kept_steps")
     folder = tmp_path / "runs"
     folder.mkdir()
     for _ in range(2):
         for expected, settings in zip(wanted, pair, strict=True):
-            np.testing.assert_array_equal(integrate(folder, **settings), expected)
+            np.testing.assert_array_equal(by_engine(folder, **settings), expected)
         assert len(list(folder.iterdir())) == 2
 
 

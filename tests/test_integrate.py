@@ -18,7 +18,7 @@ from iterlin.exact.task import Task, quadratic, slice_size
 from iterlin.runtime.chunks import OutOfTime
 from iterlin.runtime.costs import kept_bytes
 from iterlin.schedules import Solved
-from roads import integrate, integrator
+from roads import by_engine, integrator
 
 STEP_SIZE, LENGTH, PERIOD = 0.05, 60, 20
 EVAL_STEPS = [0, 3, 7, 20, 45, 60]
@@ -91,7 +91,7 @@ def test_exact_engines_are_the_steps_to_rounding(engine, loss, penalty, monkeypa
     monkeypatch.setattr(engines, "DESCENT_BURST", 6)
     problem, settings = setting(loss, penalty=penalty)
     began = time.monotonic()
-    found = integrate(*problem, step_size=STEP_SIZE, engine=engine, **settings)
+    found = by_engine(*problem, step_size=STEP_SIZE, engine=engine, **settings)
     assert 0 < found[1]["seconds"][-1] < time.monotonic() - began
     assert_same(found, by_steps(problem, settings), 1e-10)
     if engine == "closed_form":
@@ -111,7 +111,7 @@ def test_a_target_loss_ends_a_run_at_the_next_linearisation(engine, loss, period
     problem, settings = setting(loss, schedule=schedules.every(period))
     _, history = by_steps(problem, settings | {"evaluate": {"train": problem[2]}})
     settings["target_loss"] = float(history["train_loss"][EVAL_STEPS.index(reached_at)]) + 1e-9
-    state, _ = found = integrate(*problem, step_size=STEP_SIZE, engine=engine, **settings)
+    state, _ = found = by_engine(*problem, step_size=STEP_SIZE, engine=engine, **settings)
     assert_same(found, by_steps(problem, settings), 1e-10)
     assert int(state.converged_at) == -(-reached_at // period) * period
 
@@ -122,7 +122,7 @@ def test_flow_is_the_limit_of_small_steps():
         length, size = LENGTH * shrink, STEP_SIZE / shrink
         changes = {"num_steps": length, "schedule": schedules.every(length // 3)}
         problem, settings = setting(eval_steps=[length], **changes)
-        flow, _ = integrate(*problem, engine="flow", step_size=size, tolerance=1e-8, **settings)
+        flow, _ = by_engine(*problem, engine="flow", step_size=size, tolerance=1e-8, **settings)
         steps, _ = by_steps(problem, settings, size)
         distances.append(np.max(np.abs(problems.flat(flow.params) - problems.flat(steps.params))))
     # The distance is of first order in the step size, with nothing left over.
@@ -134,7 +134,7 @@ def test_flow_is_the_same_with_the_kernel_and_in_short_bursts(monkeypatch):
     monkeypatch.setattr(engines, "FLOW_BURST", 3)
     problem, settings = setting(step_size=STEP_SIZE, tolerance=1e-8)
     found = [
-        integrate(*problem, engine=engine, **settings) for engine in ("flow", "function_space_flow")
+        by_engine(*problem, engine=engine, **settings) for engine in ("flow", "function_space_flow")
     ]
     assert_same(found[0], (found[1][0], {"test_loss": found[1][1]["test_loss"]}), 1e-9)
     assert not bool(found[0][0].ended)
@@ -150,7 +150,7 @@ def test_times_that_single_precision_cannot_count_are_reached():
     (f, params, (x, y)), settings = setting(**changes)
     params, x = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (params, x))
     settings["evaluate"] = {"test": (x, y)}
-    state, _ = integrate(f, params, (x, y), step_size=0.01, engine="flow", **settings)
+    state, _ = by_engine(f, params, (x, y), step_size=0.01, engine="flow", **settings)
     assert int(state.step) == far
     assert not bool(state.ended)
     assert problems.flat(state.params).dtype == jnp.float32
@@ -161,7 +161,7 @@ def test_minimum_is_the_end_of_the_penalised_flow():
     changes = {"schedule": schedules.every(half), "eval_steps": [half]}
     problem, settings = setting(penalty=0.05, num_steps=2 * half, **changes)
     ends = [
-        integrate(*problem, step_size=0.01, engine=engine, tolerance=1e-7, **settings)[0]
+        by_engine(*problem, step_size=0.01, engine=engine, tolerance=1e-7, **settings)[0]
         for engine in ("flow", "minimum", "function_space_minimum")
     ]
     flow, *minima = (problems.flat(state.params) for state in ends)
@@ -192,7 +192,7 @@ def test_outputs_that_overflow_end_the_run_as_diverged(engine):
         moved = jnp.stack([jnp.any(a != b) for a, b in pairs])
         return f(p, x) + jnp.where(jnp.any(moved), jnp.inf, 0.0)
 
-    state, _ = integrate(overflowing, params, data, step_size=STEP_SIZE, engine=engine, **settings)
+    state, _ = by_engine(overflowing, params, data, step_size=STEP_SIZE, engine=engine, **settings)
     assert (int(state.diverged_at), int(state.step)) == (40, 60)
     assert np.isfinite(problems.flat(state.params)).all()
 
@@ -203,7 +203,7 @@ def test_one_parameter_that_is_not_finite_ends_the_run_as_diverged():
 
     params, data = {"a": jnp.zeros(2), "b": jnp.zeros(2)}, (jnp.eye(2), jnp.full(2, 1e200))
     _, settings = setting(SQUARED, num_steps=1, eval_steps=[1], evaluate={})
-    state, _ = integrate(f, params, data, step_size=0.1, engine="kept_steps", **settings)
+    state, _ = by_engine(f, params, data, step_size=0.1, engine="kept_steps", **settings)
     assert int(state.diverged_at) == 1
 
 
@@ -251,7 +251,7 @@ def test_solved_stops_where_the_steps_of_train_do(kind):
         problem = sequences, params, (jnp.array([[2.0], [-1.0]]), jnp.array([[0, 1], [2, 0]]))
         settings |= {"solved": Solved(4, accuracy=1.0), "evaluate": {}}
         engine = "kept_steps"
-    found = integrate(*problem, step_size=0.05, engine=engine, **settings)
+    found = by_engine(*problem, step_size=0.05, engine=engine, **settings)
     assert int(found[0].updates) > 0
     assert_same(found, by_steps(problem, settings), 1e-9)
 
@@ -290,7 +290,7 @@ def test_a_linearisation_lasts_a_step_at_least_however_soon_it_is_solved():
     changes = {"schedule": WHEN_SOLVED, "num_steps": 3, "eval_steps": [3], "evaluate": {}}
     _, settings = setting(SQUARED, solved=rule, **changes)
     problem = lambda p, x: x @ p, jnp.zeros(2), (jnp.eye(2), jnp.ones(2))
-    state, _ = integrate(*problem, step_size=1e3, engine="flow", **settings)
+    state, _ = by_engine(*problem, step_size=1e3, engine="flow", **settings)
     assert (int(state.step), int(state.updates)) == (3, 2)
 
 
@@ -378,7 +378,7 @@ def test_bad_input_is_refused_by_name(changes, message):
     if dtype := arguments.pop("dtype", None):
         params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
     with pytest.raises(ValueError, match=message):
-        integrate(f, params, data, **arguments)
+        by_engine(f, params, data, **arguments)
 
 
 # Engine 'auto'.
@@ -388,8 +388,8 @@ def test_auto_says_what_it_takes_and_is_cheap_for_long_periods(capsys):
     long = 10**8
     changes = {"num_steps": long, "eval_steps": [long], "schedule": schedules.never()}
     problem, settings = setting(progress=None, **changes)
-    _, history = integrate(*problem, step_size=0.01, **settings)
-    assert "integrate: function_space_flow (" in capsys.readouterr().err
+    _, history = by_engine(*problem, step_size=0.01, **settings)
+    assert "engine function_space_flow: " in capsys.readouterr().err
     assert set(history["engine"]) == {"function_space_flow"}
     assert history["evaluations"][-1] < 1e5
     assert history["test_loss_proxy"][-1] < 1e-2

@@ -1,5 +1,7 @@
 """Schedules that look at the parameters, followed exactly by engines that take no steps."""
 
+from functools import partial
+
 import iterlin
 import jax.numpy as jnp
 import numpy as np
@@ -7,11 +9,11 @@ import optax
 import problems
 import pytest
 from iterlin import losses
-from iterlin.exact.integrate import integrate
 from iterlin.linearization import tree_sub
 from iterlin.schedules import Solved, when
 from iterlin.watching import Watch
 
+by_engine = partial(iterlin.train, engine="auto")
 F, PARAMS, X, Y = problems.network((3, 6, 4), examples=12)
 LABELS = jnp.argmax(Y, 1)
 LENGTH = 120
@@ -40,7 +42,7 @@ def test_a_schedule_is_followed_as_by_the_steps_of_train(engine, loss, max_perio
     schedule = when(moved_far, check_every=4, max_period=max_period)
     settings = {"schedule": schedule, "num_steps": LENGTH, "watch": watch}
     reference, history = iterlin.train(*problem, **settings)
-    state, found = integrate(*problem, engine=engine, progress=False, **settings)
+    state, found = by_engine(*problem, engine=engine, progress=False, **settings)
     assert 2 <= int(reference.updates) < LENGTH // 4
     assert int(state.anchored_at) == int(reference.anchored_at)
     for name, values in history.items():
@@ -65,7 +67,7 @@ def events(run, check_every, looks, **settings):
 def test_events_of_a_flow_are_those_of_small_steps_within_one_check():
     check_every, looks = 20, np.arange(0, 1201, 20)
     taken = events(iterlin.train, check_every, looks)
-    flowed = events(integrate, check_every, looks, **FLOW)
+    flowed = events(by_engine, check_every, looks, **FLOW)
     assert len(taken) == len(flowed) >= 2
     assert not (flowed % check_every).any()
     assert np.abs(np.diff(flowed, prepend=0) - np.diff(taken, prepend=0)).max() <= check_every
@@ -78,7 +80,7 @@ def first_moved_far(state):
 def test_a_flow_stops_at_the_first_check_after_the_event():
     def first(check_every):
         schedule = when(first_moved_far, check_every=check_every)
-        (found,) = events(integrate, check_every, [0, 500], **FLOW, schedule=schedule)
+        (found,) = events(by_engine, check_every, [0, 500], **FLOW, schedule=schedule)
         return found
 
     event = first(1)
@@ -98,8 +100,8 @@ def test_looks_that_only_steps_follow_are_refused_and_left_to_them(algorithm, sc
     problem, watch = setting(**algorithm)
     settings = {"schedule": schedule, "num_steps": LENGTH, "watch": watch}
     with pytest.raises(ValueError, match=message):
-        integrate(*problem, engine="flow", **settings)
-    _, history = integrate(*problem, progress=False, **settings)
+        by_engine(*problem, engine="flow", **settings)
+    _, history = by_engine(*problem, progress=False, **settings)
     assert set(history["engine"]) == {"steps"}
 
 
@@ -107,4 +109,4 @@ def test_a_minimum_takes_no_steps_at_which_a_schedule_could_look():
     problem, _ = setting(penalty=0.1)
     schedule = when(moved_far, check_every=4)
     with pytest.raises(ValueError, match="look at the parameters"):
-        integrate(*problem, schedule=schedule, num_steps=LENGTH, engine="minimum")
+        by_engine(*problem, schedule=schedule, num_steps=LENGTH, engine="minimum")

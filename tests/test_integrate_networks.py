@@ -1,6 +1,6 @@
 """Exact engines on inputs and targets of any structure, outputs of any rank, part of params."""
 
-from functools import cache
+from functools import cache, partial
 
 import iterlin
 import jax
@@ -10,10 +10,10 @@ import optax
 import problems
 import pytest
 from iterlin import losses, schedules, timed
-from iterlin.exact.integrate import integrate
 from iterlin.schedules import Solved
 from iterlin.watching import Watch
 
+by_engine = partial(iterlin.train, engine="auto")
 EXAMPLES, FEATURES, PLACES, CLASSES, FROZEN = 6, 3, 2, 3, 500
 KEYS = jax.random.split(jax.random.key(0), 6)
 PARAMS = {
@@ -97,7 +97,7 @@ def by_steps(case):
 def test_exact_engines_are_the_steps_whatever_the_shapes(case, engine, memory_limit):
     algorithm, params, data, watch = setting(case)
     settings = {"engine": engine, "memory_limit": memory_limit, "progress": False, **RUN}
-    found = integrate(algorithm, params, data, watch=watch, **settings)
+    found = by_engine(algorithm, params, data, watch=watch, **settings)
     assert_same(found, by_steps(case), 1e-10)
     np.testing.assert_array_equal(found[0].params["frozen"], params["frozen"])
     np.testing.assert_array_equal(found[0].anchor["frozen"], params["frozen"])
@@ -114,7 +114,7 @@ def test_fixed_parameters_are_arguments_of_every_program(engine, no_constants):
     algorithm, params, data, watch = setting("numbers")
     schedule = schedules.when(drifted, check_every=5)
     settings = {"watch": watch, "schedule": schedule, "num_steps": 25, "progress": False}
-    state, _ = integrate(algorithm, params, data, engine=engine, **settings)
+    state, _ = by_engine(algorithm, params, data, engine=engine, **settings)
     assert int(state.updates) > 0
     with pytest.raises(UserWarning, match="constants were captured"):
         jax.jit(lambda x: x + params["frozen"])(1.0)
@@ -125,7 +125,7 @@ def test_arrays_of_numpy_and_steps_with_a_regularizer():
         "numbers", regularizer=lambda p: 0.1 * p["places"].sum()
     )
     data, params = jax.tree.map(np.asarray, (data, params))
-    found = integrate(algorithm, params, data, watch=watch, progress=False, **RUN)
+    found = by_engine(algorithm, params, data, watch=watch, progress=False, **RUN)
     assert set(found[1]["engine"]) == {"steps"}
     assert_same(found, iterlin.train(algorithm, params, data, watch=watch, **RUN), 0.0)
     assert np.any(found[0].params["places"] != params["places"])
@@ -135,7 +135,7 @@ def test_arrays_of_numpy_and_steps_with_a_regularizer():
     ("case", "algorithm", "settings", "message"),
     [
         ("numbers", {"regularizer": optax.tree.norm}, {"engine": "flow"}, "regularizer.*'steps'"),
-        ("numbers", {"f": lambda p, x, key: 0, "keyed": True}, {"engine": "steps"}, "no key"),
+        ("numbers", {"f": lambda p, x, key: 0, "keyed": True}, {"engine": "flow"}, "no key"),
         ("numbers", {"optimizer": timed.for_time(3.0).optimizer}, {}, "every.time / step size"),
         ("numbers", {}, {"schedule": 2.5}, "schedule"),
         ("weighted", {}, {"engine": "closed_form"}, "squared error"),
@@ -147,23 +147,23 @@ def test_arrays_of_numpy_and_steps_with_a_regularizer():
 def test_settings_that_do_not_go_together_are_refused(case, algorithm, settings, message):
     chosen, params, data, _ = setting(case, **algorithm)
     with pytest.raises(ValueError, match=message):
-        integrate(chosen, params, data, **RUN | settings)
+        by_engine(chosen, params, data, **RUN | settings)
 
 
 def test_the_state_of_a_run_and_batches_of_data_are_refused():
     algorithm, params, data, _ = setting("numbers")
     state = algorithm.start(params, data, jax.random.key(0))
     with pytest.raises(ValueError, match="give its state"):
-        integrate(algorithm, state, data, **RUN)
+        by_engine(algorithm, state, data, **RUN)
     with pytest.raises(ValueError, match="data must be two"):
-        integrate(algorithm, params, iter([data]), **RUN)
+        by_engine(algorithm, params, iter([data]), **RUN)
 
 
 def test_types_that_differ_are_left_to_steps():
     algorithm, params, data, watch = setting("numbers", trainable=lambda path: "layers" in path)
     params = params | {"layers": [leaf.astype(jnp.float32) for leaf in params["layers"]]}
     with pytest.raises(ValueError, match="there are float32 and float64"):
-        integrate(algorithm, params, data, engine="flow", **RUN)
-    state, history = integrate(algorithm, params, data, watch=watch, progress=False, **RUN)
+        by_engine(algorithm, params, data, engine="flow", **RUN)
+    state, history = by_engine(algorithm, params, data, watch=watch, progress=False, **RUN)
     assert set(history["engine"]) == {"steps"}
     assert state.params["layers"][0].dtype == jnp.float32

@@ -9,7 +9,7 @@ from iterlin import losses
 from iterlin.runtime import precision
 from iterlin.study import runs
 from iterlin.study.runs import Run
-from roads import integrate
+from roads import by_engine
 
 FULL = "precision=(Precision.HIGHEST, Precision.HIGHEST)"
 
@@ -49,7 +49,7 @@ def run_all(f, params):
 
 def integrating(f, params):
     settings = {"schedule": 2, "num_steps": 4, "engine": "function_space", "progress": False}
-    integrate(f, params, (X, Y), loss=ENTROPY, step_size=0.1, **settings)
+    by_engine(f, params, (X, Y), loss=ENTROPY, step_size=0.1, **settings)
 
 
 def test_a_cpu_is_asked_for_nothing():

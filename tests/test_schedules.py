@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import every, losses, never
 from iterlin.algorithm import Algorithm
-from iterlin.exact.integrate import integrate
 from iterlin.parameters import split
 from iterlin.schedules import (
     NEVER,
@@ -136,7 +135,7 @@ def doors(schedule):
     return [
         lambda: bare(train)(ALGORITHM, START, DATA, schedule=schedule, **settings),
         lambda: bare(train_sweep)(ALGORITHM, lambda key: START, DATA, **sweep),
-        lambda: integrate(ALGORITHM, START, DATA, schedule=schedule, **settings),
+        lambda: train(ALGORITHM, START, DATA, engine="flow", schedule=schedule, **settings),
         lambda: runs.run_all(problem, [run]),
     ]
 
@@ -184,13 +183,13 @@ def test_a_sweep_takes_a_function_of_the_period():
 
 
 def test_a_plain_function_may_answer_in_python_and_numpy():
-    """True and False of any kind; integrate and train then agree on the updates."""
+    """True and False of any kind; two engines then agree on the updates."""
     for answer in (True, np.bool_(True), np.asarray(True), jnp.asarray(True)):
         schedule = as_schedule(lambda step, state, answer=answer: answer)
         assert bool(schedule(3, None))
     settings = {"schedule": lambda step, state: step % 5 == 0, "num_steps": 12}
-    for run in (train, integrate):
-        state, _ = run(ALGORITHM, START, DATA, **settings)
+    for engine in ("steps", "auto"):
+        state, _ = train(ALGORITHM, START, DATA, engine=engine, **settings)
         assert (int(state.updates), int(state.anchored_at)) == (2, 10)
 
 

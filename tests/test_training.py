@@ -319,8 +319,8 @@ def doors(algorithm, init, data, watch=UPDATES):
     return [
         lambda: iterlin.train(algorithm, params, data, schedule=2, **steps),
         lambda: iterlin.train_sweep(algorithm, init, data, periods=[2], keys=KEYS, **steps),
-        lambda: iterlin.integrate(algorithm, params, data, schedule=2, engine="steps", **steps),
-        lambda: iterlin.integrate(algorithm, params, data, schedule=2, engine="flow", **steps),
+        lambda: iterlin.train(algorithm, params, data, schedule=2, engine="auto", **steps),
+        lambda: iterlin.train(algorithm, params, data, schedule=2, engine="flow", **steps),
         lambda: runs.run_all(problem, [runs.Run(0, 2, 0.1, (0, 3))]),
     ]
 
@@ -361,7 +361,7 @@ X3, TWO = jnp.ones((4, 3)), jnp.asarray([0, 1, 0, 1])
 
 
 def mistaken(door, changes):
-    """`train`, `train_sweep` or `integrate` with one mistake, on a layer of three inputs."""
+    """A call with one mistake, on a layer of three inputs; a door is a call or an engine of it."""
     settings = {"f": lambda p, x: jnp.tanh(x @ p), "loss": MEAN_ENTROPY, "optimizer": 0.1}
     settings |= {"data": (X3, TWO), "num_steps": 2} | changes
     of_algorithm = {n: settings.pop(n) for n in roads.OF_ALGORITHM & settings.keys()}
@@ -370,7 +370,8 @@ def mistaken(door, changes):
         settings = {"periods": [1], "keys": KEYS} | settings
         return bare(iterlin.train_sweep)(algorithm, lambda key: jnp.ones((3, 2)), data, **settings)
     settings = {"schedule": 1} | settings
-    return bare(getattr(iterlin, door))(algorithm, jnp.ones((3, 2)), data, **settings)
+    settings |= {} if door == "train" else {"engine": door}
+    return bare(iterlin.train)(algorithm, jnp.ones((3, 2)), data, **settings)
 
 
 def per_example(outputs, y):
@@ -382,7 +383,7 @@ TRACED = "needs a value in Python, but JAX traces it: write it with jax.numpy"
 BATCHES = r"give batches \(x, y\) as an iterator, iter\(data\)$"
 SUM = Watch({"test": (X3, TWO)}, {"sum": lambda o, y: np.sum(np.asarray(o))})
 KEY = {"key": KEYS[0]}
-TRAIN, BOTH, ALL = "train", "train train_sweep", "train train_sweep integrate"
+TRAIN, BOTH, ALL = "train", "train train_sweep", "train train_sweep flow"
 MISTAKES = [
     (BOTH, {"num_steps": 2.5}, "num_steps must be a positive integer, got 2.5"),
     (BOTH, {"num_steps": 2**31}, "^num_steps must be below 2147483648"),
@@ -476,7 +477,7 @@ def test_a_call_that_jax_traces_is_refused(around):
     given = X3 if around is jax.jit else X3[None]
     for call in (
         lambda x: iterlin.train(algorithm, x[0], data, schedule=1, **settings),
-        lambda x: iterlin.integrate(algorithm, x[0], data, schedule=1, **settings),
+        lambda x: iterlin.train(algorithm, x[0], data, schedule=1, engine="auto", **settings),
         lambda x: iterlin.train_sweep(
             algorithm, lambda key: jnp.ones(3), (x, x[:, 0]), **grid, **settings
         ),

@@ -148,7 +148,7 @@ LAPLACE = {"loss": il.losses.squared_error, "prior_precision": 1.0}
             "noise_variance must be one number",
         ),
         (
-            lambda: il.integrate(ALGORITHM, PARAMS, (X, Y.at[0, 0].set(jnp.nan)), **SETTINGS),
+            lambda: il.train(ALGORITHM, PARAMS, (X, Y.at[0, 0].set(jnp.nan)), **SETTINGS),
             "targets must be finite",
         ),
     ],

@@ -51,9 +51,8 @@ assert jnp.allclose(proxy(params, x), model.apply(params, x))
 kernel = iterlin.empirical_ntk(model.apply, params, x, trace=True)
 assert kernel.shape == (6, 6) and jnp.allclose(kernel, kernel.T, rtol=1e-4, atol=1e-5)
 algorithm = Algorithm(model.apply, squared_error, 0.05)
-state, _ = iterlin.integrate(
-    algorithm, params, (x, y), schedule=iterlin.every(10), num_steps=40, progress=False
-)
+settings = {"schedule": iterlin.every(10), "num_steps": 40}
+state, _ = iterlin.train(algorithm, params, (x, y), engine="flow", **settings)
 first, last = (squared_error(model.apply(p, x), y) for p in (params, state.params))
 assert last < first, (first, last)
 """

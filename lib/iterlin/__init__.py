@@ -30,7 +30,6 @@ _EXPORTS = {
     "gauss_newton": "curvature.gauss_newton",
     "ggn_product": "curvature.products",
     "in_slices": "runtime.slices",
-    "integrate": "exact.integrate",
     "iterative_linearization": "curvature.gauss_newton",
     "jacobian": "linearization",
     "jacobian_products": "linearization",

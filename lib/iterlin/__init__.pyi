@@ -5,7 +5,6 @@ from iterlin.curvature.laplace import laplace
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.curvature.products import ggn_product
 from iterlin.curvature.truncated_gauss_newton import truncated_gauss_newton
-from iterlin.exact.integrate import integrate
 from iterlin.features import alignment
 from iterlin.gradient_flow import (
     eigenmodes,
@@ -57,7 +56,6 @@ __all__ = [
     "gauss_newton",
     "ggn_product",
     "in_slices",
-    "integrate",
     "iterative_linearization",
     "jacobian",
     "jacobian_products",

@@ -1,12 +1,6 @@
-"""Training by iterative linearisation: one run, or a sweep over periods and seeds.
-
-Runs go in chunks between evaluations (`chunks`); a chunk is one compiled loop whose length,
-periods, seeds and data are arguments, so that nothing is compiled twice and a whole sweep is one
-vmapped program. The step itself is `algorithm`'s.
-"""
+"""Algorithm 3, iterative linearisation: one run, or a sweep over periods and seeds."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -16,34 +10,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from iterlin import examples
 from iterlin.algorithm import Algorithm
-from iterlin.checks import (
-    batches_of,
-    check_call,
-    check_functions,
-    check_resumed,
-    check_run,
-    warn_of_unused_rule,
-)
+from iterlin.checks import check_call, check_functions, check_run, warn_of_unused_rule
+from iterlin.exact.choice import ENGINES
+from iterlin.exact.integrator import train_by_engine
 from iterlin.losses import check_labels
-from iterlin.parameters import split, warn_of_statistics
-from iterlin.runtime.chunks import History, run_in_chunks
-from iterlin.runtime.devices import mesh_of, on_device
-from iterlin.runtime.identity import (
-    RECORDED,
-    STEP,
-    Identity,
-    first_numbers,
-    plain_fields,
-    program_digest,
-    start_of,
-)
+from iterlin.parameters import split
+from iterlin.runtime.chunks import History
+from iterlin.runtime.devices import on_device
+from iterlin.runtime.identity import plain_fields
 from iterlin.runtime.precision import full_precision
-from iterlin.runtime.slices import Sliced
-from iterlin.schedules import as_schedule, check_answer, every, of_whole, periods_array
-from iterlin.state import RUN_AXES, TrainState, parted, whole
-from iterlin.validation import accepts, described, random_key, random_keys
+from iterlin.schedules import as_schedule, every, of_whole, periods_array
+from iterlin.state import RUN_AXES, TrainState, whole
+from iterlin.steps import dealt_out, run_steps, train_by_steps
+from iterlin.validation import accepts, described, one_of, random_keys
 from iterlin.watching import UPDATES, Watch, observer
 
 
@@ -55,43 +35,64 @@ def train(
     *,
     schedule: Any,
     num_steps: int,
+    engine: str = "steps",
     key: Array | None = None,
     watch: Watch = UPDATES,
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
+    tolerance: float = 1e-3,
+    memory_limit: int | None = None,
 ) -> tuple[TrainState, History]:
-    """Train a network by iterative linearisation (Algorithm 3); the final state and the history.
+    """Train a network by iterative linearisation (Algorithm 3); return the final state and history.
 
-    params may be the state of an earlier run, which then goes on, exactly, up to num_steps in all.
-    data is (x, y), arrays or pytrees that lead with N; or an iterable of batches (x, y) of one
-    shape, each the whole of a step. A loss or metric of one's own is called once more, before the
-    run, on outputs of zeros and all targets, to find labels that are none. `schedule(step, state)`
-    says when to re-linearise: `every(K)` or K, `never()`, `when(...)` or any function. key orders
-    the examples of minibatches, and draws what a keyed f draws.
+    Engine "steps" takes every step. The other engines (`iterlin.exact.engines`) solve the convex
+    problem between two linearisations, at a price that hardly depends on the period. They need
+    gradient descent on the full batch with a fixed step size, and a loss that is convex in the
+    outputs. "closed_form" (squared error) and "function_space" return what the steps return, to
+    rounding; "flow" and "function_space_flow" follow gradient flow for a time step_size * K;
+    "minimum" and "function_space_minimum" solve each problem, which needs a penalty; "kept_steps"
+    takes the steps with activations that are kept for the whole period. "auto" chooses, and prints
+    what and why: "steps" for periods below 1,000, then "closed_form" for a squared error with at
+    most 2,000 outputs whose Jacobian fits into memory_limit, then a flow where step_size times the
+    largest curvature is below 0.1 at the first parameters, else "steps".
 
-    history maps "step" to the steps looked at (T,), "updates" to the feature updates by then, and
-    what `watch` names to (T,). A look at a multiple of K sees the proxy at the end of its period,
-    before re-linearisation. A non-finite step ends the run as diverged, without raising. Products
-    are computed in full precision (`runtime.precision`). After training, the network predicts by
-    ``f(state.params, x)``, its proxy by ``linearize(f, state.anchor)(state.params, x)``.
+    After training the network predicts by ``f(state.params, x)``, its proxy by
+    ``linearize(f, state.anchor)(state.params, x)``. A run that becomes non-finite ends as diverged,
+    without an error. Products are computed in full precision (`runtime.precision`).
 
-    Of data that lie on the devices of a mesh, each device takes its part of a batch to the gradient
-    and the gradients are summed, if f is in slices (`slices.in_slices`) or the algorithm has a
-    `mesh`; any other f is left to the compiler.
+    Args:
+        algorithm: What is minimised, and by which optimiser.
+        params: Initial parameters, or the `TrainState` of an earlier run by steps, which then goes
+            on, to the same bits, up to num_steps in all.
+        data: (x, y), arrays or pytrees that lead with the N examples; or, for "steps", an iterable
+            of batches (x, y) of one shape, each the whole of a step. On the devices of a mesh, each
+            device takes its part of a batch, if f is in slices (`slices.in_slices`) or the
+            algorithm has a `mesh`; any other f is left to the compiler.
+        schedule: When to re-linearise: a period K, `every(K)`, `never()`, `when(...)`, or any
+            function of (step, state) that returns one bool. Engines but "steps" follow one that
+            looks at the parameters only if it is `when(..., check_every=C)`.
+        num_steps: Steps in all, below 2^31.
+        engine: "steps", "auto", or one of those above.
+        key: Orders the examples of minibatches, and draws what a keyed f or an augmentation draws.
+        watch: What to record, of which sets, and at which steps.
+        checkpoint: A file from which a run that was killed goes on when it is called again; for
+            engines but "steps" also a folder of such files. The file of another run is refused with
+            CheckpointError, which names what differs.
+        progress: Whether to show a bar; by default on a terminal.
+        tolerance: Relative error of a step of a flow, or relative gradient at a minimum.
+        memory_limit: Bytes for kernels and kept activations; by default 2 GiB on a CPU, 60 % of a
+            GPU's memory. Beyond it products go through the examples a few at a time.
 
-    With a checkpoint, a file, a run that is killed goes on from there when it is called again, to
-    the same bits; the file is refused with CheckpointError, which names what differs, if it is of
-    another run. A file that another version of JAX wrote is compared by the first numbers that the
-    run computes. `progress` shows a bar (default: on a terminal).
+    Returns:
+        The final `TrainState`, and a dict of arrays (T,): "step", the steps looked at; "updates",
+        the feature updates by then; and what `watch` names. At multiples of K they are evaluated
+        before re-linearising. Engines but "steps" add "engine"; "evaluations", products with J J^T
+        so far; "stability", step_size times the largest curvature at the proxy's outputs (NaN where
+        it is not followed); and "seconds".
 
-    Raises ValueError before any compute for an algorithm without optimizer, a num_steps that is not
-    a positive integer below 2^31, a batch larger than the data, labels of a cross-entropy outside
-    its classes (in the sets of `watch`, too; of an iterable, in the first batch), a minibatch,
-    augmentation or a keyed f without key, inputs and targets of different lengths, an f that does
-    not return one array (N, ...), a resumed state whose optimiser or order of examples is another,
-    a `watch` that is none, steps to look at that are not whole, increasing and in [0, num_steps],
-    or a schedule that returns anything but one bool; of an iterable, for all that needs the data as
-    a whole; and as `parameters.split`.
+    Raises:
+        ValueError: Before any compute, for an argument that does not fit: it names the argument and
+            what would do.
 
     >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)
@@ -100,72 +101,21 @@ def train(
     >>> state, history = il.train(algorithm, jnp.zeros(2), (x, y), **settings)
     >>> print(history["step"], history["updates"], history["train_loss"].round(3))
     [  0  10 100] [0 0 9] [0.25  0.001 0.   ]
+    >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=1e-4)
+    >>> settings = {"schedule": 10**5, "num_steps": 10**6, "engine": "flow"}
+    >>> state, history = il.train(algorithm, jnp.zeros(2), (x, y), **settings)
+    >>> print(state.updates, f(state.params, x).round(3))
+    9 [ 0.5 -0.5]
     """
-    check_call("train", algorithm, (params, data, key), watch, checkpoint)
+    one_of("engine", engine, ENGINES)
+    run = {"schedule": schedule, "num_steps": num_steps}
+    kept = {"checkpoint": checkpoint, "progress": progress}
+    if engine == "steps":
+        return train_by_steps(algorithm, params, data, **run, **kept, key=key, watch=watch)
     if key is not None:
-        random_key("key", key)
-    begun = params if isinstance(params, TrainState) else None
-    if begun and key is not None:
-        raise ValueError("the state has the key that its run began with: leave key out")
-    first, key = (int(begun.step), begun.key) if begun else (0, key)
-    schedule = as_schedule(schedule)
-    batches = None if isinstance(data, tuple | list) else batches_of(data, algorithm, checkpoint)
-    if batches is not None:
-        data = next(batches, None)
-        if data is None:
-            raise ValueError("data has no batch")
-    looks = check_run(algorithm, data, num_steps, key, watch.at, first)
-    if begun:
-        check_resumed(begun, algorithm, examples.count(data[1]))
-        state, fixed = parted(begun, algorithm.trainable)
-    else:
-        moving, fixed = split(params, algorithm.trainable)
-        warn_of_statistics(moving)
-        state = algorithm.start(moving, data, jax.random.key(0) if key is None else key)
-    data, state = on_device((tuple(data), state))
-    params = whole(state, on_device(fixed)).params
-    check_functions(algorithm, params, key, data, watch)
-    check_answer(of_whole(schedule, fixed), state)
-    warn_of_unused_rule(algorithm, of_whole(schedule, fixed), state, watch)
-    algorithm = dealt_out(algorithm, data)
-
-    @partial(jax.jit, donate_argnums=0)
-    def advance(state, fixed, data, count):
-        return algorithm.bound(fixed).advance(state, data, count, of_whole(schedule, fixed))
-
-    @jax.jit
-    def observe(state, sets, fixed):
-        return observer(algorithm, watch)(whole(state, fixed), sets)
-
-    settings = plain_fields(algorithm=algorithm, schedule=schedule, rule=algorithm.solved)
-    state, history = _run(
-        state,
-        advance if batches is None else _each_with_its_batch(advance, data, batches),
-        observe,
-        (fixed,) if batches is not None else (fixed, data),
-        (watch.sets, fixed),
-        looks,
-        first,
-        checkpoint,
-        progress,
-        settings,
-    )
-    return whole(state, fixed), history
-
-
-def _each_with_its_batch(advance, first, batches):
-    """`advance` of steps that take one batch each, the first of which is there already."""
-    waiting = [first]
-
-    def steps(state, fixed, count):
-        for _ in range(int(count)):
-            batch = waiting.pop() if waiting else next(batches, None)
-            if batch is None:
-                raise ValueError(f"data ended at step {int(state.step)}: give more batches")
-            state = advance(state, fixed, on_device(tuple(batch)), jnp.asarray(1, jnp.int32))
-        return state
-
-    return steps
+        raise ValueError(f"engine '{engine}' draws nothing: leave key out, or take 'steps'")
+    settings = {"tolerance": tolerance, "memory_limit": memory_limit, "watch": watch}
+    return train_by_engine(algorithm, params, data, engine=engine, **settings, **run, **kept)
 
 
 @full_precision()
@@ -250,46 +200,8 @@ def train_sweep(
     run = (fixed, datasets, periods), (watch.sets, fixed)
     settings = plain_fields(algorithm=algorithm, rule=algorithm.solved)
     settings |= {"the periods": periods.tolist()}
-    states, history = _run(states, advance, observe, *run, looks, 0, checkpoint, progress, settings)
+    states, history = run_steps(
+        states, advance, observe, *run, looks, 0, checkpoint, progress, settings
+    )
     over_periods = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(periods), *a.shape)), fixed)
     return whole(states, over_periods), history
-
-
-def _run(state, advance, observe, inputs, seen, looks, first, checkpoint, progress, settings):
-    """Chunks of advance(state, *inputs, count) between looks observe(state, *seen)."""
-    # Arguments, and on the device once: as constants they would be copied into the programs.
-    sets, fixed = seen
-    state, inputs, seen = on_device((state, inputs, (dict(sets), fixed)))
-    identity = None
-    if checkpoint is not None:
-        one = jnp.asarray(1, jnp.int32)
-        programs = {
-            STEP: advance.trace(state, *inputs, one).jaxpr,
-            RECORDED: observe.trace(state, *seen).jaxpr,
-        }
-        identity = Identity(
-            start_of(state, fixed, inputs[1:], sets, looks) | settings,
-            {name: program_digest([program]) for name, program in programs.items()},
-            lambda: first_numbers(
-                state, fixed, lambda s: advance(s, *inputs, one), lambda s: observe(s, *seen)
-            ),
-        )
-    outcome = run_in_chunks(
-        state,
-        lambda state, count: advance(state, *inputs, count),
-        lambda state: observe(state, *seen),
-        looks,
-        first=first,
-        progress=progress,
-        checkpoint=checkpoint,
-        identity=identity,
-    )
-    return outcome.state, outcome.history
-
-
-def dealt_out(algorithm: Algorithm, data) -> Algorithm:
-    """The algorithm on the devices that its data lie on, where its network is in slices, so that it
-    is said to treat its examples independently; of any other, `mesh` says so."""
-    if algorithm.mesh is None and isinstance(algorithm.f, Sliced):
-        return replace(algorithm, mesh=mesh_of(data))
-    return algorithm

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from iterlin.exact.choice import ENGINES
-from iterlin.exact.integrate import STEPWISE, integrator
+from iterlin.exact.integrator import STEPWISE, integrator
 from iterlin.exact.run import SPENT
 from iterlin.runtime.chunks import OutOfTime
 from iterlin.study import environment
@@ -41,11 +41,11 @@ def exact_grid(
     label: str = "",
     folder: Path | None = None,
 ) -> xr.Dataset:
-    """Train as `runs.grid`, with an engine of `integrate` for each run, one run after the other.
+    """Train as `runs.grid`, with an engine of `train` for each run, one run after the other.
 
     engine(run) names it; "steps" stands for `runs.run_all`. The variables are those of `runs.grid`
     without kernel diagnostics, and "evaluations" (products with J J^T by then), "stability" and
-    "seconds" as `integrate` gives them. A seed draws the same initial parameters and examples as in
+    "seconds" as `train` gives them. A seed draws the same initial parameters and examples as in
     `runs.grid`.
 
     Raises ValueError, before any compute, for a problem with minibatches, augmentation or running

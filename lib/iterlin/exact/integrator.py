@@ -1,22 +1,14 @@
-"""Iterative linearisation of any period for the price of a few passes (Algorithm 3, full batch).
-
-Between two linearisations the problem is convex and its Jacobian fixed, so that what K steps do can
-be had without taking them (`engines`). `integrate` takes the algorithms and schedules that
-`training.train` takes and returns what it returns.
-"""
+"""Algorithm 3 by an engine that skips the steps between two linearisations (`engines`)."""
 
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from iterlin import training
 from iterlin.algorithm import Algorithm
 from iterlin.checks import cached_outputs, check_call, check_run, warn_of_unused_rule
 from iterlin.exact.calendar import Answers, ends_when_solved
@@ -31,6 +23,7 @@ from iterlin.runtime.identity import plain_fields
 from iterlin.runtime.precision import full_precision
 from iterlin.schedules import NEVER, as_schedule, check_answer, looks_at, of_whole
 from iterlin.state import TrainState, whole
+from iterlin.steps import train_by_steps
 from iterlin.validation import one_of, open_unit, positive_integer
 from iterlin.watching import UPDATES, Watch, check_sets, check_watch, observer
 
@@ -39,98 +32,36 @@ STEPWISE = ("batch_size", "augment", "normalization")
 
 
 @on_automatic_axes
-def integrate(
+def train_by_engine(
     algorithm: Algorithm,
     params: PyTree,
     data,
     *,
-    schedule: Any,
-    num_steps: int,
-    engine: str = "auto",
-    tolerance: float = 1e-3,
-    watch: Watch = UPDATES,
-    memory_limit: int | None = None,
-    checkpoint: str | Path | None = None,
-    progress: bool | None = None,
+    engine,
+    tolerance,
+    memory_limit,
+    watch,
+    **run,
 ) -> tuple[TrainState, History]:
-    """`training.train` by plain gradient descent on the full batch, without its steps.
-
-    The algorithm's optimizer is a step size; its f must be smooth where it is expanded and its
-    loss(outputs, y) convex in the outputs. Engines (`engines` says what each does): "closed_form"
-    and "function_space" give the very steps, to rounding, as do "steps" (`train` itself) and
-    "kept_steps" (its activations kept for the whole period); "function_space_flow" and "flow" the
-    gradient flow for a time step_size * K, to `tolerance` a step, relative to outputs of order 1;
-    "minimum" and "function_space_minimum" solve every linear problem, of positive penalty, to a
-    relative gradient of `tolerance`, or to where rounding leaves nothing to gain
-    (`newton.minimize`; a run that finds no way down where there is one has diverged): a period of
-    any length is one solve. "auto" takes the steps for periods shorter than
-    1,000 steps; for longer ones the closed form of a squared error with at most 2,000 outputs N O
-    whose J fits into memory_limit, else a flow where step_size lambda_max < 0.1 at the first
-    parameters (with the kernel if it fits), else the steps. It prints what it took and why.
-
-    Inputs, targets and outputs are as for `train`, and so are parameters that are not `trainable`.
-    A schedule `schedules.when(..., check_every=C)` is asked C, 2 C, ... steps after a
-    linearisation, where the parameters are computed for it: adaptive, at any period; "auto"
-    counts C steps as its period. One that looks at the parameters at every
-    step, or a regularizer, is for engine "steps", which "auto" then takes.
-
-    The algorithm's rule `solved` with `schedules.when_solved(K)` ends a linearisation early: a flow
-    looks at every step of its own. Kernels and kept activations stay within memory_limit bytes
-    (2 GiB on a CPU, 60 % of a GPU's), else products go through the examples a few at a time.
-
-    The history is that of `train`, and "evaluations", products with J J^T so far, "stability",
-    step_size lambda_max of the loss at the proxy's outputs (NaN where it is not followed),
-    "seconds", by the clock (engine "steps": at the end alone, and of this call), and the "engine".
-    With a checkpoint, a file, or a folder in which the run finds its own, a run that was ended goes
-    on from there, as in `train`.
-
-    Raises ValueError before any compute: as `train`; for an algorithm with another optimizer,
-    minibatches, augmentation, normalisation or a keyed f; the state of a run in the place of
-    parameters; a name of `watch` that is one of those above; an unknown engine; closed_form and a
-    loss that is not half a squared error; minimum without penalty, which for cross-entropy has no
-    minimum to find, or with a schedule that looks at the parameters; a memory_limit that is not a
-    positive integer, or a kernel beyond it; a rule `solved` that counts labels where there are
-    none; and for an engine other than "steps" or "auto", a schedule that looks at the parameters
-    without check_every, a regularizer, less than single precision, or parameters and outputs of
-    different types.
-
-    >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
-    >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=1e-4)
-    >>> settings = {"schedule": 10**5, "num_steps": 10**6, "progress": False}
-    >>> state, history = il.integrate(algorithm, jnp.zeros(2), (x, y), **settings)
-    >>> print(state.updates, f(state.params, x).round(3))
-    9 [ 0.5 -0.5]
-    """
-    run = integrator(
-        algorithm,
-        data,
-        engine=engine,
-        tolerance=tolerance,
-        watch=watch,
-        memory_limit=memory_limit,
-    )
-    return run(
-        params,
-        schedule=schedule,
-        num_steps=num_steps,
-        checkpoint=checkpoint,
-        progress=progress,
-    )
+    """`training.train` with any engine; `run`: its schedule, num_steps, checkpoint, progress."""
+    settings = {"tolerance": tolerance, "watch": watch, "memory_limit": memory_limit}
+    return integrator(algorithm, data, engine=engine, **settings)(params, **run)
 
 
 def integrator(
     algorithm: Algorithm,
     data,
     *,
-    engine: str = "auto",
+    engine: str,
     tolerance: float = 1e-3,
     watch: Watch = UPDATES,
     memory_limit: int | None = None,
 ) -> Callable[..., tuple[TrainState, History]]:
-    """run(params, *, schedule, num_steps, at=None, checkpoint=None, progress=None, out_of_time), as
-    `integrate` does it: compiled once for runs that differ in these alone. `at`: the steps to look
-    at, those of `watch` if None. out_of_time: as for `chunks.run_in_chunks` (not of engine
-    "steps").
+    """Return a function that trains, compiled once for all its runs.
+
+    Its arguments are params, and by keyword schedule, num_steps, checkpoint and progress as of
+    `training.train`; `at`, the steps to look at (None: those of `watch`); and out_of_time as of
+    `chunks.run_in_chunks` (not with engine "steps").
     """
     one_of("engine", engine, ENGINES)
     open_unit("tolerance", tolerance)
@@ -163,10 +94,10 @@ def integrator(
     ):
         if isinstance(params, TrainState):
             raise ValueError(
-                "integrate starts from parameters, not from the state of a run: give its "
+                f"engine '{engine}' starts from parameters, not from the state of a run: give its "
                 "state.params, or a checkpoint from which to go on"
             )
-        check_call("integrate", algorithm, (params, data), watch, checkpoint)
+        check_call("train", algorithm, (params, data), watch, checkpoint)
         schedule = as_schedule(schedule)
         looks = check_run(algorithm, data, num_steps, None, watch.at if at is None else at)
         if num_steps >= NEVER:
@@ -190,7 +121,7 @@ def integrator(
                 length = asked.first_after(state, num_steps) - int(state.step)
                 name, why = choose(wanted, params, length)
             if progress is not False:
-                print(f"integrate: {name} ({why})", file=sys.stderr)
+                print(f"engine {name}: {why}", file=sys.stderr)
         check_engine(name, wanted, params, stops=looks_at("params", full, state))
         jax.eval_shape(observe, state, sets, fixed)  # which may refuse names
         named = {"engine": np.full(len(looks), name)}
@@ -229,12 +160,13 @@ def _task(algorithm: Algorithm, data, tolerance: float, memory_limit: int | None
             raise ValueError(f"exact engines train on the full batch as it is: no {name}")
     if algorithm.keyed:
         raise ValueError(
-            "exact engines have no key for a keyed f: give f without its noise, or take `train`"
+            "exact engines have no key for a keyed f: give f without its noise, or take "
+            "engine 'steps'"
         )
     if callable(getattr(algorithm.optimizer, "update", None)):
         raise ValueError(
-            "exact engines are for gradient descent: give its step size as optimizer; for periods "
-            "of a fixed time (`timed.for_time`), with the schedule every(time / step size)"
+            "exact engines are for gradient descent: give a step size, or engine 'steps'; for "
+            "periods of a fixed time (`timed.for_time`), with the schedule every(time / step size)"
         )
     check_run(algorithm, data, 1, None, None)
     if memory_limit is not None:
@@ -254,7 +186,7 @@ def _task(algorithm: Algorithm, data, tolerance: float, memory_limit: int | None
 
 def _by_steps(algorithm, params, data, settings, checkpoint, progress):
     begun = time.monotonic()
-    state, history = training.train(
+    state, history = train_by_steps(
         algorithm, params, data, **settings, checkpoint=checkpoint, progress=progress
     )
     unknown = np.full(len(history["step"]), np.nan)
