@@ -207,7 +207,9 @@ def compiled(function: Callable, *programs: Program, **options) -> Callable:
 
     found = jax.jit(filled, **options)
     if not any(program.held for program in programs):
-        key = function, *(program.text for program in programs)
+        # Inside `shard_map` operations carry its mesh, which their text does not show.
+        mesh = jax.sharding.get_abstract_mesh()
+        key = function, mesh, *(program.text for program in programs)
         found = _compiled[key] = _compiled.pop(key, found)
         while len(_compiled) > MOST:
             _compiled.popitem(last=False)
