@@ -146,6 +146,28 @@ def test_the_others_run_when_one_is_killed_or_crashes(book):
     assert "long: out of time before there was anything to record: at step 4" in done.stdout
 
 
+FULL = """\
+import errno
+from pathlib import Path
+
+def full(path, content):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+Path.write_bytes = full
+"""
+
+
+def test_a_full_disk_under_a_record_is_told_in_one_line(book):
+    add(book, "grows", FULL + SAVES)
+    done = run(book, "execute", "grows", "--tier", "gpu")
+    path = book / "data" / "results" / "grows" / "gpu.nc"
+    assert done.stderr == (
+        f"grows: {path} could not be written: No space left on device; its runs are kept: "
+        "run the same command again\n"
+    )
+    assert (done.returncode, list(path.parent.iterdir())) == (states.FAILED, [])
+
+
 def test_a_page_is_what_its_shares_are_until_it_records(tmp_path):
     def state(name=None, status=states.DONE):
         if name:

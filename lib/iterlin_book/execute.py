@@ -158,6 +158,9 @@ def run(root, page, tier, prepared, share=""):
                 where = f"out of time before there was anything to record: {error.evalue}"
                 again = "run the same command again"
                 raise Stopped(f"{page}: {where}; {again}", states.PARTIAL) from None
+            if error.ename == "NotWritten":  # of iterlin.study.records: the disk is full, say
+                kept = "its runs are kept: run the same command again"
+                raise Stopped(f"{page}: {error.evalue}; {kept}") from None
             raise Stopped(_failure(root, page, error, partial)) from None
         except DeadKernelError:
             why = "interrupted, killed (out of memory?) or crashed"

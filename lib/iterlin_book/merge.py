@@ -19,7 +19,7 @@ HOW_TO_RUN = """\
 `data/results` holds the recorded runs that the pages show. In the checkout:
 
     pip install ".[study]" jupyter
-    jupyter lab
+    PYTHONPATH="$PWD" jupyter lab
 
 and open the notebook in its folder. Image data (MNIST, CIFAR-10) are downloaded and checked when \
 a page first asks for them; `ITERLIN_DATA=folder` names a folder that holds them already. As it \
