@@ -10,6 +10,7 @@ finds them.
 """
 
 import argparse
+import logging
 import os
 import re
 import sys
@@ -250,6 +251,8 @@ def main(arguments=None):
         pages.say(error, error=True)
     except KeyboardInterrupt:
         status = states.INTERRUPTED
+        # The same key has ended the notebook's process; nobody waits for what tells of that.
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         pages.say(f"{name}: interrupted", error=True)
     states.write(root, tier, f"{page}{part}", status, time.monotonic() - started)
     return status
