@@ -200,6 +200,7 @@ def coupled(p, x):
         ({"loss": losses.mean(losses.squared_error)}, "loss must be a sum over the examples"),
         ({"loss": lambda o, y: jnp.sum((o - y).sum(0) ** 2)}, "loss couples its examples"),
         ({"loss": lambda o, y: -jnp.sum((o - y) ** 2)}, "loss must be convex and curved"),
+        ({"y": jnp.arange(3) % 2, "loss": losses.accuracy}, "loss must be convex and curved"),
         ({"prior_mean": jnp.zeros(3)}, "prior_mean must be a pytree of structure"),
         ({"y": jnp.ones((2, 2))}, "inputs and targets differ in their numbers"),
         ({"y": jnp.arange(3), "loss": losses.cross_entropy}, "labels of 2 classes, 0 to 1: got 2"),
@@ -209,6 +210,16 @@ def coupled(p, x):
 def test_bad_input_is_refused(problem, change, message):
     with pytest.raises(ValueError, match=message):
         bare(laplace)(**problem | SETTINGS | change)
+
+
+@pytest.mark.parametrize("margin", [15.0, 50.0, 1000.0])
+def test_a_confident_classifier_has_the_variance_of_its_prior(margin):
+    """There the Hessian of the cross-entropy is zero up to rounding, which is not concave."""
+    x, y = jnp.eye(3, dtype=jnp.float32), jnp.arange(3)
+    found = laplace(
+        lambda p, x: x @ p, margin * x, x, y, loss=losses.cross_entropy, prior_precision=2.0
+    )
+    np.testing.assert_allclose(found.variance(x), 3 * [np.eye(3) / 2], atol=1e-5)
 
 
 def test_a_bad_replacement_and_examples_of_another_shape_are_refused(problem):

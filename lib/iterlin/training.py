@@ -79,7 +79,8 @@ def train(
             engines but "steps" also a folder of such files. The file of another run is refused with
             CheckpointError, which names what differs.
         progress: Whether to show a bar; by default on a terminal.
-        tolerance: Relative error of a step of a flow, or relative gradient at a minimum.
+        tolerance: Relative error of a step of a flow, or relative gradient at a minimum; of no
+            effect on other engines.
         memory_limit: Bytes for kernels and kept activations; by default 2 GiB on a CPU, 60 % of a
             GPU's memory. Beyond it products go through the examples a few at a time.
 

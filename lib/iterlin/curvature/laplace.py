@@ -194,6 +194,7 @@ def laplace(
     dual = shape.size < size and shape.shape[0] * row_bytes > memory_limit
     sliced = in_slices(network, max(1, memory_limit // row_bytes))
     outputs, image = jax.jvp(lambda p: sliced(p, x), (moving,), (displacement,))
+    _require_convex(loss, outputs, y)
     roots = _roots(loss_blocks(loss, outputs, y).astype(dtype))
     value, exact = loss(outputs, y), loss is squared_error
     residual = (outputs - y - image if exact else jnp.zeros_like(outputs)).astype(dtype)
@@ -226,15 +227,25 @@ def _example(x):
     )
 
 
-def _roots(blocks):
-    """Return H^(1/2), block by block; raise ValueError unless traced for an H of no convex loss."""
-    values, vectors = jnp.linalg.eigh(blocks)
+def _require_convex(loss, outputs, y):
+    """Raise ValueError, unless traced, for a loss that is not convex or is flat at outputs of 0.
+
+    Not at the outputs themselves: those of a confident classifier leave H to rounding.
+    """
+    values = jnp.linalg.eigvalsh(loss_blocks(loss, jnp.zeros_like(outputs), y))
+    if is_traced(values) or not jnp.all(jnp.isfinite(values)):  # 0 may be outside of its domain
+        return
     least, most = jnp.min(values), jnp.max(values)
-    if not is_traced(values) and not (most > 0 and least >= -1e-3 * most):
+    if most <= 0 or least < -1e-3 * most:
         raise ValueError(
             "loss must be convex and curved in the outputs, as a negative log-likelihood is: its "
-            f"Hessian has eigenvalues from {least:.3g} to {most:.3g}"
+            f"Hessian at outputs of 0 has eigenvalues from {least:.3g} to {most:.3g}"
         )
+
+
+def _roots(blocks):
+    """Return H^(1/2), block by block."""
+    values, vectors = jnp.linalg.eigh(blocks)
     return (vectors * jnp.sqrt(jnp.maximum(values, 0))[:, None]) @ vectors.mT
 
 
