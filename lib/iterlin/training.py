@@ -85,15 +85,16 @@ def train(
             GPU's memory. Beyond it products go through the examples a few at a time.
 
     Returns:
-        The final `TrainState`, and a dict of arrays (T,): "step", the steps looked at; "updates",
-        the feature updates by then; and what `watch` names. At multiples of K they are evaluated
-        before re-linearising. Engines but "steps" add "engine"; "evaluations", products with J J^T
-        so far; "stability", step_size times the largest curvature at the proxy's outputs (NaN where
-        it is not followed); and "seconds".
+        (state, history): The final `TrainState`, and a dict of arrays (T,). "step" holds the steps
+            at which it was recorded, "updates" the feature updates by then; the rest is what
+            `watch` names. At multiples of K it is evaluated before re-linearising. Engines but
+            "steps" add "engine"; "evaluations", products with J J^T so far; "stability", step_size
+            times the largest curvature at the proxy's outputs (NaN if unknown); and "seconds".
 
     Raises:
         ValueError: Before any compute, for an argument that does not fit: it names the argument and
             what would do.
+        CheckpointError: If the checkpoint is damaged, of another run, or cannot be written.
 
     >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)
