@@ -51,7 +51,7 @@ def test_digests_follow_code_tags_parameters_tier_library_and_lock_but_not_prose
         ("records", {"other"}),
         ("records.best('named')", {"other", "named"}),
         ("!ls\nfolder = 'data/results'", {"other", "named", "unrelated"}),
-        ("from iterlin.study import claims, records", {"other", "named", "unrelated"}),
+        ("claims.table('C1')", {"other", "named", "unrelated"}),
     ],
 )
 def test_digests_follow_the_records_and_claims_that_a_page_shows(root, code, shown):
