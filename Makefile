@@ -48,7 +48,7 @@ installed: $(INSTALLED)
 
 book: $(INSTALLED) ## run the pages at the quick tier [PAGE=xor] and build _build/html
 	@$(BIN)/python -m iterlin_book.build book --parent --jobs $(JOBS) $(PAGE:%=--page %)
-	@$(BIN)/python -m iterlin.study.claims
+	@$(BIN)/python -m iterlin_study.report.claims
 
 results: JOBS =
 results: $(INSTALLED) ## run TIER=laptop|gpu|paper [PAGE=xor] [BUDGET=minutes], record the results

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from iterlin.study import records
+from iterlin_study.records import records
 
 from bench import cases
 from bench.driver import compare

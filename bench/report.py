@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from IPython.display import display
-from iterlin.study import intervals, plotting, records, tables
+from iterlin_study.records import records
+from iterlin_study.report import intervals, plotting, tables
 
 from bench.record import NUMBERS
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
-from iterlin.study import intervals, records
+from iterlin_study.records import records
+from iterlin_study.report import intervals
 
 
 class Finding(NamedTuple):

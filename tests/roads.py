@@ -7,10 +7,10 @@ watched, or with the run.
 import dataclasses
 
 import iterlin
-from iterlin.algorithm import Algorithm
 from iterlin.exact import integrator as exact
-from iterlin.study.groups import Problem
-from iterlin.watching import Watch
+from iterlin.training.algorithm import Algorithm
+from iterlin.training.watching import Watch
+from iterlin_study.runs.groups import Problem
 from problems import bare
 
 OF_ALGORITHM = {field.name for field in dataclasses.fields(Algorithm)}

@@ -4,7 +4,7 @@ import iterlin as il
 import jax
 import jax.numpy as jnp
 import numpy as np
-from iterlin.networks.convnets import lenet
+from iterlin_study.networks.convnets import lenet
 
 assert jax.device_count() == 4
 model = lenet((12, 12, 2), channels=3, kernel_size=3, hidden=(10,), classes=3)

@@ -8,9 +8,9 @@ import iterlin as il
 import jax
 import jax.numpy as jnp
 import numpy as np
-from iterlin import losses
-from iterlin.runtime.slices import in_slices
-from iterlin.training import dealt_out
+from iterlin.linearise.slices import in_slices
+from iterlin.training import losses
+from iterlin.training.steps import dealt_out
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 assert jax.device_count() == 4

@@ -4,7 +4,7 @@ import shutil
 
 import toy_book
 import xarray as xr
-from iterlin.study.provenance import PACKAGE
+from iterlin_study.records.provenance import PACKAGE
 
 PAGE = (
     toy_book.HEADER
@@ -23,10 +23,11 @@ num_steps = 20
 import jax
 import jax.numpy as jnp
 import numpy as np
-from iterlin import Algorithm, Watch, losses
+from iterlin import Algorithm, Watch
+from iterlin.training import losses
 from iterlin.networks.mlp import mlp
-from iterlin.study import exact_runs, groups, runs
-from iterlin.study.page import Page
+from iterlin_study.runs import exact_runs, groups, grids
+from iterlin_study.report.page import Page
 
 page = Page("grid", globals())
 ```
@@ -40,12 +41,12 @@ problem = groups.Problem(algorithm, model.init, (x, y), Watch({"train": (x, y)})
 
 
 def make(period, seed):
-    return runs.Run(seed, period, 0.01, (0, num_steps // 2, num_steps))
+    return grids.Run(seed, period, 0.01, (0, num_steps // 2, num_steps))
 
 
 axes = {"period": [1, 4, 10], "seed": range(num_seeds)}
-folder = runs.store(tier)
-live = runs.grid(problem, axes, make, label="grid", folder=folder, memory=1)
+folder = grids.store(tier)
+live = grids.grid(problem, axes, make, label="grid", folder=folder, memory=1)
 BETWEEN
 exact = exact_runs.exact_grid(
     problem, {"period": [10], "seed": range(num_seeds)}, make,

@@ -12,10 +12,10 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from iterlin.linearization import require_independent
-from iterlin.losses import mean, squared_error
+from iterlin.linearise.linearization import require_independent
+from iterlin.linearise.parameters import warn_of_statistics
 from iterlin.networks.adapters import Adapted, from_equinox, from_linen, from_nnx
-from iterlin.parameters import warn_of_statistics
+from iterlin.training.losses import mean, squared_error
 
 RATE, MOMENTA = 0.4, (0.99, 0.5)
 rng = np.random.default_rng(0)

@@ -8,12 +8,13 @@ import numpy as np
 import optax
 import pytest
 import roads
-from iterlin import algorithm, draws, linearize, losses
-from iterlin.linear_problem import LinearProblem
+from iterlin import linearize
+from iterlin.linearise.parameters import join, split
 from iterlin.networks.mlp import mlp
 from iterlin.networks.normalization import Normalization, normalize
-from iterlin.parameters import join, split
-from iterlin.schedules import Solved, every, never, when_solved
+from iterlin.training import algorithm, draws, losses
+from iterlin.training.linear_problem import LinearProblem
+from iterlin.training.schedules import Solved, every, never, when_solved
 from problems import dense, flat, network
 
 SQUARED = losses.mean(losses.squared_error)

@@ -12,8 +12,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from iterlin.study import records
 from iterlin_book import xla
+from iterlin_study.records import records
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))

@@ -5,9 +5,9 @@ import re
 
 import pytest
 import toy_book
-from iterlin.study import experiment_pages, records
 from iterlin_book import build, execute, pages, parameters
 from iterlin_book.pages import BookError
+from iterlin_study.records import experiment_pages, records
 from toy_book import HEADER, ROOT
 
 CELL = """

@@ -19,7 +19,7 @@ SAVES = """\
 import os
 from pathlib import Path
 import xarray as xr
-from iterlin.study import records
+from iterlin_study.records import records
 
 Path("deadline").write_text(os.environ.get("ITERLIN_DEADLINE", "none"))
 values = {"tier": tier, "missing": missing}

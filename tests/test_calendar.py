@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterlin import losses, schedules
-from iterlin.algorithm import Algorithm
 from iterlin.exact import calendar
 from iterlin.exact.calendar import Answers, ends_when_solved, looks_at
-from iterlin.schedules import as_schedule
+from iterlin.training import losses, schedules
+from iterlin.training.algorithm import Algorithm
+from iterlin.training.schedules import as_schedule
 from jax import lax
 
 STATE = Algorithm(lambda p, x: p["a"] * x + p["b"], losses.squared_error, 0.1).start(

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
-from iterlin.runtime import checkpoints, chunks
-from iterlin.runtime.identity import Identity
+from iterlin.training import checkpoints, chunks
+from iterlin.training.identity import Identity
 
 A, B = Identity({"run": "a"}), Identity({"run": "b"})
 TREE = {"params": [jnp.arange(6.0).reshape(2, 3)], "key": jax.random.key(3), "step": jnp.int32(4)}
@@ -250,13 +250,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from iterlin import losses, schedules
-from iterlin.algorithm import Algorithm
+from iterlin.training import losses, schedules
+from iterlin.training.algorithm import Algorithm
 from iterlin.networks.mlp import mlp
-from iterlin.runtime import chunks
-from iterlin.study import runs
-from iterlin.study.groups import Problem
-from iterlin.watching import Watch
+from iterlin.training import chunks
+from iterlin_study.runs import grids
+from iterlin_study.runs.groups import Problem
+from iterlin.training.watching import Watch
 
 chunks.FIRST_CHUNK, chunks.CHUNK = 4, 0.0
 chunks.run_in_chunks.__kwdefaults__["checkpoint_seconds"] = 0.0
@@ -276,10 +276,10 @@ problem = Problem(
 steps = tuple(range(0, 161, 20))
 
 def make(period, seed):
-    return runs.Run(seed, period, 0.01, steps, optimizer="adam", until_solved=period == 50)
+    return grids.Run(seed, period, 0.01, steps, optimizer="adam", until_solved=period == 50)
 
 print("ready", flush=True)
-found = runs.grid(problem, {"period": [7, 50], "seed": [0, 1]}, make, folder=folder)
+found = grids.grid(problem, {"period": [7, 50], "seed": [0, 1]}, make, folder=folder)
 found.attrs.clear()
 found.to_netcdf(target, engine="h5netcdf")
 """

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import xarray as xr
 import yaml
-from iterlin.study import claims, claims_table, conditions, provenance, records
-from iterlin.study.claims import NOT, NOT_RUN, NOT_TESTED, PARTLY, REPRODUCED, UNDECIDED
+from iterlin_study.records import provenance, records
+from iterlin_study.report import claims, claims_table, conditions
+from iterlin_study.report.claims import NOT, NOT_RUN, NOT_TESTED, PARTLY, REPRODUCED, UNDECIDED
 
 ROW = {
     "id": "C0",

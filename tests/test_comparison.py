@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import toy_pages
-from iterlin.study import comparison, experiment_pages, records
-from iterlin.study.page import Page
+from iterlin_study.records import comparison, experiment_pages, records
+from iterlin_study.report.page import Page
 
 VALUES = {"num_seeds": 3, "periods": (5, 20)}
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.linearization import jacobian_products, linearize, tree_add
-from iterlin.networks import convnets
+from iterlin.linearise.linearization import jacobian_products, linearize, tree_add
 from iterlin.networks.mlp import parameter_count
+from iterlin_study.networks import convnets
 from problems import bare
 from test_convolution import by_windows, value_and_derivatives
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import problems
 import pytest
-from iterlin.runtime import costs
+from iterlin.linearise import costs
 
 A, B = jnp.ones((3, 4)), jnp.ones((4, 5))
 IMAGES, FILTERS = jnp.ones((2, 3, 8, 8)), jnp.ones((6, 3, 3, 3))

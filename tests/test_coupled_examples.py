@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.linearization import require_independent
-from iterlin.networks.convnets import lenet
+from iterlin.linearise.linearization import require_independent
+from iterlin_study.networks.convnets import lenet
 from jax import lax
 
 

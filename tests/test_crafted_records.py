@@ -9,9 +9,10 @@ import toy_pages
 import xarray as xr
 import yaml
 from bs4 import BeautifulSoup
-from iterlin.study import claims_table, comparison, openings, records, tables
-from iterlin.study import page as page_module
 from iterlin_book import build_facts
+from iterlin_study.records import comparison, records
+from iterlin_study.report import claims_table, openings, tables
+from iterlin_study.report import page as page_module
 
 from bench import report
 from book.index_helpers import told

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import linearize, losses
+from iterlin import linearize
 from iterlin.curvature.products import ggn_product, loss_blocks
-from iterlin.parameters import split
+from iterlin.linearise.parameters import split
+from iterlin.training import losses
 from problems import bare, dense, flat, network, paired
 
 

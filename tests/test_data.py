@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.study import data
+from iterlin_study.data import toy
 from problems import bare
 
 KEY = jax.random.key(0)
 
 
 def test_xor_clusters():
-    x, y = map(np.asarray, data.xor(KEY, 20_000, variance=0.1))
+    x, y = map(np.asarray, toy.xor(KEY, 20_000, variance=0.1))
     assert x.shape == (20_000, 2)
     np.testing.assert_array_equal(y[:, 0], x[:, 0] * x[:, 1])
     # E X^2 = 1 + variance, E X = 0 and the coordinates are independent.
@@ -20,7 +20,7 @@ def test_xor_clusters():
 
 
 def test_quintic_points():
-    train, test = data.quintic(-2.0, 2.0, train=5, test=9)
+    train, test = toy.quintic(-2.0, 2.0, train=5, test=9)
     np.testing.assert_allclose(train.x[:, 0], [-2, -1, 0, 1, 2])
     # By hand: x^5/32 - x^3/2 + 2x - 1.
     np.testing.assert_allclose(train.y[:, 0], [-2, -2.53125, -1, 0.53125, 0])
@@ -29,30 +29,30 @@ def test_quintic_points():
 
 def test_digits_split_is_balanced_disjoint_standardised_and_by_its_seed():
     size = 203
-    train, test = (jax.tree.map(np.asarray, part) for part in data.digits(size))
+    train, test = (jax.tree.map(np.asarray, part) for part in toy.digits(size))
     counts = np.bincount(train.y)
     assert counts.max() - counts.min() <= 1
     assert (len(train.y), len(test.y)) == (size, 1797 - size)
     np.testing.assert_allclose([train.x.mean(), train.x.std()], [0, 1], atol=1e-6)
     assert len(np.unique(np.concatenate([train.x, test.x]), axis=0)) == 1797
-    np.testing.assert_array_equal(data.digits(size, seed=0).train.x, train.x)
-    assert np.any(np.asarray(data.digits(size, seed=1).train.x) != train.x)
+    np.testing.assert_array_equal(toy.digits(size, seed=0).train.x, train.x)
+    assert np.any(np.asarray(toy.digits(size, seed=1).train.x) != train.x)
 
 
 def test_one_hot():
-    np.testing.assert_array_equal(data.one_hot(jnp.asarray([2, 0]), 3), [[0, 0, 1], [1, 0, 0]])
+    np.testing.assert_array_equal(toy.one_hot(jnp.asarray([2, 0]), 3), [[0, 0, 1], [1, 0, 0]])
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: bare(data.xor)(KEY, 0), "size must .* got 0"),
-        (lambda: bare(data.xor)(3, 5), "key must"),
-        (lambda: data.xor(KEY, 5, variance=-0.1), "variance must"),
-        (lambda: data.quintic(2.0, 1.0), r"\[2.0, 1.0\] is empty"),
-        (lambda: data.quintic(0.0, float("nan")), "high must be finite"),
-        (lambda: data.nested_subset([0, 1], 1, (0, 1.5)), "seed must .* got 1.5"),
-        (lambda: data.digits(1797), "train must be below .* 1797"),
+        (lambda: bare(toy.xor)(KEY, 0), "size must .* got 0"),
+        (lambda: bare(toy.xor)(3, 5), "key must"),
+        (lambda: toy.xor(KEY, 5, variance=-0.1), "variance must"),
+        (lambda: toy.quintic(2.0, 1.0), r"\[2.0, 1.0\] is empty"),
+        (lambda: toy.quintic(0.0, float("nan")), "high must be finite"),
+        (lambda: toy.nested_subset([0, 1], 1, (0, 1.5)), "seed must .* got 1.5"),
+        (lambda: toy.digits(1797), "train must be below .* 1797"),
     ],
 )
 def test_bad_settings_are_refused(make, message):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterlin.decomposition import ASPECT, blocked_qr, thin_svd
+from iterlin.linearise.decomposition import ASPECT, blocked_qr, thin_svd
 from problems import with_singular_values
 
 SHAPES = [(5, 5), (3, 200), (200, 3), (1, 40), (2, 2 * ASPECT), (2, 2 * ASPECT + 1)]

@@ -49,7 +49,7 @@ def imported(path):
     [
         ("lib/iterlin", "*.py", CORE),
         ("lib/iterlin", "[!s]*/**/*.py", [*CORE, "flax", "equinox"]),
-        ("lib/iterlin/study", "**/*.py", [*CORE, *EXTRAS["study"]]),
+        ("lib/iterlin_study", "**/*.py", [*CORE, *EXTRAS["study"]]),
         ("lib/iterlin_book", "*.py", [*BOOK, *GROUPS["browser"]]),
         ("book", "**/*.md", BOOK),
         ("book", "**/*.py", BOOK),

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import losses
 from iterlin.networks.mlp import mlp
-from iterlin.study.diagnostics import kernel_diagnostics
+from iterlin.training import losses
+from iterlin_study.runs.diagnostics import kernel_diagnostics
 from problems import dense, flat
 
 LOSSES = {
@@ -29,7 +29,7 @@ def _case():
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_eigenvalues_are_those_of_the_dense_matrices(case, loss, monkeypatch):
-    monkeypatch.setattr("iterlin.study.diagnostics.ITERATIONS", 300)
+    monkeypatch.setattr("iterlin_study.runs.diagnostics.ITERATIONS", 300)
     f, params, anchor, (x, y) = case
     compiled = jax.jit(partial(kernel_diagnostics, f, loss=LOSSES[loss]))
     seen = compiled(params, anchor, (x, y))

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 from bs4 import BeautifulSoup
-from iterlin.features import RANDOM_ALIGNMENT
-from iterlin.study import records
-from iterlin.study.dial import charts, recorded
+from iterlin_study.dial import charts, recorded
+from iterlin_study.records import records
+from iterlin_study.runs.features import RANDOM_ALIGNMENT
 
 ROOT = Path(__file__).resolve().parents[1]
 HOSTILE = "</script><script>alert('1')</script>"

@@ -5,8 +5,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from iterlin.study import downloads
-from iterlin.study.downloads import DownloadError
+from iterlin_study.data import downloads
+from iterlin_study.data.downloads import DownloadError
 from stored_files import digest, write_registry
 
 CONTENT = bytes(range(256)) * 300  # more than one chunk of a download

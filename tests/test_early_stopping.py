@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import xarray as xr
-from iterlin.study.early_stopping import at_loss, oracle, validated
+from iterlin_study.runs.early_stopping import at_loss, oracle, validated
 from numpy.testing import assert_allclose
 
 RUN = ("period", "seed", "evaluation")

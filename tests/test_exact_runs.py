@@ -1,13 +1,14 @@
-"""Grids by exact engines: the runs of `runs.grid`, kept, resumed, and refused by name."""
+"""Grids by exact engines: the runs of `grids.grid`, kept, resumed, and refused by name."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from iterlin.exact import run as exact_run
-from iterlin.runtime.chunks import OutOfTime
-from iterlin.study import environment, exact_runs, runs
-from iterlin.study import problems as study_problems
+from iterlin.training.chunks import OutOfTime
+from iterlin_study.records import environment
+from iterlin_study.runs import exact_runs, grids
+from iterlin_study.runs import problems as study_problems
 from test_runs import STEPS, problem
 
 FULL_BATCH = problem(batch_size=None)
@@ -15,7 +16,7 @@ AXES = {"period": (1, 5), "seed": (0, 1)}
 
 
 def make(period, seed, examples=None, **changes):
-    return runs.Run(seed, period, 0.1, STEPS, examples=examples)._replace(**changes)
+    return grids.Run(seed, period, 0.1, STEPS, examples=examples)._replace(**changes)
 
 
 def engine(run):
@@ -30,7 +31,7 @@ def test_grid_is_that_of_steps():
     def chosen(period, seed):
         return make(period, seed, 12, penalty=0.2 if period > 1 else 0.0)
 
-    found, expected = by_engines(chosen), runs.grid(FULL_BATCH, AXES, chosen)
+    found, expected = by_engines(chosen), grids.grid(FULL_BATCH, AXES, chosen)
     for name in expected.data_vars:
         np.testing.assert_allclose(found[name], expected[name], atol=1e-10, err_msg=name)
     np.testing.assert_array_equal(found.evaluations.sel(period=1, seed=0), STEPS)
@@ -50,7 +51,7 @@ def test_training_accuracy_is_that_on_a_run_s_own_examples():
     settings = {"engine": lambda run: "function_space"}
     for found in (
         exact_runs.exact_grid(looked, axes, chosen, **settings),
-        runs.grid(looked, axes, chosen),
+        grids.grid(looked, axes, chosen),
     ):
         for seed in (0, 1):
             own = [part[looked.subset(12, seed)] for part in everything]

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import toy_pages
 import xarray as xr
-from iterlin.study import claims, comparison, exact_runs, extension, intervals, records, runs
-from iterlin.study import page as page_module
-from iterlin.study.page import Page
+from iterlin_study.records import comparison, extension, records
+from iterlin_study.report import claims, intervals
+from iterlin_study.report import page as page_module
+from iterlin_study.report.page import Page
+from iterlin_study.runs import exact_runs, grids
 from test_exact_runs import AXES, FULL_BATCH
 from test_exact_runs import make as make_exact
 from test_runs import STEPS, problem
@@ -24,10 +26,10 @@ def steps(seeds):
     """Each seed is a group of its own."""
 
     def make(period, seed):
-        return runs.Run(seed, period, 0.1, STEPS)
+        return grids.Run(seed, period, 0.1, STEPS)
 
     axes = {"period": [4], "seed": seeds}
-    return runs.grid(problem(), axes, make, memory=1)
+    return grids.grid(problem(), axes, make, memory=1)
 
 
 def engines(seeds):

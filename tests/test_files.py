@@ -6,7 +6,7 @@ import itertools
 import os
 
 import pytest
-from iterlin.runtime.files import replaced
+from iterlin.training.files import replaced
 
 
 def test_a_new_file_takes_the_place_of_the_old_one_unless_an_error_ends_it(tmp_path):

@@ -6,9 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from iterlin import flow_filter, gradient_flow, kept_ntk, losses
+from iterlin import flow_filter, kept_ntk
 from iterlin.exact import linear_model
 from iterlin.exact.flow import REACH, Objective, _stages, advance, begin
+from iterlin.kernels import gradient_flow
+from iterlin.training import losses
 from numpy.polynomial import Chebyshev
 
 MEAN_CROSS_ENTROPY = losses.mean(losses.cross_entropy)

@@ -8,16 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin import (
-    every,
-    gauss_newton,
-    iteration,
-    iterative_linearization,
-    losses,
-    truncated_gauss_newton,
-)
+from iterlin import every, gauss_newton, iterative_linearization, truncated_gauss_newton
+from iterlin.curvature import iteration
 from iterlin.curvature.gauss_newton import Status
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
+from iterlin.training import losses
 from problems import (
     affine,
     affine_problem,

@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import empirical_ntk, linearized_gradient_flow, losses
-from iterlin.algorithm import Algorithm
-from iterlin.networks import convnets
+from iterlin import empirical_ntk, linearized_gradient_flow
+from iterlin.linearise import costs
+from iterlin.linearise.precision import full_precision
 from iterlin.networks.mlp import mlp
-from iterlin.runtime import costs
-from iterlin.runtime.precision import full_precision
-from iterlin.schedules import every
-from iterlin.study import runs
+from iterlin.training import losses
+from iterlin.training.algorithm import Algorithm
+from iterlin.training.schedules import every
+from iterlin_study.networks import convnets
+from iterlin_study.runs import grids
 from problems import flat
 
 
@@ -106,4 +107,4 @@ def test_products_are_not_rounded_to_tf32(gpu):
 def test_runs_take_a_share_of_the_memory(gpu):
     whole = gpu.memory_stats()["bytes_limit"]
     assert costs.device_memory(1, 0.5) == pytest.approx(whole / 2, rel=0.1)
-    assert 2**28 < runs.group_memory() < whole
+    assert 2**28 < grids.group_memory() < whole

@@ -21,7 +21,7 @@ from iterlin import (
     linearized_gradient_flow,
     steps_for_tolerance,
 )
-from iterlin.gradient_flow import worst_case_steps
+from iterlin.kernels.gradient_flow import worst_case_steps
 from problems import affine, affine_problem, bare, dense, flat, network, with_singular_values
 
 

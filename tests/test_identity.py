@@ -9,13 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin import losses, schedules
-from iterlin.runtime import chunks
-from iterlin.runtime.checkpoints import CheckpointError
-from iterlin.runtime.identity import Identity, digest, program_digest, summary
-from iterlin.study import exact_runs, runs
-from iterlin.study.groups import Problem
-from iterlin.watching import Watch
+from iterlin.training import chunks, losses, schedules
+from iterlin.training.checkpoints import CheckpointError
+from iterlin.training.identity import Identity, digest, program_digest, summary
+from iterlin.training.watching import Watch
+from iterlin_study.runs import exact_runs, grids
+from iterlin_study.runs.groups import Problem
 from jax._src import pretty_printer
 
 KEY = jax.random.key(0)
@@ -195,12 +194,12 @@ def grid(folder, f, exact=False):
     axes = {"period": [3], "seed": [0, 1]}
 
     def make(period, seed):
-        return runs.Run(seed, period, 0.1, (0, 6))
+        return grids.Run(seed, period, 0.1, (0, 6))
 
     if exact:
         engine = lambda run: "function_space"  # noqa: E731
         return exact_runs.exact_grid(problem, axes, make, engine=engine, folder=folder)
-    return runs.grid(problem, axes, make, folder=folder)
+    return grids.grid(problem, axes, make, folder=folder)
 
 
 @pytest.mark.parametrize(("exact", "files"), [(False, 1), (True, 2)], ids=["steps", "exact"])

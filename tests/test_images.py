@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterlin.study import downloads, image_files, images
+from iterlin_study.data import downloads, image_files, images
 from stored_files import cifar_like, digest, idx, jpeg_archive, tar_gz, write_registry
 
 labels_of_any_size = st.integers(1, 6).flatmap(

@@ -9,15 +9,15 @@ import optax
 import problems
 import pytest
 import roads
-from iterlin import losses, schedules
 from iterlin.exact import engines
 from iterlin.exact import run as exact_run
 from iterlin.exact.checks import check_engine
 from iterlin.exact.choice import ENGINES, choose
 from iterlin.exact.task import Task, quadratic, slice_size
-from iterlin.runtime.chunks import OutOfTime
-from iterlin.runtime.costs import kept_bytes
-from iterlin.schedules import Solved
+from iterlin.linearise.costs import kept_bytes
+from iterlin.training import losses, schedules
+from iterlin.training.chunks import OutOfTime
+from iterlin.training.schedules import Solved
 from roads import by_engine, integrator
 
 STEP_SIZE, LENGTH, PERIOD = 0.05, 60, 20

@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import problems
 import pytest
-from iterlin import losses
-from iterlin.linearization import tree_sub
-from iterlin.schedules import Solved, when
-from iterlin.watching import Watch
+from iterlin.linearise.linearization import tree_sub
+from iterlin.training import losses
+from iterlin.training.schedules import Solved, when
+from iterlin.training.watching import Watch
 
 by_engine = partial(iterlin.train, engine="auto")
 F, PARAMS, X, Y = problems.network((3, 6, 4), examples=12)

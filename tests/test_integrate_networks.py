@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import problems
 import pytest
-from iterlin import losses, schedules, timed
-from iterlin.schedules import Solved
-from iterlin.watching import Watch
+from iterlin.training import losses, schedules, timed
+from iterlin.training.schedules import Solved
+from iterlin.training.watching import Watch
 
 by_engine = partial(iterlin.train, engine="auto")
 EXAMPLES, FEATURES, PLACES, CLASSES, FROZEN = 6, 3, 2, 3, 500

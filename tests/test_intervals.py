@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import xarray as xr
-from iterlin.study.intervals import bootstrap_interval, mean_interval, over_seeds
+from iterlin_study.report.intervals import bootstrap_interval, mean_interval, over_seeds
 from scipy import stats
 
 

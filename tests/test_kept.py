@@ -6,9 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from iterlin import ntk
-from iterlin.kernels import kept
-from iterlin.networks import convnets
+from iterlin.kernels import kept, ntk
+from iterlin_study.networks import convnets
 
 N = 7
 

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import empirical_ntk, programs
-from iterlin.linearization import jacobian
+from iterlin import empirical_ntk
+from iterlin.linearise import programs
+from iterlin.linearise.linearization import jacobian
 
 
 def normal(*shape):

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.krylov import axpy, conjugate_gradients, dot, norm, power_iteration
+from iterlin.linearise.krylov import axpy, conjugate_gradients, dot, norm, power_iteration
 from problems import bare
 
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import losses
 from iterlin.curvature.laplace import laplace
+from iterlin.training import losses
 from problems import bare, dense, flat, network, paired
 from scipy.stats import multivariate_normal
 

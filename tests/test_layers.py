@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin.kernels.layers import find_layers
-from iterlin.networks import convnets
+from iterlin.linearise.programs import flatten, run
 from iterlin.networks.mlp import mlp
-from iterlin.programs import flatten, run
+from iterlin_study.networks import convnets
 
 KEY = jax.random.key(0)
 

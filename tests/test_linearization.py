@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import jacobian, jacobian_products, linearize
-from iterlin.linearization import jacobian_rows, require_independent
+from iterlin.linearise.linearization import jacobian_rows, require_independent
 from problems import affine, affine_problem, dense, flat, network
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import losses
+from iterlin.training import losses
 from problems import bare
 
 OUTPUTS = jnp.asarray([[1.0, -2.0, 0.5], [0.0, 3.0, 1.0]])

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from iterlin import losses
-from iterlin.linearization import tree_sub
+from iterlin.linearise.linearization import tree_sub
+from iterlin.training import losses
 from problems import bare
 
 F, PARAMS, X, Y = problems.network((3, 6, 4), examples=12)

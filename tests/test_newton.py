@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from iterlin import gradient_flow, kept_ntk, losses
+from iterlin import kept_ntk
 from iterlin.exact import linear_model, newton
 from iterlin.exact.flow import Objective
 from iterlin.exact.newton import minimize
+from iterlin.kernels import gradient_flow
+from iterlin.training import losses
 from scipy.optimize import minimize as minimize_by_scipy
 
 ENTROPY = losses.mean(losses.cross_entropy)

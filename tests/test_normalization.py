@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.networks import convnets
 from iterlin.networks.normalization import Normalization, normalize
+from iterlin_study.networks import convnets
 
 
 def test_running_statistics_begin_at_mean_0_and_variance_1():

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterlin import empirical_ntk, kernel_alignment, kernel_drift, ntk, ntk_product
-from iterlin.kernels import blocks, factors
+from iterlin import empirical_ntk, kernel_alignment, kernel_drift, ntk_product
+from iterlin.kernels import blocks, factors, ntk
 from iterlin.kernels.blocks import assemble
-from iterlin.networks import convnets
+from iterlin.kernels.ntk import kernel_matrix
 from iterlin.networks.convolution import conv2d
-from iterlin.ntk import kernel_matrix
+from iterlin_study.networks import convnets
 from problems import affine, affine_problem, bare, network
 
 FORMS = {"full": "ijoq->ijoq", "matrix": "ijoq->iojq", "diagonal": "ijoo->ijo", "trace": "ijoo->ij"}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from iterlin import empirical_ntk, ntk_matrix, ntk_product
 from iterlin.kernels import factors
-from iterlin.linearization import jacobian
-from iterlin.parameters import split
+from iterlin.linearise.linearization import jacobian
+from iterlin.linearise.parameters import split
 
 WORDS, LENGTH, WIDTH, CLASSES = 40, 3, 4, 3
 

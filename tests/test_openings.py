@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import xarray as xr
-from iterlin.study import claims, openings, provenance, records
+from iterlin_study.records import provenance, records
+from iterlin_study.report import claims, openings
 
 BOOK = provenance.project_root() / "book"
 RECORD = xr.Dataset({"drop": ("bound", np.array([1.0, 0.7, 1.3]))})

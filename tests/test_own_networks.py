@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin import losses, parameters, schedules, timed
+from iterlin.linearise import parameters
+from iterlin.training import losses, schedules, timed
 from problems import bare, flat
 
 N, T, CLASSES = 12, 3, 4

@@ -4,9 +4,10 @@ import json
 
 import pytest
 import toy_pages
-from iterlin.study import claims, records
-from iterlin.study import page as page_module
-from iterlin.study.page import Page
+from iterlin_study.records import records
+from iterlin_study.report import claims
+from iterlin_study.report import page as page_module
+from iterlin_study.report.page import Page
 
 VALUES = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
 

@@ -5,8 +5,8 @@ import math
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from iterlin.study import plotting
-from iterlin.study.intervals import mean_interval
+from iterlin_study.report import plotting
+from iterlin_study.report.intervals import mean_interval
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 import roads
-from iterlin import losses
-from iterlin.runtime import precision
-from iterlin.study import runs
-from iterlin.study.runs import Run
+from iterlin.linearise import precision
+from iterlin.training import losses
+from iterlin_study.runs import grids
+from iterlin_study.runs.grids import Run
 from roads import by_engine
 
 FULL = "precision=(Precision.HIGHEST, Precision.HIGHEST)"
@@ -44,7 +44,7 @@ ENTROPY = losses.mean(losses.cross_entropy)
 def run_all(f, params):
     watched = {"evaluate": {"train": (X, Y)}, "metrics": {"loss": ENTROPY}}
     problem = roads.problem(f=f, init=lambda key: params, train=(X, Y), loss=ENTROPY, **watched)
-    runs.run_all(problem, [Run(0, 2, 0.1, (0, 3))])
+    grids.run_all(problem, [Run(0, 2, 0.1, (0, 3))])
 
 
 def integrating(f, params):

@@ -11,7 +11,7 @@ import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import eigenmodes, empirical_ntk, linearize
-from iterlin.prediction import predict
+from iterlin.kernels.prediction import predict
 from problems import bare, network
 
 

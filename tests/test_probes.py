@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import losses
-from iterlin.networks import convnets
-from iterlin.study import probes
+from iterlin.training import losses
+from iterlin_study.networks import convnets
+from iterlin_study.runs import probes
 from sklearn.linear_model import LogisticRegression
 
 # Compiled once for each shape.

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import losses
-from iterlin.study import images, problems
+from iterlin.training import losses
+from iterlin_study.data import images
+from iterlin_study.runs import problems
 from problems import flat
 
 NETWORK = {"name": "lenet", "channels": 2, "kernel_size": 3, "padding": "SAME", "hidden": [5]}

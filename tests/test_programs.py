@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.programs import flatten, run
+from iterlin.linearise.programs import flatten, run
 
 VECTOR = jnp.asarray([-1.5, 0.0, 2.0])
 

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 import toy_pages
-from iterlin.study import provenance
+from iterlin_study.records import provenance
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_commit_says_whether_the_library_or_the_book_differ_from_it(root):
     (root / "notes.txt").write_text("beside them")
     (root / "_toc.yml").write_text("root: other\n")
     assert provenance.commit() == head
-    for path in ("lib/iterlin/steps.py", "book/index.md"):
+    for path in ("lib/iterlin/training/steps.py", "book/index.md"):
         text = (root / path).read_text()
         (root / path).write_text(text + "\n")
         assert provenance.commit() == f"{head}+changes"

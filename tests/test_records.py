@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import toy_pages
 import xarray as xr
-from iterlin.study import experiment_pages, intervals, records
+from iterlin_study.records import experiment_pages, records
+from iterlin_study.report import intervals
 
 EXPERIMENT = "trial"
 

@@ -8,12 +8,12 @@ import numpy as np
 import optax
 import pytest
 import roads
-from iterlin import losses, schedules
 from iterlin.networks.mlp import mlp
-from iterlin.runtime import chunks
-from iterlin.schedules import Solved, every
-from iterlin.study import environment, groups, runs
-from iterlin.study.runs import Run
+from iterlin.training import chunks, losses, schedules
+from iterlin.training.schedules import Solved, every
+from iterlin_study.records import environment
+from iterlin_study.runs import grids, groups
+from iterlin_study.runs.grids import Run
 
 ENTROPY = losses.mean(losses.cross_entropy)
 MODEL = mlp((2, 5, 2), activation="tanh")
@@ -58,7 +58,7 @@ def alone(run, optimizer=None, schedule=None):
         MODEL.init(key),
         (X[chosen], Y[chosen]),
         loss=ENTROPY,
-        optimizer=optimizer or runs.OPTIMIZERS[run.optimizer](run.step_size),
+        optimizer=optimizer or grids.OPTIMIZERS[run.optimizer](run.step_size),
         schedule=schedule or every(run.period),
         num_steps=run.eval_steps[-1],
         eval_steps=list(run.eval_steps),
@@ -73,7 +73,7 @@ def alone(run, optimizer=None, schedule=None):
 
 @pytest.mark.parametrize(("memory", "chosen"), [(1, RUNS[1:2]), (2**30, RUNS)])
 def test_runs_of_a_grid_are_runs_by_themselves(memory, chosen):
-    found, seconds = runs.run_all(problem(), chosen, memory=memory)
+    found, seconds = grids.run_all(problem(), chosen, memory=memory)
     assert seconds > 0
     for run, result in zip(chosen, found, strict=True):
         assert (result.run, result.diverged_at) == (run, -1)
@@ -92,7 +92,7 @@ def test_a_grid_has_its_axes_and_marks_what_diverged():
     # Squared error diverges where cross-entropy only grows.
     squared = losses.mean(losses.squared_error)
     targets = jax.nn.one_hot(Y, 2)
-    grid = runs.grid(
+    grid = grids.grid(
         problem(
             loss=squared,
             train=(X, targets),
@@ -123,7 +123,7 @@ def test_a_changed_problem_is_another_run(tmp_path):
         {"init": lambda key: jax.tree.map(lambda leaf: 1.001 * leaf, MODEL.init(key))},
     ]
     for number, change in enumerate(changes, start=1):
-        runs.run_all(problem(**change), [Run(0, 2, 0.1, (2,))], folder=tmp_path)
+        grids.run_all(problem(**change), [Run(0, 2, 0.1, (2,))], folder=tmp_path)
         assert len(list(tmp_path.iterdir())) == number, change
 
 
@@ -138,7 +138,7 @@ def test_a_changed_run_is_another_run(tmp_path):
         run._replace(examples=12),
         run._replace(halve_after=(1,)),
     ]
-    runs.run_all(problem(), [run, *others], folder=tmp_path, memory=1)
+    grids.run_all(problem(), [run, *others], folder=tmp_path, memory=1)
     assert len(list(tmp_path.iterdir())) == 1 + len(others)
 
 
@@ -146,7 +146,7 @@ def test_at_the_deadline_whole_seeds_are_there_and_the_rest_goes_on(tmp_path, mo
     def found():
         axes = {"period": [1, 4], "seed": [0, 1]}
         make = lambda period, seed: Run(seed, period, 0.1, STEPS)  # noqa: E731
-        return runs.grid(problem(), axes, make, folder=tmp_path, memory=1)
+        return grids.grid(problem(), axes, make, folder=tmp_path, memory=1)
 
     # The deadline comes after the groups of the first seed.
     both_are_kept = lambda: len(list(tmp_path.iterdir())) == 2  # noqa: E731
@@ -157,7 +157,7 @@ def test_at_the_deadline_whole_seeds_are_there_and_the_rest_goes_on(tmp_path, mo
     assert np.isnan(part.test_loss.sel(seed=1)).all()
     monkeypatch.setattr(environment, "out_of_time", lambda: True)
     with pytest.raises(chunks.OutOfTime, match="before a run was finished"):
-        runs.grid(problem(), {"seed": [7]}, lambda seed: RUNS[0])
+        grids.grid(problem(), {"seed": [7]}, lambda seed: RUNS[0])
     monkeypatch.undo()
     whole = found()
     assert whole.attrs["missing"] == 0
@@ -176,19 +176,19 @@ def test_fewer_runs_go_together_where_memory_is_short(capsys, monkeypatch):
     five = [Run(seed, 2, 0.1, (1,)) for seed in range(5)]
     each = groups.step_memory(problem(), five[0])
     assert each > 6 * 5 * 8  # at least one batch of hidden activations
-    runs.run_all(problem(), five, memory=2 * each)
+    grids.run_all(problem(), five, memory=2 * each)
     assert "5 runs of 1 steps, 2 at a time (up to" in capsys.readouterr().err
 
 
 def test_an_axis_without_values_is_named():
     with pytest.raises(ValueError, match="the axis 'seed' has no value"):
-        runs.grid(problem(), {"seed": [], "period": [1]}, lambda **_: RUNS[0])
+        grids.grid(problem(), {"seed": [], "period": [1]}, lambda **_: RUNS[0])
 
 
 def test_labels_outside_the_classes_are_refused_before_any_run(monkeypatch):
     monkeypatch.setattr(runs, "trainer", lambda *a: pytest.fail("a run was prepared"))
     with pytest.raises(ValueError, match="targets must be labels of 2 classes, 0 to 1: got 2"):
-        runs.run_all(problem(train=(X, Y + 1)), RUNS[:1])
+        grids.run_all(problem(train=(X, Y + 1)), RUNS[:1])
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_labels_outside_the_classes_are_refused_before_any_run(monkeypatch):
 def test_a_bad_run_is_refused_before_any_is_made(change, message, monkeypatch):
     monkeypatch.setattr(runs, "trainer", lambda *a: pytest.fail("a run was prepared"))
     with pytest.raises(ValueError, match=rf"{message}.*in Run\(seed="):
-        runs.run_all(problem(), [RUNS[0], RUNS[0]._replace(**change)])
+        grids.run_all(problem(), [RUNS[0], RUNS[0]._replace(**change)])
 
 
 def test_a_schedule_takes_the_place_of_a_period():
@@ -222,7 +222,7 @@ def test_a_schedule_takes_the_place_of_a_period():
     free = by_period._replace(period=math.inf)
     far = schedules.when(lambda state: jnp.asarray(True), check_every=3)
     chosen = [by_period, free._replace(schedule=schedules.every(2)), free._replace(schedule=far)]
-    (first, same, looking), _ = runs.run_all(problem(), chosen)
+    (first, same, looking), _ = grids.run_all(problem(), chosen)
     for name, values in first.history.items():
         np.testing.assert_array_equal(same.history[name], values, err_msg=name)
     assert looking.history["updates"].tolist() == [0, 1, 2]
@@ -239,7 +239,7 @@ def test_halved_steps_keep_the_time_of_a_period(period, halve_after, due):
         assert tuple(groups.ends_of_problems(2, 4, halve_after)) == ends
     settings = {"momentum": 0.8, "halve_after": halve_after}
     chosen = [Run(seed, period, 0.1, ends, **settings) for seed in (0, 1)]
-    results, _ = runs.run_all(problem(), chosen)
+    results, _ = grids.run_all(problem(), chosen)
     sizes = jnp.repeat(jnp.asarray([0.1, 0.05, 0.025]), jnp.asarray([2, 8, 8]))
     optimizer, due = optax.sgd(lambda step: sizes[step], momentum=0.8), jnp.asarray(due)
     for run, result in zip(chosen, results, strict=True):
@@ -251,7 +251,7 @@ def test_halved_steps_keep_the_time_of_a_period(period, halve_after, due):
 def test_grids_need_as_many_evaluations_of_each_run():
     make = lambda seed: Run(seed, 1, 0.1, STEPS if seed else (5,))  # noqa: E731
     with pytest.raises(ValueError, match=r"as many evaluations each, got \[1, 4\]"):
-        runs.grid(problem(), {"seed": [0, 1]}, make)
+        grids.grid(problem(), {"seed": [0, 1]}, make)
 
 
 @pytest.mark.parametrize("solved", [None, Solved(1, None, 0.1)])

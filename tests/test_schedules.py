@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterlin import every, losses, never
-from iterlin.algorithm import Algorithm
-from iterlin.parameters import split
-from iterlin.schedules import (
+from iterlin import every, never
+from iterlin.algorithm3 import train, train_sweep
+from iterlin.linearise.parameters import split
+from iterlin.training import losses
+from iterlin.training.algorithm import Algorithm
+from iterlin.training.schedules import (
     NEVER,
     Solved,
     as_schedule,
@@ -21,10 +23,9 @@ from iterlin.schedules import (
     when,
     when_solved,
 )
-from iterlin.study import runs
-from iterlin.study.groups import Problem
-from iterlin.training import train, train_sweep
-from iterlin.watching import Watch
+from iterlin.training.watching import Watch
+from iterlin_study.runs import grids
+from iterlin_study.runs.groups import Problem
 from problems import bare
 
 
@@ -131,12 +132,12 @@ def doors(schedule):
     problem = Problem(ALGORITHM, lambda key: START, DATA, Watch())
     settings = {"num_steps": 4, "watch": Watch(observe=never_run)}
     sweep = {"periods": [2, 3], "keys": SEEDS, "schedule": lambda period: schedule} | settings
-    run = runs.Run(0, math.inf, 0.1, (0, 4), schedule=schedule)
+    run = grids.Run(0, math.inf, 0.1, (0, 4), schedule=schedule)
     return [
         lambda: bare(train)(ALGORITHM, START, DATA, schedule=schedule, **settings),
         lambda: bare(train_sweep)(ALGORITHM, lambda key: START, DATA, **sweep),
         lambda: train(ALGORITHM, START, DATA, engine="flow", schedule=schedule, **settings),
-        lambda: runs.run_all(problem, [run]),
+        lambda: grids.run_all(problem, [run]),
     ]
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.runtime.devices import mesh_of
+from iterlin.linearise.devices import mesh_of
 from jax.sharding import Mesh
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import xarray as xr
 from iterlin.exact.run import ExactRun
-from iterlin.runtime import chunks
-from iterlin.study import environment, exact_runs, groups, records, runs
+from iterlin.training import chunks
+from iterlin_study.records import environment, records
+from iterlin_study.runs import exact_runs, grids, groups
 from test_exact_runs import AXES, FULL_BATCH
 from test_exact_runs import make as make_exact
 from test_runs import STEPS, problem
@@ -21,10 +22,10 @@ def steps(folder):
     """Runs in groups of two."""
 
     def make(seed):
-        return runs.Run(seed, 4, 0.1, STEPS)
+        return grids.Run(seed, 4, 0.1, STEPS)
 
     memory = 2 * groups.step_memory(problem(), make(0))
-    return runs.grid(problem(), {"seed": range(4)}, make, folder=folder, memory=memory)
+    return grids.grid(problem(), {"seed": range(4)}, make, folder=folder, memory=memory)
 
 
 def engines(folder):
@@ -97,7 +98,7 @@ def test_runs_are_dealt_out_over_all_grids_of_a_process(tmp_path, share):
 
     def work():
         for name in ("first", "second"):
-            runs.run_all(problem(), [runs.Run(0, 2, 0.1, (1,))], folder=tmp_path / name)
+            grids.run_all(problem(), [grids.Run(0, 2, 0.1, (1,))], folder=tmp_path / name)
 
     share("2/2", work)
     assert not (tmp_path / "first").exists()
@@ -139,7 +140,7 @@ def test_a_share_is_one_of_so_many(text):
 def test_a_variable_that_cannot_be_read_is_named(tmp_path, monkeypatch, variable):
     monkeypatch.setenv(variable, "soon")
     with pytest.raises(ValueError, match=f"^{variable}.*'soon'$"):
-        runs.run_all(problem(), [runs.Run(0, 2, 0.1, (1,))], folder=tmp_path)
+        grids.run_all(problem(), [grids.Run(0, 2, 0.1, (1,))], folder=tmp_path)
 
 
 def test_the_library_reads_no_environment_variable():

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin import jacobian_products, losses
-from iterlin.algorithm import Algorithm
+from iterlin import jacobian_products
+from iterlin.linearise import slices
 from iterlin.networks.mlp import mlp
 from iterlin.networks.normalization import Normalization
-from iterlin.runtime import slices
-from iterlin.schedules import Solved, every
+from iterlin.training import losses
+from iterlin.training.algorithm import Algorithm
+from iterlin.training.schedules import Solved, every
 from problems import flat
 
 KEY = jax.random.key(5)

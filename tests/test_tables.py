@@ -2,7 +2,7 @@
 
 import numpy as np
 from bs4 import BeautifulSoup
-from iterlin.study import tables
+from iterlin_study.report import tables
 from test_early_stopping import curves
 
 

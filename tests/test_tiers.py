@@ -18,10 +18,10 @@ import pytest
 import stored_files
 import xarray as xr
 import yaml
-from iterlin.study import experiment_pages
-from iterlin.study.image_files import CIFAR_CLASSES
-from iterlin.study.provenance import PACKAGE
 from iterlin_book import execute, pages, states
+from iterlin_study.data.image_files import CIFAR_CLASSES
+from iterlin_study.records import experiment_pages
+from iterlin_study.records.provenance import PACKAGE
 
 pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,14 +10,14 @@ import numpy as np
 import optax
 import pytest
 import roads
-from iterlin import every, linearize, losses, never, schedules
-from iterlin.algorithm import Algorithm
+from iterlin import every, linearize, never
 from iterlin.networks.mlp import mlp
-from iterlin.runtime import checkpoints, chunks
-from iterlin.state import TrainState
-from iterlin.study import runs
-from iterlin.study.groups import Problem
-from iterlin.watching import UPDATES, Watch, check_watch, log_steps, observer
+from iterlin.training import checkpoints, chunks, losses, schedules
+from iterlin.training.algorithm import Algorithm
+from iterlin.training.state import TrainState
+from iterlin.training.watching import UPDATES, Watch, check_watch, log_steps, observer
+from iterlin_study.runs import grids
+from iterlin_study.runs.groups import Problem
 from problems import bare, flat, network
 from roads import train, train_sweep
 
@@ -321,7 +321,7 @@ def doors(algorithm, init, data, watch=UPDATES):
         lambda: iterlin.train_sweep(algorithm, init, data, periods=[2], keys=KEYS, **steps),
         lambda: iterlin.train(algorithm, params, data, schedule=2, engine="auto", **steps),
         lambda: iterlin.train(algorithm, params, data, schedule=2, engine="flow", **steps),
-        lambda: runs.run_all(problem, [runs.Run(0, 2, 0.1, (0, 3))]),
+        lambda: grids.run_all(problem, [grids.Run(0, 2, 0.1, (0, 3))]),
     ]
 
 

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import gauss_newton, losses, truncated_gauss_newton
+from iterlin import gauss_newton, truncated_gauss_newton
 from iterlin.curvature.gauss_newton import Status
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
+from iterlin.training import losses
 from problems import bare, flat, network
 from scipy.optimize import minimize
 

@@ -5,8 +5,9 @@ import ast
 import numpy as np
 import pytest
 import xarray as xr
-from iterlin.study import experiment_pages, problems, two_periods
 from iterlin_book import pages
+from iterlin_study.records import experiment_pages
+from iterlin_study.runs import problems, two_periods
 from problems import bare, flat
 from toy_book import ROOT
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import validation
+from iterlin.linearise import validation
 from problems import bare
 
 BIG = 10**30  # which no type of NumPy holds

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin.schedules import Solved
-from iterlin.study import groups, runs
-from iterlin.watching import Watch
+from iterlin.training.schedules import Solved
+from iterlin.training.watching import Watch
+from iterlin_study.runs import grids, groups
 from problems import dense, flat, network
 
 from book.beyond import what_goes_stale_helpers as helpers
@@ -97,8 +97,8 @@ def test_grids_keep_such_runs_apart_and_resume_them(tmp_path):
 
     def losses(jacobian):
         mixed = helpers.problem_with(problem, residual="fresh", jacobian=jacobian)
-        make = lambda seed: runs.Run(seed, 5, STEP_SIZE, (0, 12))  # noqa: E731
-        return runs.grid(mixed, {"seed": range(2)}, make, folder=tmp_path).test_loss.values
+        make = lambda seed: grids.Run(seed, 5, STEP_SIZE, (0, 12))  # noqa: E731
+        return grids.grid(mixed, {"seed": range(2)}, make, folder=tmp_path).test_loss.values
 
     first = {jacobian: losses(jacobian) for jacobian in ("stale", ("1",))}
     for jacobian, found in first.items():

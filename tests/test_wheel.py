@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {
     path.relative_to(ROOT / "lib").as_posix() for path in (ROOT / "lib" / "iterlin").rglob("*.py")
 }
-DATA = {"iterlin/__init__.pyi", "iterlin/py.typed", "iterlin/study/registry.yml"}
-OF_STUDY = ("iterlin.study", "iterlin.networks.convnets", "iterlin.networks.modules")
+DATA = {"iterlin/__init__.pyi", "iterlin/py.typed", "iterlin_study/registry.yml"}
+OF_STUDY = ("iterlin_study", "iterlin_study.networks.convnets", "iterlin_study.networks.modules")
 IS_BARE = """
 import importlib, sys
 from importlib.util import find_spec
@@ -39,8 +39,8 @@ assert not any(map(find_spec, ["IPython", "flax", "matplotlib", "xarray", "yaml"
 
 import jax
 import jax.numpy as jnp
-from iterlin.algorithm import Algorithm
-from iterlin.losses import squared_error
+from iterlin.training.algorithm import Algorithm
+from iterlin.training.losses import squared_error
 
 model = iterlin.mlp([2, 8, 1], activation="tanh")
 params = model.init(jax.random.key(0))
@@ -57,7 +57,9 @@ first, last = (squared_error(model.apply(p, x), y) for p in (params, state.param
 assert last < first, (first, last)
 """
 STUDY = """
-from iterlin.study import claims, downloads, provenance
+from iterlin_study.report import claims
+from iterlin_study.data import downloads
+from iterlin_study.records import provenance
 
 assert {"mnist", "cifar10"} <= downloads.registry().keys(), downloads.registry().keys()
 for ask in (provenance.project_root, claims.load_claims):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from iterlin.study.provenance import PACKAGE
+from iterlin_study.records.provenance import PACKAGE
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -13,7 +13,7 @@ periods = [1, 10]
 ```
 
 ```{code-cell} python
-from iterlin.study.page import Page
+from iterlin_study.report.page import Page
 
 page = Page("trial", globals(), extends=True)
 ```

@@ -7,19 +7,19 @@ import iterlin as il
 import jax
 import jax.numpy as jnp
 import numpy as np
-from iterlin import losses, schedules
-from iterlin.algorithm import Algorithm
 from iterlin.exact import flow, linear_model
 from iterlin.exact.choice import ENGINES, default_memory
 from iterlin.exact.task import Task
 from iterlin.kernels.kept import KeptKernel
-from iterlin.networks import convnets
+from iterlin.linearise import costs
+from iterlin.linearise.devices import mesh_of
 from iterlin.networks.mlp import mlp, parameter_count
-from iterlin.runtime import costs
-from iterlin.runtime.devices import mesh_of
-from iterlin.study import data
-from iterlin.study.groups import Problem, Run, trainer
-from iterlin.watching import Watch
+from iterlin.training import losses, schedules
+from iterlin.training.algorithm import Algorithm
+from iterlin.training.watching import Watch
+from iterlin_study.data import toy
+from iterlin_study.networks import convnets
+from iterlin_study.runs.groups import Problem, Run, trainer
 from jax.flatten_util import ravel_pytree
 
 from bench import worker
@@ -142,7 +142,7 @@ def sweep(settings, arrays):
         model, examples = network(settings), batch(settings, jax.random.key(0))
     else:
         model = mlp([64, settings["hidden"], 10])
-        examples = tuple(data.digits(settings["examples"]).train)
+        examples = tuple(toy.digits(settings["examples"]).train)
     watch = Watch({"train": tuple(part[:EVALUATED] for part in examples)})
     algorithm = Algorithm(model.apply, ENTROPY, batch_size=settings["batch"])
     runs = [
@@ -182,10 +182,10 @@ def _engine(name, f, examples, step_size, loss=ENTROPY):
 @cache
 def _on_digits(name, squared, count, hidden, step_size):
     """An engine, whose programs serve every period, and the point of expansion."""
-    x, y = data.digits(count).train
+    x, y = toy.digits(count).train
     model = mlp([64, hidden, 10])
     if squared:
-        loss, examples = losses.mean(losses.squared_error), (x, data.one_hot(y, 10))
+        loss, examples = losses.mean(losses.squared_error), (x, toy.one_hot(y, 10))
         return _engine(name, model.apply, examples, step_size, loss), model.init(jax.random.key(0))
     return _engine(name, model.apply, (x, y), step_size), model.init(jax.random.key(0))
 
@@ -290,7 +290,7 @@ def kernel(settings, arrays):
 
 def quintic_inputs(settings):
     precision(settings)
-    train = data.quintic(-4.0, 4.0).train
+    train = toy.quintic(-4.0, 4.0).train
     params = jax.vmap(QUINTIC.init)(jax.random.split(jax.random.key(9), settings["seeds"]))
     return jax.device_get({"x": train.x, "y": train.y, "params": params})
 

@@ -16,7 +16,7 @@ PLACE = os.environ.get(DEVICE, "cpu")
 
 
 def lenet(params, x):
-    """`iterlin.networks.convnets.lenet`, channels first."""
+    """`iterlin_study.networks.convnets.lenet`, channels first."""
     for layer in ("conv1", "conv2"):
         x = F.conv2d(x, params[f"{layer}/kernel"], params[f"{layer}/bias"])
         x = F.max_pool2d(torch.relu(x), 2)

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
-from iterlin.validation import one_of
+from iterlin.linearise.validation import one_of
 from jaxtyping import Array, Bool, Float, PyTree
 
 HEADING = re.compile(r"^(\w[\w ]*)\n-{3,}$", re.MULTILINE)

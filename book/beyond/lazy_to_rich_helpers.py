@@ -10,10 +10,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from iterlin.linearization import Network, tree_add
+from iterlin.kernels.ntk import kernel_alignment, kernel_drift, ntk_matrix
+from iterlin.linearise.linearization import Network, tree_add
+from iterlin.linearise.spectral_filters import flow_filter
 from iterlin.networks.scaled import centred
-from iterlin.ntk import kernel_alignment, kernel_drift, ntk_matrix
-from iterlin.spectral_filters import flow_filter
 from jaxtyping import Array, Float, Int, PyTree
 from scipy.stats import linregress
 

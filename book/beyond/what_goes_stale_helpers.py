@@ -10,12 +10,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 
 import jax
-from iterlin.algorithm import Algorithm
-from iterlin.linearization import tree_add
-from iterlin.losses import loss_over_slices
-from iterlin.runtime.slices import Sliced
-from iterlin.study.groups import Problem
-from iterlin.validation import one_of
+from iterlin.linearise.linearization import tree_add
+from iterlin.linearise.slices import Sliced
+from iterlin.linearise.validation import one_of
+from iterlin.training.algorithm import Algorithm
+from iterlin.training.losses import loss_over_slices
+from iterlin_study.runs.groups import Problem
 
 FRESH, STALE = "fresh", "stale"
 

@@ -7,7 +7,7 @@ logarithm of updates.
 
 import jax.numpy as jnp
 import numpy as np
-from iterlin.schedules import NEVER, Schedule
+from iterlin.training.schedules import NEVER, Schedule
 
 # What `fewest_updates` gives where a family does not get there: beyond any that is counted.
 OUT_OF_REACH = 1000.0

@@ -1,7 +1,7 @@
 """Shares and thresholds of outcomes that are true or false, with 95 % confidence intervals."""
 
 import numpy as np
-from iterlin.study.intervals import Interval
+from iterlin_study.report.intervals import Interval
 from scipy import optimize, special, stats
 
 # Steepness of a logistic curve over the whole range of x beyond which it is a step.

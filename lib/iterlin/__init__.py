@@ -1,63 +1,94 @@
-"""Iterative linearisation: train a network's first-order expansion, renew it every K steps.
-
-What is exported is loaded on first use, and so are modules (`losses`): much of what comes with the
-library, such as the records, the ledger and the book's machinery, needs no JAX, whose import takes
-longer. `__init__.pyi` says the same to editors and type checkers.
-"""
+"""Iterative linearisation: train a network's first-order expansion, renew it every K steps."""
 
 import warnings
-from importlib import import_module, metadata
-from importlib.util import find_spec
+from importlib import metadata
+
+from iterlin.algorithm3 import train, train_sweep
+from iterlin.curvature.gauss_newton import gauss_newton, iterative_linearization
+from iterlin.curvature.laplace import laplace
+from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
+from iterlin.curvature.products import ggn_product
+from iterlin.curvature.truncated_gauss_newton import truncated_gauss_newton
+from iterlin.kernels.gradient_flow import (
+    eigenmodes,
+    linearized_gradient_descent,
+    linearized_gradient_flow,
+    steps_for_tolerance,
+)
+from iterlin.kernels.infinite_width import relu_mlp_ntk
+from iterlin.kernels.ntk import (
+    empirical_ntk,
+    kept_ntk,
+    kernel_alignment,
+    kernel_drift,
+    ntk_matrix,
+    ntk_product,
+)
+from iterlin.kernels.prediction import predict
+from iterlin.kernels.sharded import sharded_ntk
+from iterlin.linearise.linearization import jacobian, jacobian_products, linearize
+from iterlin.linearise.slices import in_slices
+from iterlin.linearise.spectral_filters import damping_filter, descent_filter, flow_filter
+from iterlin.networks.adapters import from_equinox, from_linen, from_nnx
+from iterlin.networks.mlp import mlp
+from iterlin.networks.scaled import centred
+from iterlin.training import losses, schedules
+from iterlin.training.algorithm import Algorithm
+from iterlin.training.mismatch import linearization_error, loss_ratio
+from iterlin.training.schedules import every, never, when, when_solved
+from iterlin.training.state import TrainState
+from iterlin.training.timed import for_time
+from iterlin.training.watching import Watch
 
 __version__ = "0.2.0"
 
-_EXPORTS = {
-    "Algorithm": "algorithm",
-    "LevenbergMarquardt": "curvature.levenberg_marquardt",
-    "Watch": "watching",
-    "alignment": "features",
-    "centred": "networks.scaled",
-    "damping_filter": "spectral_filters",
-    "descent_filter": "spectral_filters",
-    "eigenmodes": "gradient_flow",
-    "empirical_ntk": "ntk",
-    "every": "schedules",
-    "flow_filter": "spectral_filters",
-    "for_time": "timed",
-    "from_equinox": "networks.adapters",
-    "from_linen": "networks.adapters",
-    "from_nnx": "networks.adapters",
-    "gauss_newton": "curvature.gauss_newton",
-    "ggn_product": "curvature.products",
-    "in_slices": "runtime.slices",
-    "iterative_linearization": "curvature.gauss_newton",
-    "jacobian": "linearization",
-    "jacobian_products": "linearization",
-    "kept_ntk": "ntk",
-    "kernel_alignment": "ntk",
-    "kernel_drift": "ntk",
-    "laplace": "curvature.laplace",
-    "linearization_error": "mismatch",
-    "linearize": "linearization",
-    "linearized_gradient_descent": "gradient_flow",
-    "linearized_gradient_flow": "gradient_flow",
-    "loss_ratio": "mismatch",
-    "mlp": "networks.mlp",
-    "never": "schedules",
-    "ntk_matrix": "ntk",
-    "ntk_product": "ntk",
-    "predict": "prediction",
-    "relu_mlp_ntk": "infinite_width",
-    "sharded_ntk": "sharded",
-    "steps_for_tolerance": "gradient_flow",
-    "train": "training",
-    "train_sweep": "training",
-    "truncated_gauss_newton": "curvature.truncated_gauss_newton",
-    "when": "schedules",
-    "when_solved": "schedules",
-}
-
-__all__ = sorted(_EXPORTS)
+__all__ = [
+    "Algorithm",
+    "LevenbergMarquardt",
+    "TrainState",
+    "Watch",
+    "centred",
+    "damping_filter",
+    "descent_filter",
+    "eigenmodes",
+    "empirical_ntk",
+    "every",
+    "flow_filter",
+    "for_time",
+    "from_equinox",
+    "from_linen",
+    "from_nnx",
+    "gauss_newton",
+    "ggn_product",
+    "in_slices",
+    "iterative_linearization",
+    "jacobian",
+    "jacobian_products",
+    "kept_ntk",
+    "kernel_alignment",
+    "kernel_drift",
+    "laplace",
+    "linearization_error",
+    "linearize",
+    "linearized_gradient_descent",
+    "linearized_gradient_flow",
+    "loss_ratio",
+    "losses",
+    "mlp",
+    "never",
+    "ntk_matrix",
+    "ntk_product",
+    "predict",
+    "relu_mlp_ntk",
+    "schedules",
+    "sharded_ntk",
+    "steps_for_tolerance",
+    "train",
+    "train_sweep",
+    "truncated_gauss_newton",
+    "when",
+    "when_solved",
+]
 
 if metadata.version("jaxlib") == "0.10.2":
     warnings.warn(
@@ -68,16 +99,5 @@ if metadata.version("jaxlib") == "0.10.2":
     )
 
 
-def __getattr__(name: str):
-    if name in _EXPORTS:
-        value = getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
-    elif name.isidentifier() and find_spec(f"{__name__}.{name}"):
-        value = import_module(f"{__name__}.{name}")
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
 def __dir__():
-    return sorted({*globals(), *__all__})
+    return __all__

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from iterlin.study import plotting
+from iterlin_study.report import plotting
 
 from iterlin_book import chromium
 from iterlin_book.pages import one_line
@@ -97,7 +97,7 @@ async def turned(page):
         if name not in dials:
             continue
         dials.remove(name)
-        before = await page.evaluate("[document.activeElement.value, iterlin.state()]")
+        before = await page.evaluate("[document.activeElement.value, iterlin.training.state()]")
         for key in ("ArrowRight", "ArrowLeft"):  # it may stand at its end
             await page.keyboard.press(key)
             if await page.evaluate("document.activeElement.value") != before[0]:
@@ -105,7 +105,7 @@ async def turned(page):
         else:
             faults.append((name, "arrow keys do not turn it"))
         await page.wait_for_timeout(100)  # what it shows may come a frame later
-        if await page.evaluate("iterlin.state()") == before[1]:
+        if await page.evaluate("iterlin.training.state()") == before[1]:
             faults.append((name, "nothing shown changes when it turns"))
         if not dials:
             break

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from iterlin.study import environment
+from iterlin_study.records import environment
 
 from iterlin_book import execute, freshness, pages, states
 from iterlin_book.pages import BookError

@@ -4,7 +4,8 @@ No cell can know: pages run side by side. The executed notebooks carry their tim
 runs lie in _build/records.
 """
 
-from iterlin.study import comparison, records, tables
+from iterlin_study.records import comparison, records
+from iterlin_study.report import tables
 
 TIMES = "<!-- the time of each page -->"
 QUICK_RUNS = "<!-- today's quick runs beside the recorded ones -->"

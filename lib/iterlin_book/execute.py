@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import nbformat
-from iterlin.study import environment
+from iterlin_study.records import environment
 
 from iterlin_book import freshness, pages, parameters, states, xla
 from iterlin_book.pages import BookError
@@ -73,7 +73,7 @@ def check_record(root, page, tier):
 
     Raises Stopped if the record lacks runs.
     """
-    from iterlin.study import comparison, records
+    from iterlin_study.records import comparison, records
 
     name = Path(page).name
     if not records.path_of(name, tier).is_file():
@@ -155,11 +155,11 @@ def run(root, page, tier, prepared, share=""):
         except papermill.exceptions.PapermillExecutionError as error:
             if error.ename == environment.ShareDone.__name__:
                 raise environment.ShareDone(error.evalue) from None
-            if error.ename == "OutOfTime":  # of iterlin.runtime.chunks
+            if error.ename == "OutOfTime":  # of iterlin.training.chunks
                 where = f"out of time before there was anything to record: {error.evalue}"
                 again = "run the same command again"
                 raise Stopped(f"{page}: {where}; {again}", states.PARTIAL) from None
-            if error.ename == "NotWritten":  # of iterlin.study.records: the disk is full, say
+            if error.ename == "NotWritten":  # of the records: the disk is full, say
                 kept = "its runs are kept: run the same command again"
                 raise Stopped(f"{page}: {error.evalue}; {kept}") from None
             raise Stopped(_failure(root, page, error, partial)) from None

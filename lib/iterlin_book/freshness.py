@@ -10,7 +10,7 @@ import os
 import re
 import sys
 
-from iterlin.study import claims
+from iterlin_study.report import claims
 
 from iterlin_book import pages
 from iterlin_book.pages import BookError
@@ -41,7 +41,8 @@ def digest(root, page, tier, notebook, values):
 
 def library_files(root):
     """Every file of the library and the study."""
-    found = (root / "lib" / "iterlin").rglob("*")
+    folders = (root / "lib" / name for name in ("iterlin", "iterlin_study"))
+    found = (path for folder in folders for path in folder.rglob("*"))
     return [path for path in found if path.suffix in (".py", ".yml")]
 
 
@@ -71,8 +72,8 @@ def records(root):
 
 def check_records(root):
     """Refuse a damaged record or ledger: pages that show it would fail, maybe after hours."""
-    from iterlin.study import comparison
-    from iterlin.study import records as study_records
+    from iterlin_study.records import comparison
+    from iterlin_study.records import records as study_records
 
     try:
         if (ledger := root / "book" / "claims.yml").is_file():

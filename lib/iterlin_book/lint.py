@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import nbformat
-from iterlin.study.experiment_pages import CELL
+from iterlin_study.records.experiment_pages import CELL
 from nbformat.v4 import new_code_cell, new_notebook
 
 from iterlin_book.pages import write_atomically

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import yaml
-from iterlin.runtime.files import replaced
+from iterlin.training.files import replaced
 
 QUICK = "quick"
-TIERS = (QUICK, "laptop", "gpu", "paper")  # the same as iterlin.study.records.TIERS
+TIERS = (QUICK, "laptop", "gpu", "paper")  # the same as iterlin_study.records.records.TIERS
 ROOM = 16 * 2**20  # bytes that must be free in a folder that is written to; a record takes 1 MB
 
 

@@ -1,6 +1,6 @@
 """Parameters of a run: the page's own defaults, replaced by the tier's file once it is checked."""
 
-from iterlin.study import experiment_pages
+from iterlin_study.records import experiment_pages
 
 from iterlin_book import pages
 from iterlin_book.pages import BookError

@@ -12,16 +12,16 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
+from iterlin.curvature.iteration import Solution, Status, iterate, prepare
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.curvature.truncated_gauss_newton import truncated_gauss_newton
-from iterlin.gradient_flow import eigenmodes
-from iterlin.iteration import Solution, Status, iterate, prepare
-from iterlin.linearization import Network, jacobian, require_independent
-from iterlin.parameters import Trainable
-from iterlin.runtime.devices import on_automatic_axes
-from iterlin.runtime.precision import full_precision
-from iterlin.spectral_filters import MOST_STEPS
-from iterlin.validation import (
+from iterlin.kernels.gradient_flow import eigenmodes
+from iterlin.linearise.devices import on_automatic_axes
+from iterlin.linearise.linearization import Network, jacobian, require_independent
+from iterlin.linearise.parameters import Trainable
+from iterlin.linearise.precision import full_precision
+from iterlin.linearise.spectral_filters import MOST_STEPS
+from iterlin.linearise.validation import (
     factorable,
     flags,
     is_traced,
@@ -69,7 +69,7 @@ def gauss_newton(
     `independent=False` is for an f that couples its examples (see `jacobian`).
 
     x is an array or a pytree of arrays that lead with N; outputs and y have one shape, of any rank.
-    Only what is `trainable` moves (`iterlin.parameters`); the Solution's params are whole.
+    Only what is `trainable` moves (`linearise.parameters`); the Solution's params are whole.
     Everything is computed in the precision of the trained parameters.
 
     Raises ValueError for a negative or non-finite damping, tolerance or target_loss, a damping that

@@ -15,23 +15,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from iterlin import examples
 from iterlin.curvature.products import loss_blocks, require_function
-from iterlin.decomposition import ASPECT, thin_svd
-from iterlin.krylov import dot
-from iterlin.linearization import (
+from iterlin.kernels.ntk import ntk_matrix
+from iterlin.linearise import examples
+from iterlin.linearise.decomposition import ASPECT, thin_svd
+from iterlin.linearise.devices import on_automatic_axes
+from iterlin.linearise.krylov import dot
+from iterlin.linearise.linearization import (
     Network,
     jacobian_rows,
     output_shape,
     require_independent,
 )
-from iterlin.losses import Loss, Mean, check_loss, squared_error
-from iterlin.ntk import ntk_matrix
-from iterlin.parameters import Trainable, bound, split, trainable_mask
-from iterlin.runtime.devices import on_automatic_axes
-from iterlin.runtime.precision import full_precision
-from iterlin.runtime.slices import fold_slices, in_slices
-from iterlin.validation import (
+from iterlin.linearise.parameters import Trainable, bound, split, trainable_mask
+from iterlin.linearise.precision import full_precision
+from iterlin.linearise.slices import fold_slices, in_slices
+from iterlin.linearise.validation import (
     factorable,
     is_traced,
     like,
@@ -39,6 +38,7 @@ from iterlin.validation import (
     positive,
     positive_integer,
 )
+from iterlin.training.losses import Loss, Mean, check_loss, squared_error
 
 
 class Laplace(NamedTuple):

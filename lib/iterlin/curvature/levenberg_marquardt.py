@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from iterlin.validation import one_number, positive
+from iterlin.linearise.validation import one_number, positive
 
 
 class Damping(NamedTuple):

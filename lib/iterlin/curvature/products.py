@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from iterlin import examples
-from iterlin.linearization import Network, jacobian_products
-from iterlin.losses import Loss, as_sum, check_loss, loss_over_slices
-from iterlin.parameters import Trainable, bound, split
-from iterlin.runtime.devices import on_automatic_axes
-from iterlin.runtime.precision import full_precision
-from iterlin.validation import is_traced, like, positive_integer
+from iterlin.linearise import examples
+from iterlin.linearise.devices import on_automatic_axes
+from iterlin.linearise.linearization import Network, jacobian_products
+from iterlin.linearise.parameters import Trainable, bound, split
+from iterlin.linearise.precision import full_precision
+from iterlin.linearise.validation import is_traced, like, positive_integer
+from iterlin.training.losses import Loss, as_sum, check_loss, loss_over_slices
 
 
 @on_automatic_axes
@@ -38,8 +38,8 @@ def ggn_product(
     """The map v -> J^T H J v of loss(f(params, x), y), for v like the trained part of params.
 
     Without `trainable` v is a pytree like params; with it, leaves that are not trained are None in
-    v and in the product (`iterlin.parameters.split`). Divided by N just as the loss is. J and H are
-    never formed: a product is one JVP and one VJP, from one primal pass that is made here.
+    v and in the product (`linearise.parameters.split`). Divided by N just as the loss is. J and H
+    are never formed: a product is one JVP and one VJP, from one primal pass that is made here.
 
     With a `slice_size` products go through that many examples at a time, and compute the
     activations anew: those of one slice are all the memory there is need for. f must then treat its
@@ -63,7 +63,7 @@ def ggn_product(
         if as_sum(loss) is None:
             raise ValueError(
                 "slice_size needs a loss that is known to be a sum over examples or the mean of "
-                f"one, such as those of iterlin.losses, got {loss!r}"
+                f"one, such as those of iterlin.training.losses, got {loss!r}"
             )
         examples.count((x, y), "inputs and targets")
     check_loss(loss, jax.eval_shape(f, moving, x), y)

@@ -8,16 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from iterlin.curvature.iteration import Solution, iterate, prepare
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.curvature.products import loss_derivatives, require_function
-from iterlin.iteration import Solution, iterate, prepare
-from iterlin.krylov import axpy, conjugate_gradients, dot, norm
-from iterlin.linearization import Network, jacobian_products, tree_add, tree_sub
-from iterlin.losses import Loss, as_sum, squared_error
-from iterlin.parameters import Trainable
-from iterlin.runtime.devices import on_automatic_axes
-from iterlin.runtime.precision import full_precision
-from iterlin.validation import is_traced, non_negative, one_number, open_unit, positive_integer
+from iterlin.linearise.devices import on_automatic_axes
+from iterlin.linearise.krylov import axpy, conjugate_gradients, dot, norm
+from iterlin.linearise.linearization import Network, jacobian_products, tree_add, tree_sub
+from iterlin.linearise.parameters import Trainable
+from iterlin.linearise.precision import full_precision
+from iterlin.linearise.validation import (
+    is_traced,
+    non_negative,
+    one_number,
+    open_unit,
+    positive_integer,
+)
+from iterlin.training.losses import Loss, as_sum, squared_error
 
 
 @on_automatic_axes
@@ -50,7 +56,7 @@ def truncated_gauss_newton(
     above. For a loss divided by N divide the damping, too. A `LevenbergMarquardt` adapts it: then
     steps that would raise the loss are rejected, and count as steps. A `target_loss` may be any
     number for a loss that may be negative, and without one such a run ends by `tolerance`, relative
-    to the size of the loss; for the losses of `iterlin.losses` it is 0 unless given.
+    to the size of the loss; for the losses of `iterlin.training.losses` it is 0 unless given.
 
     x, outputs, `trainable` and the precision are as in `gauss_newton`; y is what the loss takes.
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from iterlin.schedules import Schedule, looks_at, of_whole
-from iterlin.state import TrainState
+from iterlin.training.schedules import Schedule, looks_at, of_whole
+from iterlin.training.state import TrainState
 
 # Steps that a schedule is asked about at once.
 BLOCK = 2**16

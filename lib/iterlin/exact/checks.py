@@ -4,17 +4,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from iterlin.algorithm import Algorithm
 from iterlin.exact.calendar import ends_when_solved
 from iterlin.exact.task import Task, quadratic
 from iterlin.kernels.kept import Sizes
-from iterlin.linearization import output_shape
-from iterlin.losses import check_loss
-from iterlin.ntk import kept_sizes
-from iterlin.parameters import split
-from iterlin.schedules import Schedule, looks_at
-from iterlin.state import TrainState
-from iterlin.validation import finite
+from iterlin.kernels.ntk import kept_sizes
+from iterlin.linearise.linearization import output_shape
+from iterlin.linearise.parameters import split
+from iterlin.linearise.validation import finite
+from iterlin.training.algorithm import Algorithm
+from iterlin.training.losses import check_loss
+from iterlin.training.schedules import Schedule, looks_at
+from iterlin.training.state import TrainState
 
 
 def sizes_of_kernel(task: Task, params: PyTree) -> Sizes:

@@ -11,8 +11,8 @@ from iterlin.exact.checks import is_quadratic, sizes_of_kernel
 from iterlin.exact.engines import ClosedForm, GradientFlow, Steps, ToMinimum
 from iterlin.exact.flow import Objective, begin
 from iterlin.exact.task import Task, slice_size
-from iterlin.parameters import bound, split
-from iterlin.runtime import costs
+from iterlin.linearise import costs
+from iterlin.linearise.parameters import bound, split
 
 ENGINES: dict[str, Callable[[Task], object] | None] = {
     "auto": None,

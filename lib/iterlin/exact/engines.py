@@ -22,9 +22,9 @@ from iterlin.exact.flow import Flow, Objective
 from iterlin.exact.modelled import Modelled
 from iterlin.exact.newton import Minimum
 from iterlin.exact.task import Position, Task, quadratic
-from iterlin.gradient_flow import eigenmodes
-from iterlin.parameters import bound
-from iterlin.spectral_filters import descent_filter
+from iterlin.kernels.gradient_flow import eigenmodes
+from iterlin.linearise.parameters import bound
+from iterlin.linearise.spectral_filters import descent_filter
 
 # Steps between two returns to the caller, who may look at the clock: of a flow, of descent.
 FLOW_BURST, DESCENT_BURST = 200, 5000

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from iterlin.exact.linear_model import LinearModel
-from iterlin.krylov import power_iteration
+from iterlin.linearise.krylov import power_iteration
 
 DAMPING = 2 / 13
 # h lambda_max <= REACH (s^2 - 1) keeps a step of s stages stable.

@@ -9,23 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from iterlin.algorithm import Algorithm
-from iterlin.checks import cached_outputs, check_call, check_run, warn_of_unused_rule
 from iterlin.exact.calendar import Answers, ends_when_solved
 from iterlin.exact.checks import check_engine, check_outputs, needs_steps, unfit_types
 from iterlin.exact.choice import ENGINES, choose, default_memory
 from iterlin.exact.run import SPENT, ExactRun
 from iterlin.exact.task import Task
-from iterlin.parameters import bound, split
-from iterlin.runtime.chunks import History, never
-from iterlin.runtime.devices import on_automatic_axes
-from iterlin.runtime.identity import plain_fields
-from iterlin.runtime.precision import full_precision
-from iterlin.schedules import NEVER, as_schedule, check_answer, looks_at, of_whole
-from iterlin.state import TrainState, whole
-from iterlin.steps import train_by_steps
-from iterlin.validation import one_of, open_unit, positive_integer
-from iterlin.watching import UPDATES, Watch, check_sets, check_watch, observer
+from iterlin.linearise.devices import on_automatic_axes
+from iterlin.linearise.parameters import bound, split
+from iterlin.linearise.precision import full_precision
+from iterlin.linearise.validation import one_of, open_unit, positive_integer
+from iterlin.training.algorithm import Algorithm
+from iterlin.training.checks import cached_outputs, check_call, check_run, warn_of_unused_rule
+from iterlin.training.chunks import History, never
+from iterlin.training.identity import plain_fields
+from iterlin.training.schedules import NEVER, as_schedule, check_answer, looks_at, of_whole
+from iterlin.training.state import TrainState, whole
+from iterlin.training.steps import train_by_steps
+from iterlin.training.watching import UPDATES, Watch, check_sets, check_watch, observer
 
 # Settings of an algorithm that only steps, one by one, can follow.
 STEPWISE = ("batch_size", "augment", "normalization")

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from iterlin import examples
-from iterlin.krylov import dot
-from iterlin.linearization import Network, jacobian_products
-from iterlin.runtime.slices import in_slices, sum_over_slices
+from iterlin.linearise import examples
+from iterlin.linearise.krylov import dot
+from iterlin.linearise.linearization import Network, jacobian_products
+from iterlin.linearise.slices import in_slices, sum_over_slices
 
 
 class LinearModel(NamedTuple):

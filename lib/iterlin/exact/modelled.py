@@ -8,9 +8,9 @@ from iterlin.exact import linear_model
 from iterlin.exact.flow import Objective
 from iterlin.exact.task import Position, Task, slice_size
 from iterlin.kernels.kept import KeptKernel
-from iterlin.linearization import tree_add
-from iterlin.ntk import kept_ntk
-from iterlin.parameters import bound, join
+from iterlin.kernels.ntk import kept_ntk
+from iterlin.linearise.linearization import tree_add
+from iterlin.linearise.parameters import bound, join
 
 
 class Modelled:

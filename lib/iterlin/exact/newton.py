@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from iterlin.exact.flow import Objective
-from iterlin.krylov import axpy, conjugate_gradients
-from iterlin.validation import is_traced, open_unit, positive, positive_integer
+from iterlin.linearise.krylov import axpy, conjugate_gradients
+from iterlin.linearise.validation import is_traced, open_unit, positive, positive_integer
 
 # Armijo's fraction of the predicted decrease, and how often a Newton step may be halved.
 SUFFICIENT, HALVINGS = 1e-4, 30

@@ -14,13 +14,13 @@ import numpy as np
 from jaxtyping import PyTree
 from tqdm import tqdm
 
-from iterlin import examples
 from iterlin.exact.calendar import Answers
 from iterlin.exact.task import Position, Task
-from iterlin.parameters import bound
-from iterlin.runtime import checkpoints
-from iterlin.runtime.chunks import CHECKPOINT, History, OutOfTime, never
-from iterlin.runtime.identity import (
+from iterlin.linearise import examples
+from iterlin.linearise.parameters import bound
+from iterlin.training import checkpoints
+from iterlin.training.chunks import CHECKPOINT, History, OutOfTime, never
+from iterlin.training.identity import (
     PARAMETERS,
     RECORDED,
     STEP,
@@ -29,7 +29,7 @@ from iterlin.runtime.identity import (
     start_of,
     summary,
 )
-from iterlin.state import TrainState, whole
+from iterlin.training.state import TrainState, whole
 
 # What the history of an exact engine has beside that of `train`.
 SPENT = ("evaluations", "stability", "seconds")

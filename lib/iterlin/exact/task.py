@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from iterlin import examples
-from iterlin.linearization import Network
-from iterlin.losses import Loss
-from iterlin.parameters import Trainable
-from iterlin.runtime.costs import kept_bytes
-from iterlin.schedules import Solved
+from iterlin.linearise import examples
+from iterlin.linearise.costs import kept_bytes
+from iterlin.linearise.linearization import Network
+from iterlin.linearise.parameters import Trainable
+from iterlin.training.losses import Loss
+from iterlin.training.schedules import Solved
 
 
 class Task(NamedTuple):

@@ -1,1 +1,1 @@
-"""The empirical kernel layer by layer: where parameters enter, and what each layer adds."""
+"""The neural tangent kernel: computed layer by layer, of infinite width, and for prediction."""

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from iterlin import examples
 from iterlin.kernels.factors import PAIRWISE, Factors, product
-from iterlin.validation import is_traced
+from iterlin.linearise import examples
+from iterlin.linearise.validation import is_traced
 
 # Examples multiplied at a time: an eighth of a group, so that of a symmetric kernel little more
 # than half is computed, but within these bounds for the rows of a block: matrix products of fewer

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Integer, PyTree, Shaped
 
-from iterlin import examples
 from iterlin.kernels.layers import find_layers
 from iterlin.kernels.lookups import Lookup, find_lookups, find_parts
-from iterlin.parameters import join
-from iterlin.programs import Program, compiled, flatten, run
+from iterlin.linearise import examples
+from iterlin.linearise.parameters import join
+from iterlin.linearise.programs import Program, compiled, flatten, run
 
 PAIRWISE = ("full", "matrix")  # all pairs of outputs; the others pair each output with itself
 PRODUCT = "product"  # no pairs: factors that are kept, for products with J J^T

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from iterlin import examples
 from iterlin.kernels.factors import PRODUCT, Factors, Traced
-from iterlin.runtime.devices import on_automatic_axes
+from iterlin.linearise import examples
+from iterlin.linearise.devices import on_automatic_axes
 
 
 class KeptKernel(NamedTuple):

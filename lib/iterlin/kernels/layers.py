@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from iterlin.programs import Operation, Program
+from iterlin.linearise.programs import Operation, Program
 
 RELAYOUTS = frozenset(
     {"reshape", "transpose", "squeeze", "copy", "convert_element_type", "optimization_barrier"}

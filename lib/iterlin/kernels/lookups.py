@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from iterlin.kernels.layers import is_relayout, sole_user
-from iterlin.programs import Operation, Program
+from iterlin.linearise.programs import Operation, Program
 
 CASTS = frozenset({"convert_element_type", "copy"})
 

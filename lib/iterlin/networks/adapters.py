@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from iterlin import examples
+from iterlin.linearise import examples
 from iterlin.networks.normalization import Normalization
-from iterlin.state import TrainState
+from iterlin.training.state import TrainState
 
 # A module as a function: run(params, statistics, x, key, training) -> (outputs, statistics), the
 # running statistics after the batch as the module itself updates them.

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from iterlin.linearise.validation import one_of, positive_integer
 from iterlin.networks import winograd
-from iterlin.validation import one_of, positive_integer
 
 PADDINGS = ("SAME", "VALID")
 METHODS = ("auto", "direct", "patches")

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from iterlin.validation import non_negative, one_of, positive_integers
+from iterlin.linearise.validation import non_negative, one_of, positive_integers
 
 ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "identity": lambda h: h}
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from iterlin.parameters import bound
+from iterlin.linearise.parameters import bound
 
 NORMALIZATIONS = (None, "batch", "frozen")
 

@@ -2,8 +2,8 @@
 
 from jaxtyping import PyTree
 
-from iterlin.linearization import Network
-from iterlin.validation import positive
+from iterlin.linearise.linearization import Network
+from iterlin.linearise.validation import positive
 
 
 def centred(f: Network, start: PyTree, scale=1.0) -> Network:

@@ -1,0 +1,209 @@
+"""Algorithm 3, iterative linearisation: one run, or a sweep over periods and seeds."""
+
+from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from iterlin.exact.choice import ENGINES
+from iterlin.exact.integrator import train_by_engine
+from iterlin.linearise.devices import on_device
+from iterlin.linearise.parameters import split
+from iterlin.linearise.precision import full_precision
+from iterlin.linearise.validation import accepts, described, one_of, random_keys
+from iterlin.training.algorithm import Algorithm
+from iterlin.training.checks import check_call, check_functions, check_run, warn_of_unused_rule
+from iterlin.training.chunks import History
+from iterlin.training.identity import plain_fields
+from iterlin.training.losses import check_labels
+from iterlin.training.schedules import as_schedule, every, of_whole, periods_array
+from iterlin.training.state import RUN_AXES, TrainState, whole
+from iterlin.training.steps import dealt_out, run_steps, train_by_steps
+from iterlin.training.watching import UPDATES, Watch, observer
+
+
+@full_precision()
+def train(
+    algorithm: Algorithm,
+    params: PyTree | TrainState,
+    data,
+    *,
+    schedule: Any,
+    num_steps: int,
+    engine: str = "steps",
+    key: Array | None = None,
+    watch: Watch = UPDATES,
+    checkpoint: str | Path | None = None,
+    progress: bool | None = None,
+    tolerance: float = 1e-3,
+    memory_limit: int | None = None,
+) -> tuple[TrainState, History]:
+    """Train a network by iterative linearisation (Algorithm 3); return the final state and history.
+
+    Engine "steps" takes every step. The other engines (`iterlin.exact.engines`) solve the convex
+    problem between two linearisations, at a price that hardly depends on the period. They need
+    gradient descent on the full batch with a fixed step size, and a loss that is convex in the
+    outputs. "closed_form" (squared error) and "function_space" return what the steps return, to
+    rounding; "flow" and "function_space_flow" follow gradient flow for a time step_size * K;
+    "minimum" and "function_space_minimum" solve each problem, which needs a penalty; "kept_steps"
+    takes the steps with activations that are kept for the whole period. "auto" chooses, and prints
+    what and why: "steps" for periods below 1,000, then "closed_form" for a squared error with at
+    most 2,000 outputs whose Jacobian fits into memory_limit, then a flow where step_size times the
+    largest curvature is below 0.1 at the first parameters, else "steps".
+
+    After training the network predicts by ``f(state.params, x)``, its proxy by
+    ``linearize(f, state.anchor)(state.params, x)``. A run that becomes non-finite ends as diverged,
+    without an error. Products are computed in full precision (`runtime.precision`).
+
+    Args:
+        algorithm: What is minimised, and by which optimiser.
+        params: Initial parameters, or the `TrainState` of an earlier run by steps, which then goes
+            on, to the same bits, up to num_steps in all.
+        data: (x, y), arrays or pytrees that lead with the N examples; or, for "steps", an iterable
+            of batches (x, y) of one shape, each the whole of a step. On the devices of a mesh, each
+            device takes its part of a batch, if f is in slices (`slices.in_slices`) or the
+            algorithm has a `mesh`; any other f is left to the compiler.
+        schedule: When to re-linearise: a period K, `every(K)`, `never()`, `when(...)`, or any
+            function of (step, state) that returns one bool. Engines but "steps" follow one that
+            looks at the parameters only if it is `when(..., check_every=C)`.
+        num_steps: Steps in all, below 2^31.
+        engine: "steps", "auto", or one of those above.
+        key: Orders the examples of minibatches, and draws what a keyed f or an augmentation draws.
+        watch: What to record, of which sets, and at which steps.
+        checkpoint: A file from which a run that was killed goes on when it is called again; for
+            engines but "steps" also a folder of such files. The file of another run is refused with
+            CheckpointError, which names what differs.
+        progress: Whether to show a bar; by default on a terminal.
+        tolerance: Relative error of a step of a flow, or relative gradient at a minimum; of no
+            effect on other engines.
+        memory_limit: Bytes for kernels and kept activations; by default 2 GiB on a CPU, 60 % of a
+            GPU's memory. Beyond it products go through the examples a few at a time.
+
+    Returns:
+        (state, history): The final `TrainState`, and a dict of arrays (T,). "step" holds the steps
+            at which it was recorded, "updates" the feature updates by then; the rest is what
+            `watch` names. At multiples of K it is evaluated before re-linearising. Engines but
+            "steps" add "engine"; "evaluations", products with J J^T so far; "stability", step_size
+            times the largest curvature at the proxy's outputs (NaN if unknown); and "seconds".
+
+    Raises:
+        ValueError: Before any compute, for an argument that does not fit: it names the argument and
+            what would do.
+        CheckpointError: If the checkpoint is damaged, of another run, or cannot be written.
+
+    >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
+    >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)
+    >>> watch = il.Watch({"train": (x, y)}, at=[0, 10])
+    >>> settings = {"schedule": 10, "num_steps": 100, "watch": watch}
+    >>> state, history = il.train(algorithm, jnp.zeros(2), (x, y), **settings)
+    >>> print(history["step"], history["updates"], history["train_loss"].round(3))
+    [  0  10 100] [0 0 9] [0.25  0.001 0.   ]
+    >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=1e-4)
+    >>> settings = {"schedule": 10**5, "num_steps": 10**6, "engine": "flow"}
+    >>> state, history = il.train(algorithm, jnp.zeros(2), (x, y), **settings)
+    >>> print(state.updates, f(state.params, x).round(3))
+    9 [ 0.5 -0.5]
+    """
+    one_of("engine", engine, ENGINES)
+    run = {"schedule": schedule, "num_steps": num_steps}
+    kept = {"checkpoint": checkpoint, "progress": progress}
+    if engine == "steps":
+        return train_by_steps(algorithm, params, data, **run, **kept, key=key, watch=watch)
+    if key is not None:
+        raise ValueError(f"engine '{engine}' draws nothing: leave key out, or take 'steps'")
+    settings = {"tolerance": tolerance, "memory_limit": memory_limit, "watch": watch}
+    return train_by_engine(algorithm, params, data, engine=engine, **settings, **run, **kept)
+
+
+@full_precision()
+def train_sweep(
+    algorithm: Algorithm,
+    init: Callable[[Array], PyTree],
+    data,
+    *,
+    periods,
+    keys: Array,
+    num_steps: int,
+    schedule: Callable[[Array], Any] = every,
+    watch: Watch = UPDATES,
+    checkpoint: str | Path | None = None,
+    progress: bool | None = None,
+) -> tuple[TrainState, History]:
+    """`train` for every period (K of them, infinity allowed) and every key (S), as one program.
+
+    Each key draws its initial parameters, init(key), and its order of examples, the same for
+    every period; where `data` is a function, also its own examples, data(key). The state's
+    leaves but `step` lead with (K, S); the history's arrays but "step" are (K, S, T). Everything
+    else, errors included, is as for `train`.
+
+    >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
+    >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)
+    >>> keys = jax.random.split(jax.random.key(0), 5)
+    >>> init = lambda key: 0.1 * jax.random.normal(key, (2,))
+    >>> settings = {"periods": [1, 10, jnp.inf], "keys": keys, "num_steps": 100}
+    >>> states, history = il.train_sweep(algorithm, init, (x, y), **settings)
+    >>> print(states.params.shape, history["updates"][:, 0, -1])
+    (3, 5, 2) [99  9  0]
+    """
+    check_call("train_sweep", algorithm, (data, keys), watch, checkpoint)
+    if not callable(init):
+        raise ValueError(f"init must be a function of a key, got {described(init)}")
+    random_keys("keys", keys)
+    datasets, data_axis = (jax.vmap(data)(keys), 0) if callable(data) else (data, None)
+    example = jax.tree.map(lambda a: a[0], datasets) if callable(data) else data
+    of_all = "; for a schedule of its own in every run: lambda period: ..."
+    accepts("schedule", schedule, ("period",), of_all)
+    fixed = jax.vmap(lambda key: split(init(key), algorithm.trainable)[1])(keys)
+    looks = check_run(algorithm, example, num_steps, keys, watch.at)
+    drawn = jax.eval_shape(init, keys[0])
+    outputs = check_functions(algorithm, drawn, keys[0], example, watch)
+    for number in range(1, len(keys) if callable(data) else 1):
+        targets = jax.tree.map(itemgetter(number), datasets[1])
+        check_labels(algorithm.loss, outputs, targets)
+    datasets = on_device(tuple(datasets))
+    if data_axis is None:
+        algorithm = dealt_out(algorithm, datasets)
+    periods = periods_array(periods)
+
+    def over_both(function, *axes, out=RUN_AXES):
+        """Over seeds (the first axes), then over periods."""
+        seeds = jax.vmap(function, (RUN_AXES, *(axis[0] for axis in axes)), out)
+        return jax.vmap(seeds, (RUN_AXES, *(axis[1] for axis in axes)), out)
+
+    @partial(jax.jit, donate_argnums=0)
+    def advance(states, fixed, datasets, periods, count):
+        def run(state, fixed, run_data, period):
+            timed = of_whole(as_schedule(schedule(period)), fixed)
+            return algorithm.bound(fixed).advance(state, run_data, count, timed)
+
+        axes = (0, None), (data_axis, None), (None, 0)
+        return over_both(run, *axes)(states, fixed, datasets, periods)
+
+    def observe(state, sets, fixed):
+        return observer(algorithm, watch)(whole(state, fixed), sets)
+
+    observe = jax.jit(over_both(observe, (None, None), (0, None), out=0))
+    draw = partial(algorithm.draw, init)
+    seeds = jax.vmap(draw, (data_axis, 0), RUN_AXES)(datasets, keys)
+    states = jax.vmap(lambda _: seeds, out_axes=RUN_AXES)(periods)
+
+    def answer(state, fixed, period):
+        return of_whole(as_schedule(schedule(period)), fixed)(state.step, state)
+
+    jax.eval_shape(over_both(answer, (0, None), (None, 0), out=0), states, fixed, periods)
+    one = TrainState(states.step, *jax.tree.map(lambda a: a[0, 0], states[1:]))
+    timed = as_schedule(schedule(periods[0]))
+    warn_of_unused_rule(algorithm, timed, whole(one, jax.tree.map(itemgetter(0), fixed)), watch)
+    run = (fixed, datasets, periods), (watch.sets, fixed)
+    settings = plain_fields(algorithm=algorithm, rule=algorithm.solved)
+    settings |= {"the periods": periods.tolist()}
+    states, history = run_steps(
+        states, advance, observe, *run, looks, 0, checkpoint, progress, settings
+    )
+    over_periods = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(periods), *a.shape)), fixed)
+    return whole(states, over_periods), history

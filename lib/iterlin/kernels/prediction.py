@@ -1,0 +1,141 @@
+"""Predictions of the trained linearised network from kernels alone, without its parameters.
+
+Training theta by gradient flow on 1/2 ||f_lin - y||^2 + damping/2 ||theta - theta_s||^2 moves the
+outputs on other inputs by K_td g(K_dd) (y - f_s), with the filter g of `spectral_filters`: the
+kernels say all there is to know (Jacot et al. 2018; Lee et al. 2019). Any kernel serves, such as
+that of an infinitely wide network (`infinite_width`).
+"""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from iterlin.kernels.ntk import kernel_matrix
+from iterlin.linearise.devices import on_automatic_axes
+from iterlin.linearise.precision import full_precision
+from iterlin.linearise.spectral_filters import MOST_STEPS, descent_filter, flow_filter
+from iterlin.linearise.validation import (
+    factorable,
+    is_traced,
+    non_negative,
+    one_number,
+    positive,
+    positive_integer,
+)
+
+
+@on_automatic_axes
+@full_precision()
+def predict(
+    kernel_dd: Float[Array, "N N *outs"],
+    y: Float[Array, "N *out"],
+    kernel_td: Float[Array, "M N *outs"],
+    *,
+    time=math.inf,
+    step_size=None,
+    num_steps=None,
+    outputs=0.0,
+    test_outputs=0.0,
+    damping=0.0,
+) -> Float[Array, "M *out"]:
+    """test_outputs + K_td g(K_dd) (y - outputs): outputs on M test inputs after training on N.
+
+    kernel_dd (N, N) and kernel_td (M, N) are one kernel for each output of y (N, ...), as of a
+    network of infinite width; kernels (N, N, ..., ...) and (M, N, ..., ...), as `empirical_ntk`
+    returns them, are between outputs, too. outputs and test_outputs are those before training, of
+    the shapes of y and of the result, or a number for all.
+
+    Trained is by gradient flow for `time`, by default to its end, or by `num_steps` gradient steps
+    of `step_size`; on the loss 1/2 ||f - y||^2, a sum, plus damping/2 ||theta - theta_s||^2. For a
+    loss divided by a number divide time or step_size by it: in neural-tangents
+    `predict.gradient_descent_mse` that is the size of y. To its end with a damping it is kernel
+    ridge regression; without, (numerically) singular directions of kernel_dd are left untrained, as
+    by its pseudo-inverse. For many times ``jax.vmap`` over them: one decomposition serves all.
+
+    Raises ValueError for kernels, outputs or test_outputs whose shapes do not fit y or each other;
+    a kernel_dd that is not symmetric or has a negative diagonal entry (unless traced);
+    a kernel_dd narrower than float32; a time or damping that is negative or NaN, or a damping that
+    is an array of them; a step_size without num_steps, the other way round, or with a time.
+
+    >>> kernel_dd, kernel_td = jnp.array([[2.0, 0.0], [0.0, 1.0]]), jnp.array([[1.0, 1.0]])
+    >>> print(il.predict(kernel_dd, jnp.ones(2), kernel_td))  # 1 / 2 + 1 / 1
+    [1.5]
+    >>> print(il.predict(kernel_dd, jnp.ones(2), kernel_td, damping=1.0).round(3))
+    [0.833]
+    """
+    filtered = _filter(time, step_size, num_steps)
+    non_negative("damping", damping)
+    one_number("damping", damping)
+    kernel_dd, kernel_td = jnp.asarray(kernel_dd), jnp.asarray(kernel_td)
+    out = np.shape(y)[1:]
+    factorable("kernel_dd", kernel_dd.dtype)
+    _check_shapes(np.shape(y), kernel_dd.shape, kernel_td.shape)
+    _number_or("outputs", outputs, np.shape(y))
+    _number_or("test_outputs", test_outputs, (kernel_td.shape[0], *out))
+    residual = jnp.asarray(y, kernel_dd.dtype) - jnp.asarray(outputs, kernel_dd.dtype)
+    matrix, cross = _matrix(kernel_dd), _matrix(kernel_td)
+    _check_kernel(matrix)
+    eigenvalues, vectors = jnp.linalg.eigh(matrix)
+    threshold = len(matrix) * jnp.finfo(matrix.dtype).eps * jnp.max(jnp.abs(eigenvalues))
+    eigenvalues = jnp.where(eigenvalues > threshold, eigenvalues, 0) + damping
+    weights = jnp.where(eigenvalues > 0, filtered(eigenvalues), 0)
+    coefficients = vectors.T @ residual.reshape(len(matrix), -1)
+    moved = cross @ (vectors @ (weights[:, None] * coefficients))
+    return test_outputs + moved.reshape(kernel_td.shape[0], *out)
+
+
+def _filter(time, step_size, num_steps):
+    if step_size is None and num_steps is None:
+        non_negative("time", time, infinity=True)
+        return lambda eigenvalues: flow_filter(eigenvalues, time)
+    if step_size is None or num_steps is None:
+        raise ValueError(f"step_size and num_steps go together, got {step_size!r}, {num_steps!r}")
+    if is_traced(time) or time != math.inf:
+        raise ValueError(f"give either a time or step_size and num_steps, got also {time!r}")
+    positive("step_size", step_size)
+    positive_integer("num_steps", num_steps, below=MOST_STEPS)
+    return lambda eigenvalues: descent_filter(eigenvalues, step_size, num_steps)
+
+
+def _check_shapes(y, kernel_dd, kernel_td) -> None:
+    if not y:
+        raise ValueError("y must lead with the examples, got a single number")
+    count, *out = y
+    allowed = ((count, count), (count, count, *out, *out))
+    if kernel_dd not in allowed:
+        raise ValueError(
+            f"kernel_dd must have shape {allowed[0]} or {allowed[1]} for y of shape {y}, "
+            f"got {kernel_dd}"
+        )
+    if kernel_td[1:] != kernel_dd[1:]:
+        raise ValueError(
+            f"kernel_td must have shape (M, {', '.join(map(str, kernel_dd[1:]))}) beside kernel_dd "
+            f"of shape {kernel_dd}, got {kernel_td}"
+        )
+
+
+def _check_kernel(matrix: Array) -> None:
+    """Raise ValueError unless it is symmetric, to rounding, with no negative diagonal entry."""
+    if is_traced(matrix):
+        return
+    found = np.asarray(matrix, float)
+    tolerance = 1e3 * float(jnp.finfo(matrix.dtype).eps) * np.max(np.abs(found), initial=0.0)
+    if not np.allclose(found, found.T, rtol=0, atol=tolerance, equal_nan=True):
+        raise ValueError("kernel_dd must be symmetric: kernel_dd[i, j] and [j, i] differ")
+    if np.any(np.diagonal(found) < -tolerance):
+        raise ValueError("kernel_dd must be J J^T: an entry of its diagonal is negative")
+
+
+def _number_or(name, value, shape) -> None:
+    if np.shape(value) not in ((), shape):
+        raise ValueError(f"{name} must be a number or of shape {shape}, got {np.shape(value)}")
+
+
+def _matrix(kernel: Array) -> Array:
+    """Rows and columns of one output of one example each."""
+    if kernel.ndim == 2:
+        return kernel
+    outputs = math.isqrt(math.prod(kernel.shape[2:]))
+    return kernel_matrix(kernel.reshape(*kernel.shape[:2], outputs, outputs))

@@ -1,0 +1,1 @@
+"""A network's first-order expansion, products with its Jacobian, and what all else builds on."""

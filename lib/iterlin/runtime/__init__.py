@@ -1,1 +1,0 @@
-"""Long runs in little memory that survive being killed."""

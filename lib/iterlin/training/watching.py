@@ -1,0 +1,183 @@
+"""What is recorded of a run on its way: metrics of network and proxy on chosen sets of examples."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from operator import itemgetter
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from iterlin.linearise import examples
+from iterlin.linearise.linearization import linearize
+from iterlin.linearise.slices import in_slices
+from iterlin.linearise.validation import (
+    LabelError,
+    called,
+    described,
+    positive_integer,
+    without_values,
+)
+from iterlin.training.algorithm import Algorithm
+from iterlin.training.losses import Loss, check_labels
+from iterlin.training.state import TrainState
+
+Metrics = Mapping[str, Callable[[Array, Array], Array]]
+Sets = Mapping[str, tuple[PyTree, PyTree] | list[PyTree]]
+
+
+class Watch(NamedTuple):
+    """What is recorded of a run on its way, and when.
+
+    sets: {"test": (x, y), ...}; metrics: {"accuracy": accuracy, ...} of (outputs, y), the loss that
+    is minimised if None. Each metric is recorded on each set, of the network as "<set>_<metric>"
+    and of its proxy as "<set>_<metric>_proxy". at: increasing steps, the last of the run added,
+    which [] leaves alone; 0 and a log grid if None. observe(state) -> {name: array} adds what else
+    is to be recorded. batch_size: examples of a set evaluated at a time, all of them if None.
+
+    Training raises ValueError before any compute where two entries of the history would have one
+    name, such as "step" or "updates", which it always has.
+
+    >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
+    >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)
+    >>> worst = lambda outputs, y: jnp.max(jnp.abs(outputs - y))
+    >>> watch = il.Watch({"test": (x, y)}, {"worst": worst}, at=[0, 5])
+    >>> settings = {"schedule": 5, "num_steps": 10, "watch": watch}
+    >>> _, history = il.train(algorithm, jnp.zeros(2), (x, y), **settings)
+    >>> print(sorted(history), history["test_worst"].round(2))
+    ['step', 'test_worst', 'test_worst_proxy', 'updates'] [0.5  0.05 0.01]
+    """
+
+    sets: Sets = MappingProxyType({})
+    metrics: Metrics | None = None
+    at: Any = None
+    observe: Callable[[TrainState], Mapping[str, Array]] | None = None
+    batch_size: int | None = None
+
+
+# Of each run, the number of feature updates alone.
+UPDATES = Watch()
+
+
+def observer(algorithm: Algorithm, watch: Watch, taken: tuple[str, ...] = ("step",)):
+    """observe(state, sets) -> {"updates", "<set>_<metric>", "<set>_<metric>_proxy"} and what the
+    watch observes itself, for states of all parameters.
+
+    Tracing observe raises ValueError for a name that is there twice, or that is `taken`: that the
+    history has besides.
+    """
+    metrics = _metrics(watch, algorithm.loss)
+
+    def observe(state: TrainState, sets: Sets):
+        measures = [metric + suffix for metric in metrics for suffix in ("", "_proxy")]
+        named_once(taken, ["updates"], [f"{name}_{of}" for name in sets for of in measures])
+        seen = {"updates": state.updates}
+        network = algorithm.network(state)
+        proxy = linearize(network, state.anchor, trainable=algorithm.trainable)
+
+        def measured(chosen):
+            x, y = chosen
+            found = {}
+            for suffix, model in {"": network, "_proxy": proxy}.items():
+                size = watch.batch_size or examples.count(x)
+                outputs = in_slices(model, size)(state.params, x)
+                for metric, function in metrics.items():
+                    with called(f"the metric '{metric}' of watch"):
+                        found[metric + suffix] = function(outputs, y)
+            return found
+
+        for name, values in _of_each(measured, sets).items():
+            seen |= {f"{name}_{metric}": value for metric, value in values.items()}
+        if watch.observe is None:
+            return seen
+        with without_values("observe of watch", "state", "jnp.linalg.norm(...)"):
+            more = watch.observe(state)
+        if not isinstance(more, Mapping):
+            raise ValueError(f"observe of watch must return {{name: array}}, got {described(more)}")
+        named_once(taken, seen, more)
+        with called("observe of watch"):
+            return seen | {name: jnp.asarray(value) for name, value in more.items()}
+
+    return observe
+
+
+def named_once(*names: Iterable[str]) -> None:
+    """Raises ValueError for a name of the history that is there twice."""
+    count = Counter(chain(*names))
+    if twice := [name for name in count if count[name] > 1]:
+        raise ValueError(
+            f"the history would have two entries named '{twice[0]}': rename a set or a metric of "
+            "watch, or what its observe returns"
+        )
+
+
+def _of_each(measured, sets: Sets) -> dict[str, dict[str, Array]]:
+    """{name: measured(set)}. Sets of the same shapes, copied into one array, go one after the other
+    through one program: compiling it takes longer than many a run."""
+    alike = {}
+    for name, chosen in sets.items():
+        leaves, structure = jax.tree.flatten(tuple(chosen))
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        alike.setdefault((structure, shapes), []).append(name)
+    found = {}
+    for names in alike.values():
+        chosen = [tuple(sets[name]) for name in names]
+        if len(names) == 1:
+            values = [measured(*chosen)]
+        else:
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *chosen)
+            of_all = jax.lax.map(measured, stacked)
+            values = [jax.tree.map(itemgetter(i), of_all) for i in range(len(names))]
+        found |= dict(zip(names, values, strict=True))
+    return {name: found[name] for name in sets}
+
+
+def check_watch(watch) -> None:
+    """Raises ValueError for what is no `Watch` of sets (x, y) and metrics that can be called."""
+    if not isinstance(watch, Watch):
+        raise ValueError(
+            "watch must be a Watch, as il.Watch({'test': (x, y)}), got one of type "
+            f"{type(watch).__name__}"
+        )
+    for name in ("sets", "metrics"):
+        value = getattr(watch, name)
+        if not isinstance(value, Mapping) and not (name == "metrics" and value is None):
+            raise ValueError(f"{name} of watch must be named, as in {{'test': ...}}: got {value!r}")
+    for name, chosen in watch.sets.items():
+        if not isinstance(chosen, tuple | list) or len(chosen) != 2:
+            raise ValueError(f"the set '{name}' of watch must be inputs and targets (x, y)")
+    for name, metric in (watch.metrics or {}).items():
+        if not callable(metric):
+            raise ValueError(f"the metric '{name}' of watch must be a function, got {metric!r}")
+    if watch.observe is not None and not callable(watch.observe):
+        raise ValueError(f"observe of watch must be a function, got {watch.observe!r}")
+    if watch.batch_size is not None:
+        positive_integer("batch_size of watch", watch.batch_size)
+
+
+def check_sets(watch: Watch, loss: Loss, outputs_of: Callable) -> None:
+    """Raises ValueError for a set whose inputs do not lead with one number of examples or more, or
+    with a label of none of the classes of outputs_of(x), their shape and type."""
+    for name, (x, y) in watch.sets.items():
+        examples.count(x, f"watch.sets[{name!r}][0]")
+        with called(f"the set '{name}' of watch"):
+            outputs = outputs_of(x)
+        for metric in _metrics(watch, loss).values():
+            try:
+                check_labels(metric, outputs, y)
+            except LabelError as error:
+                raise ValueError(f"the set '{name}' of watch: {error}") from None
+
+
+def _metrics(watch: Watch, loss: Loss) -> Metrics:
+    return {"loss": loss} if watch.metrics is None else watch.metrics
+
+
+def log_steps(num_steps: int, per_decade: int = 6) -> np.ndarray:
+    """0, 1, ... num_steps on a log grid: whole numbers, each once."""
+    count = max(2, int(per_decade * np.log10(max(num_steps, 2))) + 1)
+    return np.unique(np.concatenate([[0], np.geomspace(1, num_steps, count).round()])).astype(int)

@@ -1,0 +1,1 @@
+"""The experiments of the paper: data, networks, grids of runs, records, claims and figures."""

@@ -1,0 +1,1 @@
+"""Toy problems and image data."""

@@ -1,0 +1,165 @@
+"""Image data as arrays: official splits, class-balanced nested subsets, crops and flips.
+
+Pixels come from `downloads` (MNIST and CIFAR-10, parsed by `image_files`) or with scikit-learn
+(digits). Nothing that is downloaded is ever unpickled.
+"""
+
+from contextlib import suppress
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from iterlin.linearise.validation import one_of, positive_integer, whole_number
+from iterlin.training.files import replaced
+from jaxtyping import Array, Float
+
+from iterlin_study.data import downloads, image_files
+from iterlin_study.data.toy import Dataset, nested_subset
+
+DIGITS_POOL = 1000
+_BLOCK = 500  # images whose pixels are counted at a time
+
+
+class ImageSplit(NamedTuple):
+    """x (N, H, W, C) float32, normalised; y (N,) int32."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+
+
+def load(
+    name: str,
+    *,
+    train: int | None = None,
+    validation: int = 0,
+    test: int | None = None,
+    seed: int = 0,
+) -> ImageSplit:
+    """The images of that name: digits, mnist, cifar10 or cifar10-jpeg.
+
+    `validation` examples are taken from the official training set and `train` of the others, all
+    of them by default; both are class-balanced and depend on `seed`, the test set does not. Each
+    part is ordered so that its first n examples are the balanced subset of size n: subsets of one
+    seed are nested. Channels are normalised by the mean and standard deviation of all official
+    training examples but the validation ones, so that the subsets share one normalisation.
+
+    digits has no official split: 1,000 balanced examples are its training set, the other 797 its
+    test set. Raises ValueError for unknown names and for sizes beyond what there is, DownloadError
+    (`iterlin_study.data.downloads`) for files that cannot be had.
+    """
+    one_of("image data set", name, _READERS)
+    whole_number("validation", validation)
+    whole_number("seed", seed)
+    for part, size in (("train", train), ("test", test)):
+        if size is not None:
+            positive_integer(part, size)
+    x, y, x_test, y_test = _READERS[name]()
+    if validation + (train or 1) > len(y):
+        raise ValueError(
+            f"{name} has {len(y)} training images: train={train} and validation={validation} "
+            "are more than that"
+        )
+    if test is not None and test > len(y_test):
+        raise ValueError(f"{name} has {len(y_test)} test images, fewer than test={test}")
+    held_out = nested_subset(y, validation, (seed, 1))
+    pool = np.setdiff1d(np.arange(len(y)), held_out)
+    chosen = pool[nested_subset(y[pool], len(pool) if train is None else train, seed)]
+    tested = nested_subset(y_test, len(y_test) if test is None else test, 0)
+    mean, std = _channel_statistics(x, pool)
+
+    def part(x, y, indices):
+        pixels = x[indices].astype(np.float32)
+        pixels -= mean
+        pixels /= std
+        return Dataset(jnp.asarray(pixels), jnp.asarray(y[indices], dtype=jnp.int32))
+
+    return ImageSplit(part(x, y, chosen), part(x, y, held_out), part(x_test, y_test, tested))
+
+
+def describe(name: str) -> str:
+    """One line for a record: what the images are and the SHA-256 they were accepted by."""
+    one_of("image data set", name, _READERS)
+    if name == "digits":
+        return "scikit-learn's digits, 8x8"
+    entry = downloads.registry()[name]
+    hashes = ", ".join(file.sha256[:16] for file in entry["files"])
+    return f"{entry['title']}, sha256 {hashes}"
+
+
+def augment(key: Array, x: Float[Array, "N H W C"], *, padding: int = 4) -> Float[Array, "N H W C"]:
+    """Each image cropped at random from its zero-padded self and mirrored with probability 1/2.
+
+    Zero is the mean pixel once the images are normalised. The offsets of the crop, in [0, 2
+    padding] down and across, and the mirroring are drawn from the key for each image by itself.
+    For photographs: a mirrored digit is another sign.
+    """
+    whole_number("padding", padding)
+    size, height, width, channels = x.shape
+    crop_key, flip_key = jax.random.split(key)
+    # int32 whatever the precision of the run: one key, one draw.
+    offsets = jax.random.randint(crop_key, (size, 2), 0, 2 * padding + 1, dtype=jnp.int32)
+    flips = jax.random.randint(flip_key, (size,), 0, 2, dtype=jnp.int32) == 1
+    margin = (padding, padding)
+    padded = jnp.pad(x, ((0, 0), margin, margin, (0, 0)))
+
+    def crop(image, offset):
+        return jax.lax.dynamic_slice(image, (*offset, jnp.int32(0)), (height, width, channels))
+
+    cropped = jax.vmap(crop)(padded, offsets)
+    return jnp.where(flips[:, None, None, None], cropped[:, :, ::-1], cropped)
+
+
+def _channel_statistics(x, indices):
+    """Mean and standard deviation (C,) of the pixels of those images, from exact counts."""
+    values, channels = np.arange(256), x.shape[-1]
+    counts = np.zeros((channels, 256), dtype=np.int64)
+    for start in range(0, len(indices), _BLOCK):
+        block = x[indices[start : start + _BLOCK]].reshape(-1, channels)
+        for channel in range(channels):
+            counts[channel] += np.bincount(block[:, channel], minlength=256)
+    total = counts.sum(axis=1)
+    mean = counts @ values / total
+    variance = counts @ values**2 / total - mean**2
+    return mean.astype(np.float32), np.sqrt(variance).astype(np.float32)
+
+
+def _read_digits():
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x, y = bunch.images.astype(np.uint8)[..., None], bunch.target
+    chosen = nested_subset(y, DIGITS_POOL, 0)
+    others = np.setdiff1d(np.arange(len(y)), chosen)
+    return x[chosen], y[chosen], x[others], y[others]
+
+
+def _read_mnist():
+    x, y, x_test, y_test = (image_files.read_idx(path) for path in downloads.fetch("mnist"))
+    return x[..., None], y, x_test[..., None], y_test
+
+
+def _read_archive(name, parse):
+    """The arrays of a one-file data set: those kept from before, else parsed and kept."""
+    (path,) = downloads.fetch(name)
+    (file,) = downloads.registry()[name]["files"]
+    kept = downloads.cache_folder() / "decoded" / f"{name}-{file.sha256[:16]}.npz"
+    try:
+        with open(kept, "rb") as opened, np.load(opened, allow_pickle=False) as stored:
+            return tuple(stored[part] for part in _PARTS)
+    except Exception:  # there is no copy, or it is damaged
+        arrays = parse(path)
+    # A cache that cannot be written to costs only time.
+    with suppress(OSError), replaced(kept) as partial, open(partial, "wb") as written:
+        np.savez(written, **dict(zip(_PARTS, arrays, strict=True)))
+    return arrays
+
+
+_PARTS = ("x", "y", "x_test", "y_test")
+_READERS = {
+    "digits": _read_digits,
+    "mnist": _read_mnist,
+    "cifar10": lambda: _read_archive("cifar10", image_files.read_cifar_binary),
+    "cifar10-jpeg": lambda: _read_archive("cifar10-jpeg", image_files.read_cifar_jpeg),
+}

@@ -1,0 +1,111 @@
+"""The data sets of the toy problems, and scikit-learn's digits for quick images."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from iterlin.linearise.validation import (
+    finite,
+    non_negative,
+    positive_integer,
+    random_key,
+    whole_number,
+)
+from jaxtyping import Array, Float, Shaped
+
+
+class Dataset(NamedTuple):
+    """Inputs (N, ...) and targets: (N, O) real numbers, or (N,) integer labels."""
+
+    x: Array
+    y: Array
+
+
+class Split(NamedTuple):
+    train: Dataset
+    test: Dataset
+
+
+def xor(key: Array, size: int, *, variance: float = 0.1) -> Dataset:
+    """XOR clusters: X = z + eps, z uniform on {-1, 1}^2, eps ~ N(0, variance I), y = X_1 X_2.
+
+    Section 4.2 of the paper (labels as printed: the product of the noisy coordinates). x is
+    (size, 2), y is (size, 1).
+    """
+    random_key("key", key)
+    positive_integer("size", size)
+    non_negative("variance", variance)
+    corner_key, noise_key = jax.random.split(key)
+    z = jax.random.rademacher(corner_key, (size, 2), dtype=jnp.result_type(float))
+    x = z + jnp.sqrt(variance) * jax.random.normal(noise_key, (size, 2))
+    return Dataset(x, jnp.prod(x, axis=1, keepdims=True))
+
+
+def quintic_polynomial(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """x^5/32 - x^3/2 + 2x - 1, the target of appendix C.2.3."""
+    return x**5 / 32 - x**3 / 2 + 2 * x - 1
+
+
+def quintic(low: float = -4.0, high: float = 4.0, *, train: int = 20, test: int = 1000) -> Split:
+    """Uniformly spaced points of the quintic on [low, high] to train and test on; (N, 1)."""
+    positive_integer("train", train)
+    positive_integer("test", test)
+    for name, limit in (("low", low), ("high", high)):
+        finite(name, limit)
+    if not low < high:
+        raise ValueError(f"the input range [{low}, {high}] is empty: low must be below high")
+
+    def points(size):
+        x = jnp.linspace(low, high, size)[:, None]
+        return Dataset(x, quintic_polynomial(x))
+
+    return Split(points(train), points(test))
+
+
+def digits(train: int = 200, *, seed: int = 0) -> Split:
+    """scikit-learn's 1,797 8x8 digits: a class-balanced training subset and all the others as test.
+
+    Inputs are flat (N, 64), standardised by the mean and standard deviation of all training
+    pixels; labels are integers. The subset is the `nested_subset` of the seed.
+    """
+    from sklearn.datasets import load_digits
+
+    positive_integer("train", train)
+    x, y = load_digits(return_X_y=True)
+    if train >= len(y):
+        raise ValueError(f"train must be below the {len(y)} digits there are, got {train}")
+    chosen = nested_subset(y, train, seed)
+    others = np.delete(np.arange(len(y)), chosen)
+    mean, std = x[chosen].mean(), x[chosen].std()
+    x = jnp.asarray((x - mean) / std)
+    y = jnp.asarray(y, dtype=jnp.int32)
+    return Split(Dataset(x[chosen], y[chosen]), Dataset(x[others], y[others]))
+
+
+def nested_subset(labels, size: int, seed) -> np.ndarray:
+    """Indices (size,) of a class-balanced subset of the labels (N,), for a seed or several.
+
+    Class counts differ by at most one, unless a class has no more to give: that one is then taken
+    whole. The subset of size n is the first n indices of every larger one. The draw is the same
+    in every version of NumPy. Raises ValueError for a size beyond N, or a seed that is not a
+    non-negative integer.
+    """
+    labels = np.asarray(labels)
+    for one in seed if isinstance(seed, tuple | list) else (seed,):
+        whole_number("seed", one)
+    whole_number("size", size)
+    if size > len(labels):
+        raise ValueError(f"a subset of size {size} cannot be drawn from {len(labels)} examples")
+    # NumPy may change what its distributions draw, but not the raw stream of a bit generator.
+    shuffled = np.argsort(np.random.PCG64(seed).random_raw(len(labels)), kind="stable")
+    classes = labels[shuffled]
+    place = np.empty(len(labels), dtype=int)  # of each example among those of its class
+    for label in np.unique(classes):
+        place[classes == label] = np.arange(np.sum(classes == label))
+    return shuffled[np.argsort(place, kind="stable")][:size]
+
+
+def one_hot(labels: Shaped[Array, " N"], classes: int) -> Float[Array, "N C"]:
+    """Targets for squared error: 1 at the label, 0 elsewhere."""
+    return jax.nn.one_hot(labels, classes, dtype=jnp.result_type(float))

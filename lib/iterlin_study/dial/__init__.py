@@ -1,0 +1,1 @@
+"""The page that turns the dial."""

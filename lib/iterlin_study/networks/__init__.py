@@ -1,0 +1,1 @@
+"""The paper's networks: LeNet and ResNet18."""

@@ -1,0 +1,1 @@
+"""Results on disk, what they came from, and whether they are reproduced today."""

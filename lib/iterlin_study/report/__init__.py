@@ -1,0 +1,1 @@
+"""Claims and their verdicts, tables, figures, and what every page does."""

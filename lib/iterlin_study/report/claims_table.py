@@ -1,0 +1,132 @@
+"""The claims ledger as a reader sees it: a line for each claim, which opens to the numbers."""
+
+from html import escape
+
+from IPython.display import HTML, display
+
+from iterlin_study.report.claims import (
+    NOT,
+    NOT_RUN,
+    NOT_TESTED,
+    PARTLY,
+    REPRODUCED,
+    UNDECIDED,
+    Statement,
+    Verdict,
+    telling,
+    verdicts,
+)
+
+# Words carry the verdict; the colours (colour-blind safe, white on each at 5:1 or more) only help.
+MARKS = {REPRODUCED: "✔", PARTLY: "◐", UNDECIDED: "?", NOT: "✘", NOT_TESTED: "–", NOT_RUN: "○"}
+COLOURS = {
+    REPRODUCED: "#0067a0",
+    PARTLY: "#8a5700",
+    UNDECIDED: "#8a5700",
+    NOT: "#b02a15",
+    NOT_TESTED: "#5f5f5f",
+    NOT_RUN: "#5f5f5f",
+}
+
+# On a wide screen a line of columns, on a narrow one the same parts below each other.
+STYLE = """<style>
+.claims details { border-bottom: 1px solid #8884; padding: 0.35em 0 }
+.claims summary { cursor: pointer; display: grid; gap: 0.1em 0.8em; align-items: baseline;
+  grid-template-columns: 1em 8.5em 2fr 3fr }
+.claims summary::before { content: "▸" }
+.claims details[open] > summary::before { content: "▾" }
+.claims summary:hover { background: #8881 }
+.claims .verdict { color: #fff; border-radius: 0.3em; padding: 0.05em 0.5em; font-size: 0.85em;
+  white-space: nowrap; justify-self: start }
+.claims details:not([open]) .found span { display: -webkit-box; -webkit-box-orient: vertical;
+  -webkit-line-clamp: 2; overflow: hidden }
+.claims .more { margin: 0.4em 0 0.6em 1em; font-size: 0.9em }
+.claims .more ul { margin: 0.3em 0 }
+@media (max-width: 720px) {
+  .claims summary { grid-template-columns: 1em 1fr }
+  .claims summary > * { grid-column: 2 }
+}
+</style>"""
+
+
+def show(page: str | None = None) -> None:
+    """Display the claims of a page (its path without extension), opened, or all, with links."""
+    display(HTML(table(page)))
+
+
+def table(page: str | None = None, *, opened: bool = True) -> str:
+    """The claims as HTML, in the ledger's order; those of one page opened."""
+    rows = "\n".join(
+        _row(verdict, alone=page is not None, opened=opened and page is not None)
+        for verdict in verdicts(page)
+    )
+    return f'{STYLE}<div class="claims">\n{rows}\n</div>'
+
+
+def _row(verdict: Verdict, *, alone: bool, opened: bool) -> str:
+    row = verdict.row
+    mark = (
+        f'<span class="verdict" style="background:{COLOURS[verdict.verdict]}">'
+        f"{MARKS[verdict.verdict]} {verdict.verdict}</span>"
+    )
+    says = f"<span><b>{escape(row['id'])}</b> {escape(row['claim'])}</span>"
+    paper = f"The paper ({row['version']}, {row['place']}): {row['paper']}."
+    parts = [escape(paper), escape(_record(verdict))]
+    if not alone:
+        parts.append(f'<a href="{escape(row["page"])}.html">The page that judges it</a>.')
+    statements = [_statement(s, "for a test required") for s in verdict.unmet]
+    statements += map(_statement, verdict.statements)
+    listed = "".join(f"<li>{statement}</li>" for statement in statements)
+    return (
+        f"<details{' open' if opened else ''}><summary>{mark}{says}"
+        f'<span class="found">{_found(verdict)}</span></summary>'
+        f'<div class="more">{" ".join(filter(None, parts))}'
+        f"{f'<ul>{listed}</ul>' if listed else ''}</div></details>"
+    )
+
+
+def _found(verdict: Verdict) -> str:
+    """The statements that tell the verdict, or why there is none; what the record lacks.
+
+    As HTML, an outcome and its number first: of what follows only as much is shown as fits.
+    """
+    if verdict.unmet:
+        asked = verdict.unmet[0]
+        found = [f"{_number(asked)}, for a test {asked.rule} {asked.value:g}: {asked.says}"]
+    elif verdict.statements:
+        found = [f"{s.outcome}: {_number(s)}, {s.says}" for s in telling(verdict)]
+    else:
+        found = [verdict.row.get("why", "")]
+    if verdict.tier and verdict.partial:
+        found[0] = f"({verdict.partial}) {found[0]}"
+    return "".join(f"<span>{escape(line)}</span>" for line in found)
+
+
+def _record(verdict: Verdict) -> str:
+    """Which record judges, and whether its rule is the one that it was made under."""
+    notes = [f"{verdict.tier} tier", verdict.partial]
+    if verdict.unchanged is not None:
+        kept = "unchanged" if verdict.unchanged else "changed"
+        notes.append(f"rule {kept} since it was recorded at {_short(verdict.commit)}")
+    return f"Record: {', '.join(note for note in notes if note)}." if verdict.tier else ""
+
+
+def _short(commit: str) -> str:
+    head, plus, changes = commit.partition("+")
+    return head[:7] + plus + changes
+
+
+def _statement(statement: Statement, word: str = "required") -> str:
+    found = escape(measured(statement))
+    return f"{found}, {word} {statement.rule} {statement.value:g}: {statement.outcome}"
+
+
+def measured(statement: Statement) -> str:
+    """A statement's words, its estimate and, where it has a width, the interval."""
+    return f"{statement.says}: {_number(statement)}"
+
+
+def _number(statement: Statement) -> str:
+    estimate, lower, upper = statement.found
+    interval = "" if lower == upper else f" [{lower:.3g}, {upper:.3g}]"
+    return f"{estimate:.3g}{interval}"

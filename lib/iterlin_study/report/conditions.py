@@ -1,0 +1,84 @@
+"""How the runs of a record went: what a claim may require of them before it counts as tested.
+
+Each condition is read off the histories that a record keeps, so that it needs no new run. It is
+(estimate, lower, upper) like a statistic, over seeds where there is a spread.
+"""
+
+import numpy as np
+import xarray as xr
+
+from iterlin_study.report.intervals import Interval, mean_interval
+
+
+def of(record: xr.Dataset, name: str) -> Interval:
+    """The condition of that name. Raises ValueError for one that there is not, or whose histories
+    the record lacks."""
+    if name not in CONDITIONS:
+        raise ValueError(f"there is no condition {name!r}; known: {', '.join(CONDITIONS)}")
+    try:
+        return CONDITIONS[name](record)
+    except (KeyError, AttributeError) as error:
+        raise ValueError(f"the record lacks what condition {name!r} is read off: {error}") from None
+
+
+def fit(record: xr.Dataset) -> Interval:
+    """Training accuracy of the network at the end (%), where it is lowest among the settings;
+    infinite periods apart, which train no network. A run that diverged has fitted nothing."""
+    ends = [
+        _finite(history).isel({history.dims[-1]: -1}) for history in _kept(record, "train_accuracy")
+    ]
+    lowest = [end.fillna(0).min([d for d in end.dims if d != "seed"]) for end in ends]
+    return mean_interval(100 * np.min([each.values for each in lowest], 0))
+
+
+def updates(record: xr.Dataset) -> Interval:
+    """Feature updates of a run, of the setting with the fewest, K = 1 apart."""
+    history = _finite(record["updates"])
+    last = history.isel({history.dims[-1]: -1})
+    return mean_interval(last.min([d for d in last.dims if d != "seed"]).values)
+
+
+def diverged(record: xr.Dataset) -> Interval:
+    """Runs that diverged, of any setting: their number."""
+    count = float(sum(int((runs >= 0).sum()) for runs in _kept(record, "diverged_at")))
+    return Interval(count, count, count)
+
+
+def time(record: xr.Dataset) -> Interval:
+    """The record's own "time" at its end; else steps of the shortest run times the time of one."""
+    if "time" in record.data_vars:
+        length = float(record["time"].max())
+    else:
+        length = _time_of_a_step(record) * float(record["step"].isel(evaluation=-1).min())
+    return Interval(length, length, length)
+
+
+def longest_period(record: xr.Dataset) -> Interval:
+    """Time of a step times the largest finite period."""
+    periods = record["period"].values
+    longest = _time_of_a_step(record) * float(periods[np.isfinite(periods)].max())
+    return Interval(longest, longest, longest)
+
+
+CONDITIONS = {f.__name__: f for f in (fit, updates, diverged, time, longest_period)}
+
+
+def _time_of_a_step(record: xr.Dataset) -> float:
+    """Step size over 1 - momentum."""
+    return float(record.attrs["step_size"]) / (1 - float(record.attrs.get("momentum", 0.0)))
+
+
+def _kept(record: xr.Dataset, name: str) -> list[xr.DataArray]:
+    """The record's variables of that name, whatever grid's prefix or suffix they have."""
+    found = [record[v] for v in record.data_vars if name in v and "proxy" not in v]
+    if not found:
+        raise KeyError(name)
+    return found
+
+
+def _finite(history: xr.DataArray) -> xr.DataArray:
+    """Without infinite periods."""
+    for dim in history.dims:
+        if "period" in dim:
+            history = history.isel({dim: np.isfinite(history[dim].values)})
+    return history

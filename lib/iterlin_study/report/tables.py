@@ -1,0 +1,103 @@
+"""Results as HTML: tables and sentences that show every text as it is written.
+
+Records and parameter files may come from others. None of their text is shown as Markdown, whose
+links, images and directives would act while the book is built.
+"""
+
+from collections.abc import Callable, Iterable
+from html import escape
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from IPython.display import HTML
+
+from iterlin_study.report.intervals import mean_interval
+from iterlin_study.report.plotting import period_text
+
+FOOT = "Mean ± half of its 95 % interval over seeds."
+
+
+def interval_text(samples, digits: int = 1) -> str:
+    """'82.3 ± 0.4': the mean over seeds and half its 95 % interval; a dash without samples."""
+    samples = np.asarray(samples, dtype=float).ravel()
+    if not np.isfinite(samples).any():
+        return "–"
+    found = mean_interval(samples)
+    mean = f"{found.estimate:.{digits}f}"
+    if not np.isfinite(found.lower):
+        return mean
+    return f"{mean}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{found.upper - found.estimate:.{digits}f}"
+
+
+def said(text: str, *, emphasised: bool = False) -> HTML:
+    """A paragraph of plain text, to be displayed by a page."""
+    shown = escape(_one_line(text))
+    return HTML(f"<p><em>{shown}</em></p>" if emphasised else f"<p>{shown}</p>")
+
+
+def table(head: Iterable, rows: Iterable[Iterable], title: str = "") -> HTML:
+    """A table of plain text, to be displayed by a page; below it what ± means, if a cell has it.
+
+    Args:
+        head: titles of the columns; one without a title is "".
+        rows: cells, which are shown by `str`.
+        title: the table's caption.
+    """
+    cells = [[_one_line(cell) for cell in row] for row in rows]
+    frame = pd.DataFrame(cells, columns=[_one_line(name) for name in head])
+    with pd.option_context("display.max_colwidth", None):
+        shown = frame.to_html(index=False, escape=True, border=0, justify="left", classes="table")
+    # pandas has escaped every text, so that these tags are its own.
+    shown = shown.replace("<th></th>", "<td></td>").replace("<th>", '<th scope="col">')
+    if title:
+        shown = shown.replace(
+            "<thead>", f"<caption>{escape(_one_line(title))}</caption>\n<thead>", 1
+        )
+    foot = f"<p><em>{FOOT}</em></p>" if any("±" in cell for row in cells for cell in row) else ""
+    return HTML(f'<div class="pst-scrollable-table-container">\n{shown}\n</div>{foot}')
+
+
+def _one_line(value: object) -> str:
+    """A blank line would end the HTML where a table stands in the Markdown of a page."""
+    return " ".join(str(value).splitlines())
+
+
+def readings(
+    dataset: xr.Dataset,
+    axis: str = "period",
+    label: Callable[[object], str] = period_text,
+    title: str = "",
+) -> HTML:
+    """How runs end, a row per value of `axis`: accuracies in per cent, updates, diverged runs.
+
+    label(value) names a row. The data set has the variables of `runs.grid` and those of
+    `early_stopping` as "accuracy_oracle" and "accuracy_validated", in per cent.
+    """
+    rows = []
+    for value in dataset[axis].values:
+        at = dataset.sel({axis: value})
+        oracle, validated = at.accuracy_oracle, at.accuracy_validated
+        rows.append(
+            [
+                label(value),
+                f"{float(at.updates.isel(evaluation=-1).mean()):.0f}",
+                interval_text(100 * at.test_accuracy.isel(evaluation=-1)),
+                interval_text(100 * at.test_accuracy_proxy.isel(evaluation=-1)),
+                interval_text(oracle),
+                interval_text(validated),
+                interval_text(oracle - validated),
+                int((at.diverged_at >= 0).sum()),
+            ]
+        )
+    head = [
+        "run",
+        "feature updates",
+        "network at the end (%)",
+        "proxy at the end (%)",
+        "best on the test set (%)",
+        "chosen by validation (%)",
+        "optimism (points)",
+        "diverged",
+    ]
+    return table(head, rows, title)

@@ -1,0 +1,139 @@
+"""Grids of full-batch runs by the exact engines, kept on disk as they come (`runs`: by steps)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from iterlin.exact.choice import ENGINES
+from iterlin.exact.integrator import STEPWISE, integrator
+from iterlin.exact.run import SPENT
+from iterlin.linearise.validation import one_of
+from iterlin.training.chunks import OutOfTime
+
+from iterlin_study.records import environment
+from iterlin_study.records.extension import unless_recorded
+from iterlin_study.runs.grids import Result, check_settings, combined, run_all, say, tabulate
+from iterlin_study.runs.groups import (
+    SLICE,
+    Problem,
+    Run,
+    algorithm_of,
+    inputs,
+    key_of,
+    programs,
+    schedule_of,
+    with_own_examples,
+)
+
+
+@unless_recorded
+def exact_grid(
+    problem: Problem,
+    axes: Mapping[str, Sequence],
+    make: Callable[..., Run],
+    *,
+    engine: Callable[[Run], str],
+    tolerance: float = 1e-3,
+    label: str = "",
+    folder: Path | None = None,
+) -> xr.Dataset:
+    """Train as `runs.grid`, with an engine of `train` for each run, one run after the other.
+
+    engine(run) names it; "steps" stands for `runs.run_all`. The variables are those of `runs.grid`
+    without kernel diagnostics, and "evaluations" (products with J J^T by then), "stability" and
+    "seconds" as `train` gives them. A seed draws the same initial parameters and examples as in
+    `runs.grid`.
+
+    Raises ValueError, before any compute, for a problem with minibatches, augmentation or running
+    statistics, a run with another optimiser than plain gradient descent, and as `runs.grid`.
+    """
+    for name in STEPWISE:
+        if getattr(problem.algorithm, name) is not None:
+            raise ValueError(f"exact engines train on the full batch as it is: no {name}")
+    problem = replace(problem, diagnose=0)
+    runs = combined(axes, make)
+    engines = [engine(run) for run in runs]
+    for run, name in zip(runs, engines, strict=True):
+        check_settings(problem, run)
+        one_of("engine", name, ENGINES)
+        if run.optimizer != "sgd" or run.momentum or run.halve_after:
+            raise ValueError(f"exact engines are for plain gradient descent, got {run}")
+    results, integrators = [None] * len(runs), {}
+    # Whole seeds first, so that an interrupted grid has something to show of every setting.
+    for number, index in enumerate(sorted(range(len(runs)), key=lambda i: runs[i].seed), start=1):
+        run, name = runs[index], engines[index]
+        said = f"{label} {number}/{len(runs)}: {name}, period {run.period:g}, seed {run.seed}"
+        say(said)
+        if name == "steps":
+            results[index] = _by_steps(problem, run, said, folder)
+        elif not environment.out_of_time():
+            data = None if run.examples is None else (run.examples, run.seed)
+            kind = name, data, run.step_size, run.penalty, run.until_solved
+            # Those of the examples of earlier seeds are done with, and hold their kernels.
+            integrators = {k: v for k, v in integrators.items() if not k[1] or k[1][1] == run.seed}
+            if kind not in integrators:
+                integrators[kind] = _integrator(problem, run, name, tolerance)
+            results[index] = _integrate(integrators[kind], problem, run, folder)
+    found = tabulate(axes, runs, results, label=label)
+    return found.assign_attrs(seconds=float(found.seconds.max("evaluation").sum()))
+
+
+def _by_steps(problem: Problem, run: Run, label: str, folder: Path | None) -> Result | None:
+    [result], seconds = run_all(problem, [run], label=label, folder=folder)
+    if result is None:
+        return None
+    steps = result.history["step"]
+    unknown = np.full(len(steps), np.nan)
+    more = {
+        "evaluations": steps,
+        "stability": unknown,
+        "seconds": np.append(unknown[1:], seconds),
+    }
+    return result._replace(history=result.history | more)
+
+
+def _integrator(problem: Problem, run: Run, engine: str, tolerance: float):
+    x, y = problem.train
+    watch = problem.watch._replace(observe=problem.observe, batch_size=SLICE)
+    if run.examples is not None:
+        chosen = jnp.asarray(problem.subset(run.examples, run.seed), jnp.int32)
+        watch = watch._replace(sets=with_own_examples(watch.sets, problem.train, chosen))
+        x, y = jnp.take(x, chosen, 0), jnp.take(y, chosen, 0)
+    algorithm = replace(algorithm_of(problem, run), optimizer=run.step_size)
+    return integrator(algorithm, (x, y), engine=engine, tolerance=tolerance, watch=watch)
+
+
+def _not_run(problem: Problem, run: Run) -> Result:
+    """Return the result of a run that another share makes: its history is NaN."""
+    data = problem.train, dict(problem.watch.sets)
+    seen = jax.eval_shape(programs(problem, run, 1)[1], *inputs(problem, [run]), *data)
+    shapes = {name: shape.shape for name, shape in seen.items()}
+    shapes |= dict.fromkeys(SPENT, ())
+    length = len(run.eval_steps)
+    history = {name: np.full((*shape, length), np.nan) for name, shape in shapes.items()}
+    return Result(run, {"step": np.asarray(run.eval_steps), **history}, -1)
+
+
+def _integrate(integrated, problem: Problem, run: Run, folder: Path | None):
+    if folder is not None:
+        if environment.is_left_to_others():
+            return _not_run(problem, run)
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        state, history = integrated(
+            problem.init(key_of(run.seed)),
+            schedule=schedule_of(run),
+            num_steps=run.eval_steps[-1],
+            at=np.asarray(run.eval_steps),
+            checkpoint=folder,
+            progress=False,
+            out_of_time=environment.out_of_time,
+        )
+    except OutOfTime:
+        return None
+    del history["engine"]  # it is the caller's choice
+    return Result(run, history, int(state.diverged_at))

@@ -1,0 +1,278 @@
+"""Grids of training runs: several at once where memory allows, kept on disk as they come.
+
+A grid is a list of `Run`s of one `Problem`. Runs that differ only in numbers (period, seed, step
+size, penalty, examples) share a program; how many of them go through it together is decided by an
+estimate of the memory that one takes. Finished and half finished groups of runs lie in a folder
+under the digest of their settings (`runtime.identity`), so that the same call after an interruption
+goes on, and a changed setting is another run.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import xarray as xr
+from iterlin.linearise import costs
+from iterlin.linearise.precision import full_precision
+from iterlin.linearise.validation import (
+    non_negative,
+    one_of,
+    positive,
+    positive_integer,
+    whole_number,
+)
+from iterlin.training.checks import check_functions
+from iterlin.training.chunks import OutOfTime
+from iterlin.training.identity import digest
+from iterlin.training.schedules import as_schedule
+from iterlin.training.watching import named_once
+
+from iterlin_study.records import environment, provenance
+from iterlin_study.records.extension import unless_recorded
+from iterlin_study.runs.groups import (
+    OPTIMIZERS,
+    Problem,
+    Run,
+    is_plain,
+    key_of,
+    step_memory,
+    step_operations,
+    trainer,
+)
+
+
+class Result(NamedTuple):
+    """History of one run ("step" and what was observed, time last), and how it ended."""
+
+    run: Run
+    history: dict[str, np.ndarray]
+    diverged_at: int
+
+
+def store(tier: str) -> Path | None:
+    """Return the folder that keeps the runs of a tier until they are recorded; None for quick."""
+    return None if tier == "quick" else provenance.project_root() / "_build" / "runs"
+
+
+@full_precision()
+def run_all(
+    problem: Problem,
+    runs: Sequence[Run],
+    *,
+    label: str = "",
+    folder: Path | None = None,
+    memory: int | None = None,
+) -> tuple[list[Result | None], float]:
+    """Train the runs; return their results and the seconds they took.
+
+    A run that the deadline left unfinished has the result None. A run that diverges stops there and
+    is reported with its step; the others go on. `memory`: bytes that runs may take together, by
+    default chosen for the device. Products are computed in full precision
+    (`precision.full_precision`). Raises ValueError, before any compute, naming the run, or for
+    labels outside the classes; CheckpointError if `folder` cannot be written.
+    """
+    for run in runs:
+        check_settings(problem, run)
+    if runs:
+        key = key_of(runs[0].seed)
+        drawn = jax.eval_shape(problem.init, key)
+        check_functions(problem.algorithm, drawn, key, problem.train, problem.watch)
+    memory = group_memory() if memory is None else memory
+    results: dict[int, Result] = {}
+    seconds, data_digest = 0.0, None
+    if folder is not None:
+        data_digest = digest((problem.train, dict(problem.watch.sets)))
+    trainers: dict[tuple, Callable] = {}
+    # Runs of one kind share a program; the seeds come one after the other, so that an
+    # interrupted grid has whole seeds rather than whole periods.
+    kinds = {}
+    for index, run in enumerate(runs):
+        kinds.setdefault(_kind(run), []).append(index)
+    groups = []
+    for kind, members in kinds.items():
+        members = sorted(members, key=lambda index: runs[index].seed)
+        example = runs[members[0]]
+        trainers.setdefault(kind.program, trainer(problem, example))
+        each = step_memory(problem, example)
+        size = max(1, min(len(members), memory // max(1, each)))
+        size = -(-len(members) // -(-len(members) // size))
+        if environment.reporting():
+            steps = kind.eval_steps[-1]
+            total = len(members) * steps * step_operations(problem, example)
+            say(
+                f"{label}: {len(members)} runs of {steps} steps, {size} at a time "
+                f"(up to {each / 2**20:.0f} MiB each, {memory / 2**20:.0f} MiB in all), "
+                f"{total:.1e} operations to train"
+            )
+        groups += [(kind, members[i : i + size]) for i in range(0, len(members), size)]
+    groups.sort(key=lambda group: min(runs[index].seed for index in group[1]))
+    for number, (kind, members) in enumerate(groups, start=1):
+        chosen = [runs[index] for index in members]
+        try:
+            outcome = trainers[kind.program](
+                chosen,
+                label=f"{label} {number}/{len(groups)}",
+                folder=folder,
+                data_digest=data_digest,
+            )
+        except OutOfTime:
+            continue
+        seconds += outcome.seconds
+        diverged = np.asarray(outcome.state.diverged_at)
+        for place, index in enumerate(members):
+            history = {n: v if n == "step" else v[place] for n, v in outcome.history.items()}
+            results[index] = Result(runs[index], history, int(diverged[place]))
+    return [results.get(index) for index in range(len(runs))], seconds
+
+
+@unless_recorded
+def grid(
+    problem: Problem,
+    axes: Mapping[str, Sequence],
+    make: Callable[..., Run],
+    *,
+    label: str = "",
+    folder: Path | None = None,
+    memory: int | None = None,
+) -> xr.Dataset:
+    """Train every combination of the axes; return a data set with these axes and "evaluation".
+
+    ``make(**{axis: value})`` -> Run; all with equally many evaluations. Variables are the
+    histories, "step" among them, and "diverged_at" (-1 if not). Histories of diverged runs are NaN
+    from that step on. Attributes: `missing`, the number of runs that are not finished (NaN), and
+    `seconds`. Raises ValueError for an axis without a value, OutOfTime if the deadline left none
+    finished, else as `run_all`.
+    """
+    runs = combined(axes, make)
+    lengths = {len(run.eval_steps) for run in runs}
+    if len(lengths) > 1:
+        raise ValueError(f"runs of one grid need as many evaluations each, got {sorted(lengths)}")
+    results, seconds = run_all(problem, runs, label=label, folder=folder, memory=memory)
+    return tabulate(axes, runs, results, label=label).assign_attrs(seconds=seconds)
+
+
+def combined(axes: Mapping[str, Sequence], make: Callable[..., Run]) -> list[Run]:
+    """Return the run of every combination, the last axis fastest.
+
+    Raises ValueError for an axis without a value.
+    """
+    for name, values in axes.items():
+        if len(values) == 0:
+            raise ValueError(f"the axis '{name}' has no value: there is no run to make")
+    return [make(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+
+
+def tabulate(
+    axes: Mapping[str, Sequence],
+    runs: Sequence[Run],
+    results: Sequence[Result | None],
+    *,
+    label: str = "",
+) -> xr.Dataset:
+    """Return results, in the order of `combined`, as the data set that `grid` describes.
+
+    Raises ValueError for an axis with the name of what is observed, OutOfTime if no run is
+    finished.
+    """
+    sizes = [len(values) for values in axes.values()]
+    finished = [result for result in results if result is not None]
+    if not finished:
+        raise OutOfTime(f"{label}: the deadline came before a run was finished")
+    named_once(finished[0].history, ["diverged_at", *axes])
+    variables = {}
+    for name, example in finished[0].history.items():
+        empty = np.full(example.shape, np.nan)
+        values = np.stack([empty if r is None else _masked(r, name) for r in results])
+        extra = [f"{name}_{i}" for i in range(example.ndim - 1)]
+        dims = (*axes, *extra, "evaluation")
+        variables[name] = (dims, values.reshape(*sizes, *example.shape))
+    variables["step"] = (
+        (*axes, "evaluation"),
+        np.reshape([run.eval_steps for run in runs], (*sizes, -1)),
+    )
+    diverged = [np.nan if r is None else r.diverged_at for r in results]
+    variables["diverged_at"] = (tuple(axes), np.reshape(diverged, sizes))
+    coordinates = {name: np.asarray(values) for name, values in axes.items()}
+    return xr.Dataset(variables, coordinates, {"missing": len(runs) - len(finished)})
+
+
+def _masked(result: Result, name: str) -> np.ndarray:
+    values = np.asarray(result.history[name], dtype=float)
+    if result.diverged_at < 0 or name == "step":
+        return values
+    return np.where(result.history["step"] > result.diverged_at, np.nan, values)
+
+
+class _Kind(NamedTuple):
+    """What must agree for runs to share a program, and a loop."""
+
+    program: tuple
+    eval_steps: tuple[int, ...]
+
+
+def _kind(run: Run) -> _Kind:
+    shared = run._replace(seed=0, period=0, step_size=0.0, penalty=0.0, eval_steps=())
+    return _Kind((is_plain(run), run.penalty > 0, shared), run.eval_steps)
+
+
+def group_memory() -> int:
+    """Return the bytes that the runs of one group may take together, by default.
+
+    On a CPU only runs that fit into a cache together are faster together. On a GPU it is half of
+    the memory.
+    """
+    return costs.device_memory(24 * 2**20, 0.5)
+
+
+def say(line: str) -> None:
+    if environment.reporting():
+        print(line, file=sys.stderr, flush=True)
+
+
+def check_settings(problem: Problem, run: Run) -> None:
+    """Raise ValueError, naming the run, for settings with which the problem cannot be run."""
+    try:
+        whole_number("seed", run.seed, below=2**32)
+        positive_integer("period", run.period, infinity=True)
+        positive("step_size", run.step_size)
+        non_negative("penalty", run.penalty)
+        one_of("optimizer", run.optimizer, OPTIMIZERS)
+        steps = np.asarray(run.eval_steps)
+        if steps.size == 0 or steps.dtype.kind != "i" or np.any(np.diff(steps, prepend=-1) <= 0):
+            raise ValueError("eval_steps must be whole, increasing and not negative")
+        whole_number("the last of eval_steps", steps[-1], below=2**31)
+        size = len(problem.train[1]) if run.examples is None else run.examples
+        if not 0 < size <= len(problem.train[1]):
+            raise ValueError(f"{size} examples asked of the {len(problem.train[1])} there are")
+        if run.examples is not None and problem.subset is None:
+            raise ValueError("a run on fewer examples needs the problem's subset")
+        batch_size = problem.algorithm.batch_size
+        if batch_size is not None and batch_size > size:
+            raise ValueError(f"batch_size {batch_size} exceeds its {size} examples")
+        if run.until_solved and problem.algorithm.solved is None:
+            raise ValueError("until_solved needs the algorithm's rule `solved`")
+        if run.schedule is not None:
+            as_schedule(run.schedule)
+            if run.period != np.inf or run.until_solved:
+                raise ValueError("a schedule takes the place of a period: leave that infinite")
+        if not 0 <= run.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {run.momentum}")
+        if run.momentum and run.optimizer != "sgd":
+            raise ValueError(f"momentum is for the optimizer sgd, not {run.optimizer}")
+        if run.halve_after:
+            _check_halvings(problem, run)
+    except ValueError as error:
+        raise ValueError(f"{error} (in {run._replace(eval_steps=run.eval_steps[-1:])})") from None
+
+
+def _check_halvings(problem: Problem, run: Run) -> None:
+    if np.any(np.diff(run.halve_after, prepend=0) <= 0):
+        raise ValueError("halve_after must be positive whole numbers, increasing")
+    if run.period == np.inf or run.until_solved:
+        raise ValueError("halve_after needs a fixed period that is finite")
+    if problem.algorithm.reset_optimizer:
+        raise ValueError("halve_after counts steps in the optimiser, which is not to be reset")

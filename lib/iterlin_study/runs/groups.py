@@ -1,0 +1,334 @@
+"""Train runs in groups: one compiled loop and one evaluation for all runs of a group.
+
+Runs that differ only in numbers (period, seed, step size, penalty, examples) go through the same
+program together; the leaves of their state have a leading axis of runs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from iterlin.exact.run import SPENT
+from iterlin.linearise import costs
+from iterlin.training import checkpoints
+from iterlin.training.algorithm import Algorithm
+from iterlin.training.chunks import Outcome, OutOfTime, run_in_chunks
+from iterlin.training.identity import (
+    RECORDED,
+    STEP,
+    Identity,
+    first_numbers,
+    plain_fields,
+    program_digest,
+    start_of,
+)
+from iterlin.training.schedules import NEVER, Schedule, as_schedule, every, when_solved
+from iterlin.training.state import RUN_AXES, TrainState
+from iterlin.training.watching import Sets, Watch, named_once, observer
+from jaxtyping import Array, PyTree
+
+from iterlin_study.records import environment
+from iterlin_study.runs.diagnostics import kernel_diagnostics
+
+OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
+SLICE = 500
+# Names of a grid's data set that no metric may have.
+OF_GRIDS = ("step", "diverged_at", *SPENT)
+
+
+class Run(NamedTuple):
+    """One run of Algorithm 3.
+
+    seed draws the initial parameters, the order of the examples and the augmentation. period may be
+    infinity; with until_solved a linear problem is trained for at most one period (`when_solved`).
+    eval_steps: increasing, the last is the length of the run. examples: the size of the training
+    set, None for all of it. momentum: of heavy-ball SGD, a step of which takes the time
+    step_size / (1 - momentum). halve_after: increasing; after so many linear problems (at K = 1:
+    steps) the step size is halved, and a period above 1 doubled, so that it keeps its time.
+    schedule: when to re-linearise; the period must then be infinite.
+    """
+
+    seed: int
+    period: float
+    step_size: float
+    eval_steps: tuple[int, ...]
+    penalty: float = 0.0
+    optimizer: str = "sgd"
+    until_solved: bool = False
+    examples: int | None = None
+    momentum: float = 0.0
+    halve_after: tuple[int, ...] = ()
+    schedule: Any = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the runs of a grid have in common.
+
+    algorithm: as for `training.train`; each run replaces optimizer and penalty, and the rule
+    `solved` is for runs until_solved. init(key) -> params; train = (x, y). watch: what is recorded
+    of network and proxy. subset(size, seed) -> indices of the examples of a run with fewer.
+    diagnose: size of the sample for `diagnostics.kernel_diagnostics`, 0 for none.
+    observe(state) -> {name: array} adds to the history.
+    """
+
+    algorithm: Algorithm
+    init: Callable[[Array], PyTree]
+    train: tuple[Array, Array]
+    watch: Watch
+    subset: Callable[[int, int], np.ndarray] | None = None
+    diagnose: int = 0
+    observe: Callable[[TrainState], dict[str, Array]] | None = None
+
+    def but(self, **settings) -> "Problem":
+        """Return the problem with other settings of its algorithm."""
+        return replace(self, algorithm=replace(self.algorithm, **settings))
+
+
+def key_of(seed: int) -> Array:
+    """Return the random key of a run (`Algorithm.draw`)."""
+    return jax.random.fold_in(jax.random.key(0), seed)
+
+
+def schedule_of(run: Run, period=None) -> Schedule:
+    """Return the run's schedule, with a traced `period` where several runs share a program."""
+    if run.schedule is not None:
+        return as_schedule(run.schedule)
+    if is_plain(run):
+        return every(1)
+    period = run.period if period is None else period
+    if run.until_solved:
+        return when_solved(period)
+    if not run.halve_after:
+        return every(period)
+
+    def due(step, state):
+        halvings, begun = _stage(run, step, period)
+        return (step - begun) % (period * 2**halvings) == 0
+
+    return Schedule(due)
+
+
+def _stage(run: Run, step, period):
+    """Return how often the step size has been halved, and the first step since then."""
+    problems = np.diff(run.halve_after, prepend=0)
+    doublings = 0 if is_plain(run) else np.arange(len(problems))
+    begun = jnp.asarray(np.cumsum(problems * 2**doublings)) * period
+    halvings = jnp.sum(step >= begun)
+    return halvings, jnp.append(0, begun)[halvings]
+
+
+def ends_of_problems(period: int, count: int, halve_after: Sequence[int] = ()) -> np.ndarray:
+    """Return the steps at which the first `count` linear problems of a run end, (count,).
+
+    >>> ends_of_problems(100, 6, halve_after=(2, 4)).tolist()
+    [100, 200, 400, 600, 1000, 1400]
+    """
+    halvings = np.searchsorted(halve_after, np.arange(count), side="right")
+    return np.cumsum(period * 2**halvings)
+
+
+def algorithm_of(problem: Problem, run: Run, *, step_size=None, penalty=None, period=None):
+    """Return the run's `Algorithm`, with traced numbers where several runs share a program."""
+    step_size = run.step_size if step_size is None else step_size
+    penalty = run.penalty if penalty is None else penalty
+    period = run.period if period is None else period
+
+    def halved(step):
+        return step_size * 0.5 ** _stage(run, step, period)[0]
+
+    more = {"momentum": run.momentum} if run.momentum else {}
+    optimizer = OPTIMIZERS[run.optimizer](halved if run.halve_after else step_size, **more)
+    return replace(
+        problem.algorithm,
+        optimizer=optimizer,
+        penalty=penalty if run.penalty > 0 else 0.0,
+        solved=problem.algorithm.solved if run.until_solved else None,
+    )
+
+
+def is_plain(run: Run) -> bool:
+    return run.period == 1 and not run.until_solved
+
+
+def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
+    """Return run(runs, *, label, folder, data_digest), which trains runs of the example's kind.
+
+    It takes groups of any size and compiles once for each size. The leaves of the outcome have a
+    leading axis of runs. With a `folder` the group has a checkpoint there
+    (`checkpoints.file_in`), and groups of other shares (`environment`) are not run: their history
+    is NaN. It raises OutOfTime if the deadline has passed and there is no checkpoint.
+    """
+    digests = {}
+    compiled = cache(partial(programs, problem, example))
+
+    def run(runs: Sequence[Run], *, label: str, folder: Path | None, data_digest: str | None):
+        size = len(runs)
+        advance, observe = compiled(size)
+        state, values, examples = inputs(problem, runs)
+        train, sets = problem.train, dict(problem.watch.sets)
+        eval_steps = np.asarray(runs[0].eval_steps)
+        checkpoint = identity = None
+
+        def take(state, count):
+            return advance(state, values, examples, train, count)
+
+        def look(state):
+            return observe(state, values, examples, train, sets)
+
+        if folder is not None:
+            one = jnp.asarray(1, jnp.int32)
+            if size not in digests:
+                steps = advance.trace(state, values, examples, train, one).jaxpr
+                looks = observe.trace(state, values, examples, train, sets).jaxpr
+                digests[size] = {STEP: program_digest([steps]), RECORDED: program_digest([looks])}
+            settings = start_of(state, (), (data_digest, values, examples), {}, eval_steps)
+            settings |= plain_fields(problem=problem, algorithm=problem.algorithm)
+            settings |= plain_fields(rule=problem.algorithm.solved)
+            identity = Identity(
+                settings | {"the kind": _kind_in_words(example)},
+                digests[size],
+                lambda: first_numbers(state, (), lambda s: take(s, one), look),
+            )
+            checkpoint = checkpoints.file_in(folder, identity)
+            if environment.is_left_to_others():
+                outcome = _not_run(state, look, eval_steps)
+                return outcome if size > 1 else _with_axis_of_runs(outcome)
+        if environment.out_of_time() and (checkpoint is None or not checkpoint.exists()):
+            raise OutOfTime(label)
+        outcome = run_in_chunks(
+            state,
+            take,
+            look,
+            eval_steps,
+            progress="lines" if environment.reporting() else None,
+            label=label,
+            checkpoint=checkpoint,
+            identity=identity,
+            out_of_time=environment.out_of_time,
+        )
+        return outcome if size > 1 else _with_axis_of_runs(outcome)
+
+    return run
+
+
+def _kind_in_words(example: Run) -> str:
+    """Describe what runs that share a program have in common, apart from a schedule."""
+    numbers = {"seed": 0, "period": int(is_plain(example)), "step_size": 0.0}
+    numbers |= {"penalty": float(example.penalty > 0), "eval_steps": (), "schedule": None}
+    return str(example._replace(**numbers))
+
+
+def _not_run(state: TrainState, observe: Callable, eval_steps: np.ndarray) -> Outcome:
+    """Return the outcome of a group that another share runs: its history is NaN."""
+    seen = jax.eval_shape(observe, state)
+    unknown = {n: np.full((*v.shape, len(eval_steps)), np.nan) for n, v in seen.items()}
+    return Outcome(state, {"step": eval_steps, **unknown}, 0.0)
+
+
+def programs(problem: Problem, example: Run, size: int):
+    """Return the compiled advance(state, values, examples, train, count) -> state, which donates
+    its state, and observe(state, values, examples, train, sets), for `inputs` of `size` runs."""
+    advance, observe = _advance(problem, example), _observe(problem, example)
+    if size > 1:  # a single one is not vmapped
+        axes = (RUN_AXES, 0, 0, None, None)
+        advance, observe = jax.vmap(advance, axes, RUN_AXES), jax.vmap(observe, axes)
+    return jax.jit(advance, donate_argnums=0), jax.jit(observe)
+
+
+def step_memory(problem: Problem, example: Run) -> int:
+    """Return an upper bound of the bytes that a step of one run takes (nothing is reused)."""
+    return costs.intermediate_bytes(*_one_step(problem, example))
+
+
+def step_operations(problem: Problem, example: Run) -> int:
+    """Return the operations of a step of one run, without the check of `solved`."""
+    return costs.operations(*_one_step(problem.but(solved=None), example))
+
+
+def _one_step(problem, example):
+    def step(state, values, examples, train):
+        algorithm = algorithm_of(problem, example, **values)
+        schedule = schedule_of(example, values["period"])
+        return algorithm.step(state, (*train, examples), schedule)
+
+    return step, *inputs(problem, [example]), problem.train
+
+
+def _advance(problem, example):
+    def advance(state, values, examples, train, count):
+        algorithm = algorithm_of(problem, example, **values)
+        schedule = schedule_of(example, values["period"])
+        return algorithm.advance(state, (*train, examples), count, schedule)
+
+    return advance
+
+
+def _observe(problem, example):
+    def observe(state, values, examples, train, sets):
+        algorithm = algorithm_of(problem, example, **values)
+        if example.examples is not None:
+            sets = with_own_examples(sets, train, examples)
+        watch = problem.watch._replace(batch_size=SLICE)
+        seen, followed, more = observer(algorithm, watch, OF_GRIDS)(state, sets), {}, {}
+        if problem.diagnose:
+            sample = tuple(part[: problem.diagnose] for part in train)
+            given = algorithm.network(state), state.params, state.anchor, sample, algorithm.loss
+            followed = kernel_diagnostics(*given)
+        if problem.observe is not None:
+            more = problem.observe(state)
+        named_once(OF_GRIDS, seen, followed, more)
+        return seen | followed | more
+
+    return observe
+
+
+def with_own_examples(sets: Sets, train: tuple[Array, Array], chosen: Array) -> Sets:
+    """Return the watched sets, with "train" taken from the run's own first examples."""
+    if "train" not in sets:
+        return sets
+    first = chosen[: len(sets["train"][1])]
+    return {**sets, "train": tuple(jnp.take(leaf, first, 0) for leaf in train)}
+
+
+def inputs(problem: Problem, runs: Sequence[Run]):
+    """Return first states, the numbers in which the runs differ, and their examples.
+
+    With several runs the leaves have a leading axis of runs.
+    """
+    keys = jnp.stack([key_of(run.seed) for run in runs])
+    values = {
+        "period": jnp.asarray([int(min(run.period, NEVER)) for run in runs], jnp.int32),
+        "step_size": jnp.asarray([run.step_size for run in runs]),
+        "penalty": jnp.asarray([run.penalty for run in runs]),
+    }
+    size = runs[0].examples
+    if size is None:
+        everything = jnp.arange(len(problem.train[1]), dtype=jnp.int32)
+        examples = jnp.tile(everything, (len(runs), 1))
+    else:
+        chosen = [problem.subset(size, run.seed) for run in runs]
+        examples = jnp.asarray(np.stack(chosen), jnp.int32)
+
+    def draw(key, one_values, one_examples):
+        algorithm = algorithm_of(problem, runs[0], **one_values)
+        return algorithm.draw(problem.init, (*problem.train, one_examples), key)
+
+    if len(runs) == 1:
+        keys, values, examples = jax.tree.map(lambda leaf: leaf[0], (keys, values, examples))
+        return draw(keys, values, examples), values, examples
+    state = jax.vmap(draw, out_axes=RUN_AXES)(keys, values, examples)
+    return state, values, examples
+
+
+def _with_axis_of_runs(outcome: Outcome) -> Outcome:
+    state, history = outcome.state, outcome.history
+    rest = jax.tree.map(lambda leaf: leaf[None], state[1:])
+    history = {name: v if name == "step" else v[None] for name, v in history.items()}
+    return Outcome(TrainState(state.step, *rest), history, outcome.seconds)
