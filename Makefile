@@ -85,15 +85,14 @@ nightly: lint book ## the same at length: pages executed again, other tiers, ran
 	@$(BIN)/python -m iterlin_book.browser _build/html
 	@$(PYTEST) --nightly
 	@PYTHONPATH=$(CURDIR) $(PYTEST) --nbval tests/notebooks
-	@$(BIN)/python -m pytest -q -rs tests/test_gpu.py
+	@$(BIN)/python -m pytest -q -rs tests/iterlin/test_gpu.py
 
 links: book ## ask other sites for what the book refers to (needs the network; no part of the tests)
 	@$(BIN)/jupyter-book build _build/source --path-output _build/links --config $(CURDIR)/_config.yml \
 	  --toc $(CURDIR)/_toc.yml --builder linkcheck --quiet
 
 library: $(DEV) ## the library's tests alone: no book, no notebooks
-	@$(PYTEST) tests --ignore-glob 'tests/test_book_*.py' --ignore tests/test_mutations.py \
-	  --ignore tests/test_pages.py
+	@$(PYTEST) tests/iterlin
 
 versions: $(VERSIONS:%=library-%) ## the library's tests on each Python of VERSIONS
 library-%:
@@ -121,7 +120,7 @@ lock: ## pin what pyproject.toml asks for, the rest as it is (UPGRADE=1: the new
 	@$(COMPILE) --extra gpu --constraints requirements.lock -o requirements-gpu.lock
 
 dist: book $(DEV) ## make dist/: the library's wheel and source archive, tested, and the book for a deposit
-	@$(PYTEST) tests/test_wheel.py
+	@$(PYTEST) tests/book/test_wheel.py
 	@$(BIN)/python -m iterlin_book.pdf || [ $$? -eq 3 ]  # 3: no chromium, and so no PDF
 	@rm -rf dist && $(BIN)/python -m iterlin_book.dist
 

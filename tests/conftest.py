@@ -21,8 +21,9 @@ jax.config.update("jax_enable_x64", True)
 # Arrays of different ranks must be aligned by hand: (N, 1) with (N,) would hide an error.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Before the library is imported: its shape annotations are checked at every call, in tests only.
-LIBRARY = Path(__file__).resolve().parents[1] / "lib" / "iterlin"
-names = (p.relative_to(LIBRARY.parent) for p in LIBRARY.rglob("*.py"))
+LIB = Path(__file__).resolve().parents[1] / "lib"
+paths = [p for name in ("iterlin", "iterlin_study") for p in (LIB / name).rglob("*.py")]
+names = (p.relative_to(LIB) for p in paths)
 install_import_hook(
     ["book", *(".".join(p.with_suffix("").parts) for p in names)], "type_checks.check"
 )
@@ -65,7 +66,7 @@ UNOPTIMIZED = {
     "test_ntk_transformer.py",
     "test_own_networks.py",
     "test_probes.py",
-    "test_runs.py",
+    "test_grids.py",
     "test_shares.py",
     "test_slices.py",
     "test_training.py",
@@ -100,7 +101,7 @@ LONGEST = (
     "test_what_goes_stale.py",
     "test_training.py",
     "test_ntk.py",
-    "test_runs.py",
+    "test_grids.py",
     "test_ntk_transformer.py",
     "test_adapters.py",
     "test_flow.py",

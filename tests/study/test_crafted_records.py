@@ -17,7 +17,7 @@ from iterlin_study.report import page as page_module
 from bench import report
 from book.index_helpers import told
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # What Markdown, HTML or MathJax would act on.
 TEXT = (
     "[60](/etc/passwd) ![x](x.png) {download}`x </etc/passwd>` <file:///etc/passwd> "

@@ -17,7 +17,7 @@ from iterlin_book import execute, pages, references
 from nbformat import v4
 from nbval.plugin import IPyNbFile, NbCellError
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 COMPARED, _ = references.listed(ROOT)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from iterlin_book import lint
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = """# A page
 
 ```{code-cell} python

@@ -12,115 +12,115 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
-LIBRARY = TESTS.parent / "lib" / "iterlin"
+TESTS = Path(__file__).resolve().parents[1]
+LIB = TESTS.parent / "lib"
 PRELOADED = ["beartype", "hypothesis", "jaxtyping", "matplotlib.pyplot", "optax", "xarray"]
 
 # name: (module, line, changed line, file with the test, -k expression for it)
 FAULTS = {
     "step with the sign of the displacement flipped": (
-        "algorithm",
+        "iterlin/training/algorithm",
         "tree_sub(state.params, anchor)",
         "tree_sub(anchor, state.params)",
-        "test_training.py",
+        "iterlin/test_training.py",
         "plain_loop and regression",
     ),
     "step at the previous anchor": (
-        "algorithm",
+        "iterlin/training/algorithm",
         "anchor = _where(linearizing, state.params, state.anchor)",
         "anchor = state.anchor",
-        "test_training.py",
+        "iterlin/test_training.py",
         "plain_loop and regression",
     ),
     "K off by one": (
-        "schedules",
+        "iterlin/training/schedules",
         "return step % period == 0",
         "return (step + 1) % period == 0",
-        "test_schedules.py",
+        "iterlin/test_schedules.py",
         "due_at_multiples",
     ),
     "half the penalty": (
-        "algorithm",
+        "iterlin/training/algorithm",
         "total = self.penalty * optax",
         "total = self.penalty / 2 * optax",
-        "test_algorithm.py",
+        "iterlin/test_algorithm.py",
         "penalty_is_that_of",
     ),
     "linearised outputs with the sign of J v flipped": (
-        "linearization",
+        "iterlin/linearise/linearization",
         "tree_sub(split(theta, mask)[0], anchor)",
         "tree_sub(anchor, split(theta, mask)[0])",
-        "test_linearization.py",
+        "iterlin/test_linearization.py",
         "exact_on_a_model_affine",
     ),
     "kernel not transposed": (
-        "ntk",
+        "iterlin/kernels/ntk",
         "return kernel.transpose(0, 2, 1, 3).reshape",
         "return kernel.reshape",
-        "test_ntk.py",
+        "iterlin/test_ntk.py",
         "matrix_is_the_full_kernel",
     ),
     "kernel without the first layer": (
-        "kernels/factors",
+        "iterlin/kernels/factors",
         "zip(first.dense, second.dense, strict=True)",
         "zip(first.dense[1:], second.dense[1:], strict=True)",
-        "test_ntk.py",
+        "iterlin/test_ntk.py",
         "kernel_equals_jacrev_products",
     ),
     "closed form with the sign of the residual flipped": (
-        "gradient_flow",
+        "iterlin/kernels/gradient_flow",
         "left.T @ (outputs - y).reshape(-1)",
         "left.T @ (y - outputs).reshape(-1)",
-        "test_gradient_flow.py",
+        "iterlin/test_gradient_flow.py",
         "matrix_exponential and square",
     ),
     "gradient descent with one step too many": (
-        "spectral_filters",
+        "iterlin/linearise/spectral_filters",
         "return float(num_steps), num_steps % 2 == 1",
         "return float(num_steps + 1), num_steps % 2 == 0",
-        "test_gradient_flow.py",
+        "iterlin/test_gradient_flow.py",
         "filters_at_their_limits",
     ),
     "damping squared": (
-        "spectral_filters",
+        "iterlin/linearise/spectral_filters",
         "total = eigenvalues + damping",
         "total = eigenvalues + damping**2",
-        "test_gradient_flow.py",
+        "iterlin/test_gradient_flow.py",
         "filters_at_their_limits",
     ),
     "flow followed at another point": (
-        "exact/flow",
+        "iterlin/exact/flow",
         "jax.grad(self.loss)(self.model.outputs + image, self.targets)",
         "jax.grad(self.loss)(self.model.outputs + 1.01 * image, self.targets)",
-        "test_flow.py",
+        "iterlin/test_flow.py",
         "closed_form_for_the_squared_loss",
     ),
     "Gauss-Newton without damping": (
-        "curvature/gauss_newton",
+        "iterlin/curvature/gauss_newton",
         "cho_factor(gram + damping * jnp.eye(",
         "cho_factor(gram + 0.01 * jnp.eye(",
-        "test_gauss_newton.py",
+        "iterlin/test_gauss_newton.py",
         "one_step_is_penalised_least_squares and cholesky",
     ),
     "Hessian of the cross-entropy left out": (
-        "curvature/products",
+        "iterlin/curvature/products",
         "products.vjp(hessian(products.jvp(v)))",
         "products.vjp(products.jvp(v))",
-        "test_curvature.py",
+        "iterlin/test_curvature.py",
         "hessian_of_the_linearised and cross_entropy",
     ),
     "posterior without the noise": (
-        "curvature/laplace",
+        "iterlin/curvature/laplace",
         "(self.eigenvalues + noise * delta)",
         "(self.eigenvalues + delta)",
-        "test_laplace.py",
+        "iterlin/test_laplace.py",
         "gaussian_process and primal",
     ),
     "probe on the first layer only": (
-        "study/probes",
+        "iterlin_study/runs/probes",
         "{name: layer.reshape(-1) for name, layer in found.items()}",
         '{name: found["conv1"].reshape(-1) for name in found}',
-        "test_probes.py",
+        "study/test_probes.py",
         "flat_activations",
     ),
 }
@@ -154,14 +154,16 @@ def outcome(tmp_path, monkeypatch):
         process.join()
         return process.exitcode, log.read_text()
 
-    shutil.copytree(LIBRARY, tmp_path / "iterlin", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("iterlin", "iterlin_study"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(LIB / name, tmp_path / name, ignore=ignored)
     return run
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_fault_is_noticed(outcome, tmp_path, name):
     module, old, new, file, expression = FAULTS[name]
-    path = tmp_path / "iterlin" / f"{module}.py"
+    path = tmp_path / f"{module}.py"
     source = path.read_text("utf8")
     assert source.count(old) == 1, f"{path.name} does not have this once: {old}"
     path.write_text(source.replace(old, new), "utf8")

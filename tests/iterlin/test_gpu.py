@@ -1,6 +1,6 @@
 """On a GPU the numbers are the CPU's, and runs share its memory. Skipped where JAX sees none.
 
-`make test` keeps JAX to the CPU; on a machine with a GPU: ``python -m pytest tests/test_gpu.py``.
+`make test` keeps JAX to the CPU; with a GPU: ``python -m pytest tests/iterlin/test_gpu.py``.
 """
 
 import jax

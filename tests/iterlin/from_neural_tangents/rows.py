@@ -10,7 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "book" / "appendix" / "coming_from_neural_tangents.md"
 NUMBERS = Path(__file__).with_name("numbers.json")
 

@@ -24,7 +24,7 @@ from iterlin_study.records import experiment_pages
 from iterlin_study.records.provenance import PACKAGE
 
 pytestmark = pytest.mark.nightly
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TIER = "laptop"
 PER_CLASS = 10  # photographs of each of the ten classes, to train on and to test on
 FIGURES = 60  # handwritten digits

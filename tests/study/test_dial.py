@@ -12,7 +12,7 @@ from iterlin_study.dial import charts, recorded
 from iterlin_study.records import records
 from iterlin_study.runs.features import RANDOM_ALIGNMENT
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "</script><script>alert('1')</script>"
 
 

@@ -13,7 +13,7 @@ import xarray as xr
 
 from book.index_helpers import records, told
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf8")
 API = (ROOT / "book" / "appendix" / "api.md").read_text("utf8")
 GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "book").rglob("*.md"))]

@@ -15,7 +15,7 @@ import pytest
 from iterlin_book import xla
 from iterlin_study.records import records
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from bench import __main__ as command  # noqa: E402

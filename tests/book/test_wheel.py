@@ -17,12 +17,11 @@ from iterlin_book.pages import BookError
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {
     path.relative_to(ROOT / "lib").as_posix() for path in (ROOT / "lib" / "iterlin").rglob("*.py")
 }
-DATA = {"iterlin/__init__.pyi", "iterlin/py.typed", "iterlin_study/registry.yml"}
-OF_STUDY = ("iterlin_study", "iterlin_study.networks.convnets", "iterlin_study.networks.modules")
+DATA = {"iterlin/py.typed"}
 IS_BARE = """
 import importlib, sys
 from importlib.util import find_spec
@@ -55,20 +54,6 @@ settings = {"schedule": iterlin.every(10), "num_steps": 40}
 state, _ = iterlin.train(algorithm, params, (x, y), engine="flow", **settings)
 first, last = (squared_error(model.apply(p, x), y) for p in (params, state.params))
 assert last < first, (first, last)
-"""
-STUDY = """
-from iterlin_study.report import claims
-from iterlin_study.data import downloads
-from iterlin_study.records import provenance
-
-assert {"mnist", "cifar10"} <= downloads.registry().keys(), downloads.registry().keys()
-for ask in (provenance.project_root, claims.load_claims):
-    try:
-        ask()
-    except FileNotFoundError as error:
-        assert "belong to a checkout of the book" in str(error), error
-    else:
-        raise AssertionError(f"{ask.__name__} needs no checkout")
 """
 
 
@@ -124,11 +109,10 @@ def run(code, installed, tmp_path, modules, extras=(), options=("-W", "error")):
     assert done.returncode == 0, done.stderr
 
 
-def modules(study):
-    """The names of the library's modules, of the study and what needs Flax or of all else."""
+def modules():
+    """The names of the library's modules."""
     names = {path.removesuffix(".py").replace("/", ".") for path in SOURCES}
-    names = {name.removesuffix(".__init__") for name in names}
-    return sorted(name for name in names if name.startswith(OF_STUDY) == study)
+    return sorted(name.removesuffix(".__init__") for name in names)
 
 
 def test_wheel_and_archive_hold_the_library_its_data_and_its_licence(built):
@@ -155,11 +139,7 @@ def test_the_metadata_is_valid_and_tells_the_one_version(built):
 
 
 def test_the_library_works_with_its_own_dependencies_and_without_a_warning(installed, tmp_path):
-    run(EXAMPLE, installed, tmp_path, modules(study=False))
-
-
-def test_the_study_works_with_its_extra_and_asks_for_a_checkout(installed, tmp_path):
-    run(STUDY, installed, tmp_path, modules(study=True), extras=["study"])
+    run(EXAMPLE, installed, tmp_path, modules())
 
 
 def test_the_book_s_zip_holds_the_book_the_records_and_their_sums(tmp_path):
