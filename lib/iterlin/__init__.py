@@ -37,6 +37,7 @@ from iterlin.training.algorithm import Algorithm
 from iterlin.training.mismatch import linearization_error, loss_ratio
 from iterlin.training.schedules import every, never, when, when_solved
 from iterlin.training.state import TrainState
+from iterlin.training.step import Step
 from iterlin.training.timed import for_time
 from iterlin.training.watching import Watch
 
@@ -45,6 +46,7 @@ __version__ = "0.2.0"
 __all__ = [
     "Algorithm",
     "LevenbergMarquardt",
+    "Step",
     "TrainState",
     "Watch",
     "centred",

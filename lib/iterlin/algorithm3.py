@@ -1,6 +1,7 @@
 """Algorithm 3, iterative linearisation: one run, or a sweep over periods and seeds."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
 from iterlin.exact.choice import ENGINES
@@ -17,13 +19,14 @@ from iterlin.linearise.parameters import split
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import accepts, described, one_of, random_keys
 from iterlin.training.algorithm import Algorithm
-from iterlin.training.checks import check_call, check_functions, check_run, warn_of_unused_rule
-from iterlin.training.chunks import History
+from iterlin.training.checks import check_call, check_functions, check_run
 from iterlin.training.identity import plain_fields
+from iterlin.training.loop import History
 from iterlin.training.losses import check_labels
-from iterlin.training.schedules import as_schedule, every, of_whole, periods_array
+from iterlin.training.schedules import every, of_whole, periods_array
 from iterlin.training.state import RUN_AXES, TrainState, whole
-from iterlin.training.steps import dealt_out, run_steps, train_by_steps
+from iterlin.training.step import Step
+from iterlin.training.steps import on_mesh_of, run_steps, train_by_steps
 from iterlin.training.watching import UPDATES, Watch, observer
 
 
@@ -36,7 +39,11 @@ def train(
     schedule: Any,
     num_steps: int,
     engine: str = "steps",
+    batch_size: int | None = None,
+    augment: Callable[[Array, PyTree], PyTree] | None = None,
     key: Array | None = None,
+    target_loss: float | None = None,
+    mesh: Mesh | None = None,
     watch: Watch = UPDATES,
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
@@ -58,7 +65,8 @@ def train(
 
     After training the network predicts by ``f(state.params, x)``, its proxy by
     ``linearize(f, state.anchor)(state.params, x)``. A run that becomes non-finite ends as diverged,
-    without an error. Products are computed in full precision (`runtime.precision`).
+    without an error. Products are computed in full precision (`linearise.precision`). A second call
+    with the same algorithm, settings and shapes compiles nothing.
 
     Args:
         algorithm: What is minimised, and by which optimiser.
@@ -66,18 +74,23 @@ def train(
             on, to the same bits, up to num_steps in all.
         data: (x, y), arrays or pytrees that lead with the N examples; or, for "steps", an iterable
             of batches (x, y) of one shape, each the whole of a step. On the devices of a mesh, each
-            device takes its part of a batch, if f is in slices (`slices.in_slices`) or the
-            algorithm has a `mesh`; any other f is left to the compiler.
+            device takes its part of a batch, if f is in slices (`linearise.slices.in_slices`) or
+            there is a `mesh`; any other f is left to the compiler.
         schedule: When to re-linearise: a period K, `every(K)`, `never()`, `when(...)`, or any
             function of (step, state) that returns one bool. Engines but "steps" follow one that
             looks at the parameters only if it is `when(..., check_every=C)`.
         num_steps: Steps in all, below 2^31.
         engine: "steps", "auto", or one of those above.
+        batch_size: Examples of a step; None for all. See `Step`.
+        augment: augment(key, x) -> x changes the inputs of a step.
         key: Orders the examples of minibatches, and draws what a keyed f or an augmentation draws.
+        target_loss: Ends the run at the first linearisation at which the loss of the network is at
+            most this.
+        mesh: Devices that share the examples of a step. See `Step`.
         watch: What to record, of which sets, and at which steps.
-        checkpoint: A file from which a run that was killed goes on when it is called again; for
-            engines but "steps" also a folder of such files. The file of another run is refused with
-            CheckpointError, which names what differs.
+        checkpoint: A file from which a run that was killed goes on when it is called again, or a
+            folder of such files. The file of another run is refused with CheckpointError, which
+            names what differs.
         progress: Whether to show a bar; by default on a terminal.
         tolerance: Relative error of a step of a flow, or relative gradient at a minimum; of no
             effect on other engines.
@@ -110,14 +123,13 @@ def train(
     9 [ 0.5 -0.5]
     """
     one_of("engine", engine, ENGINES)
-    run = {"schedule": schedule, "num_steps": num_steps}
-    kept = {"checkpoint": checkpoint, "progress": progress}
+    step = Step(algorithm, schedule, batch_size, augment, target_loss, mesh)
+    run = {"num_steps": num_steps, "key": key, "watch": watch}
+    run |= {"checkpoint": checkpoint, "progress": progress}
     if engine == "steps":
-        return train_by_steps(algorithm, params, data, **run, **kept, key=key, watch=watch)
-    if key is not None:
-        raise ValueError(f"engine '{engine}' draws nothing: leave key out, or take 'steps'")
-    settings = {"tolerance": tolerance, "memory_limit": memory_limit, "watch": watch}
-    return train_by_engine(algorithm, params, data, engine=engine, **settings, **run, **kept)
+        return train_by_steps(step, params, data, **run)
+    settings = {"engine": engine, "tolerance": tolerance, "memory_limit": memory_limit}
+    return train_by_engine(step, params, data, **settings, **run)
 
 
 @full_precision()
@@ -130,16 +142,32 @@ def train_sweep(
     keys: Array,
     num_steps: int,
     schedule: Callable[[Array], Any] = every,
+    batch_size: int | None = None,
+    augment: Callable[[Array, PyTree], PyTree] | None = None,
+    target_loss: float | None = None,
+    mesh: Mesh | None = None,
     watch: Watch = UPDATES,
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
 ) -> tuple[TrainState, History]:
-    """`train` for every period (K of them, infinity allowed) and every key (S), as one program.
+    """Train as `train` does for every period and every key, as one program.
 
-    Each key draws its initial parameters, init(key), and its order of examples, the same for
-    every period; where `data` is a function, also its own examples, data(key). The state's
-    leaves but `step` lead with (K, S); the history's arrays but "step" are (K, S, T). Everything
-    else, errors included, is as for `train`.
+    Args:
+        algorithm: As for `train`.
+        init: init(key) -> the initial parameters of a seed, the same for every period.
+        data: As for `train`, or a function data(key) -> (x, y) that draws the examples of a seed.
+        periods: K of them, infinity allowed.
+        keys: S PRNG keys.
+        num_steps: As for `train`.
+        schedule: schedule(period) -> the schedule of a run.
+        batch_size: As for `train`, and so are all further arguments.
+
+    Returns:
+        (states, history): Leaves of the states but `step` lead with (K, S); arrays of the history
+            but "step" are (K, S, T).
+
+    Raises:
+        ValueError: As `train`.
 
     >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)
@@ -150,60 +178,67 @@ def train_sweep(
     >>> print(states.params.shape, history["updates"][:, 0, -1])
     (3, 5, 2) [99  9  0]
     """
-    check_call("train_sweep", algorithm, (data, keys), watch, checkpoint)
+    of_all = "; for a schedule of its own in every run: lambda period: ..."
+    accepts("schedule", schedule, ("period",), of_all)
+    any_step = Step(algorithm, every(1), batch_size, augment, target_loss, mesh)
+    check_call("train_sweep", any_step, (data, keys), watch, checkpoint)
     if not callable(init):
         raise ValueError(f"init must be a function of a key, got {described(init)}")
     random_keys("keys", keys)
     datasets, data_axis = (jax.vmap(data)(keys), 0) if callable(data) else (data, None)
     example = jax.tree.map(lambda a: a[0], datasets) if callable(data) else data
-    of_all = "; for a schedule of its own in every run: lambda period: ..."
-    accepts("schedule", schedule, ("period",), of_all)
     fixed = jax.vmap(lambda key: split(init(key), algorithm.trainable)[1])(keys)
-    looks = check_run(algorithm, example, num_steps, keys, watch.at)
+    looks = check_run(any_step, example, num_steps, keys, watch.at)
     drawn = jax.eval_shape(init, keys[0])
-    outputs = check_functions(algorithm, drawn, keys[0], example, watch)
+    outputs = check_functions(any_step, drawn, keys[0], example, watch)
     for number in range(1, len(keys) if callable(data) else 1):
         targets = jax.tree.map(itemgetter(number), datasets[1])
         check_labels(algorithm.loss, outputs, targets)
-    datasets = on_device(tuple(datasets))
+    datasets, sets = on_device((tuple(datasets), dict(watch.sets)))
     if data_axis is None:
-        algorithm = dealt_out(algorithm, datasets)
+        any_step = on_mesh_of(any_step, datasets)
     periods = periods_array(periods)
 
+    def step_of(period) -> Step:
+        return replace(any_step, schedule=schedule(period))
+
     def over_both(function, *axes, out=RUN_AXES):
-        """Over seeds (the first axes), then over periods."""
+        """Map over seeds (the first of the axes), then over periods."""
         seeds = jax.vmap(function, (RUN_AXES, *(axis[0] for axis in axes)), out)
         return jax.vmap(seeds, (RUN_AXES, *(axis[1] for axis in axes)), out)
 
     @partial(jax.jit, donate_argnums=0)
-    def advance(states, fixed, datasets, periods, count):
-        def run(state, fixed, run_data, period):
-            timed = of_whole(as_schedule(schedule(period)), fixed)
-            return algorithm.bound(fixed).advance(state, run_data, count, timed)
+    def advance(states, datasets, count, fixed, periods):
+        def of_one(state, run_data, fixed, period):
+            return step_of(period).advance(state, run_data, count, fixed)
 
-        axes = (0, None), (data_axis, None), (None, 0)
-        return over_both(run, *axes)(states, fixed, datasets, periods)
+        axes = (data_axis, None), (0, None), (None, 0)
+        return over_both(of_one, *axes)(states, datasets, fixed, periods)
 
     def observe(state, sets, fixed):
         return observer(algorithm, watch)(whole(state, fixed), sets)
 
     observe = jax.jit(over_both(observe, (None, None), (0, None), out=0))
-    draw = partial(algorithm.draw, init)
+    draw = partial(any_step.draw, init)
     seeds = jax.vmap(draw, (data_axis, 0), RUN_AXES)(datasets, keys)
     states = jax.vmap(lambda _: seeds, out_axes=RUN_AXES)(periods)
 
     def answer(state, fixed, period):
-        return of_whole(as_schedule(schedule(period)), fixed)(state.step, state)
+        return of_whole(step_of(period).schedule, fixed)(state.step, state)
 
     jax.eval_shape(over_both(answer, (0, None), (None, 0), out=0), states, fixed, periods)
-    one = TrainState(states.step, *jax.tree.map(lambda a: a[0, 0], states[1:]))
-    timed = as_schedule(schedule(periods[0]))
-    warn_of_unused_rule(algorithm, timed, whole(one, jax.tree.map(itemgetter(0), fixed)), watch)
-    run = (fixed, datasets, periods), (watch.sets, fixed)
-    settings = plain_fields(algorithm=algorithm, rule=algorithm.solved)
-    settings |= {"the periods": periods.tolist()}
+    rule = step_of(periods[0]).schedule.solved
+    settings = plain_fields(algorithm=algorithm, rule=rule, run=any_step)
     states, history = run_steps(
-        states, advance, observe, *run, looks, 0, checkpoint, progress, settings
+        advance,
+        observe,
+        (states, datasets, fixed),
+        sets,
+        looks,
+        more=(periods,),
+        checkpoint=checkpoint,
+        progress=progress,
+        settings=settings | {"the periods": periods.tolist()},
     )
     over_periods = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(periods), *a.shape)), fixed)
     return whole(states, over_periods), history

@@ -155,7 +155,7 @@ def run(root, page, tier, prepared, share=""):
         except papermill.exceptions.PapermillExecutionError as error:
             if error.ename == environment.ShareDone.__name__:
                 raise environment.ShareDone(error.evalue) from None
-            if error.ename == "OutOfTime":  # of iterlin.training.chunks
+            if error.ename == "OutOfTime":  # of iterlin.training.loop
                 where = f"out of time before there was anything to record: {error.evalue}"
                 again = "run the same command again"
                 raise Stopped(f"{page}: {where}; {again}", states.PARTIAL) from None

@@ -4,20 +4,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from iterlin.training.schedules import Schedule, looks_at, of_whole
+from iterlin.training.schedules import Schedule, of_whole
 from iterlin.training.state import TrainState
 
 # Steps that a schedule is asked about at once.
 BLOCK = 2**16
-
-
-def ends_when_solved(schedule: Schedule, state: TrainState) -> bool:
-    """Whether its answer at this state turns on the linear problem's being solved."""
-    if not looks_at("solved", schedule, state):
-        return False  # without asking: what it looks at may be dear
-    one = jnp.asarray(1, jnp.int32)
-    before = schedule(one, state._replace(solved=jnp.asarray(False)))
-    return bool(schedule(one, state._replace(solved=jnp.asarray(True)))) and not bool(before)
 
 
 class Answers:

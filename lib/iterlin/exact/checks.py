@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from iterlin.exact.calendar import ends_when_solved
 from iterlin.exact.task import Task, quadratic
 from iterlin.kernels.kept import Sizes
 from iterlin.kernels.ntk import kept_sizes
@@ -13,8 +12,9 @@ from iterlin.linearise.parameters import split
 from iterlin.linearise.validation import finite
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.losses import check_loss
-from iterlin.training.schedules import Schedule, looks_at
+from iterlin.training.schedules import Schedule, reads_params
 from iterlin.training.state import TrainState
+from iterlin.training.step import Step
 
 
 def sizes_of_kernel(task: Task, params: PyTree) -> Sizes:
@@ -29,18 +29,34 @@ def is_quadratic(task: Task, outputs) -> bool:
     return getattr(y, "shape", None) == outputs.shape and quadratic(task.loss, y) is not None
 
 
+def unfit_for_engines(step: Step) -> str | None:
+    """Return why the run needs engine 'steps', whatever its parameters are, or None."""
+    algorithm = step.algorithm
+    for name, owner in (("batch_size", step), ("augment", step), ("normalization", algorithm)):
+        if getattr(owner, name) is not None:
+            return f"exact engines train on the full batch as it is: no {name}"
+    if algorithm.keyed:
+        return (
+            "exact engines have no key for a keyed f: give f without its noise, or take "
+            "engine 'steps'"
+        )
+    if callable(getattr(algorithm.optimizer, "update", None)):
+        return (
+            "exact engines are for gradient descent: give a step size, or engine 'steps'; for "
+            "periods of a fixed time (`timed.for_time`), with the schedule every(time / step size)"
+        )
+    return None
+
+
 def needs_steps(algorithm: Algorithm, schedule: Schedule, state: TrainState) -> str | None:
-    """Return why engine 'steps' alone can do it, or None."""
+    """Return why engine 'steps' alone can follow the schedule or the objective, or None."""
     if algorithm.regularizer is not None:
         return "a regularizer is not of the outputs alone"
-    if looks_at("params", schedule, state) and schedule.check_every is None:
+    if schedule.check_every is None and reads_params(schedule, state):
         return (
             "the schedule looks at the parameters at every step: give it as "
             "schedules.when(..., check_every=...)"
         )
-    asks = algorithm.solved is not None and looks_at("solved", schedule, state)
-    if asks and not ends_when_solved(schedule, state):
-        return "the schedule looks at `solved` in another way than when_solved(...)"
     return None
 
 

@@ -1,176 +1,250 @@
-"""Algorithm 3 by an engine that skips the steps between two linearisations (`engines`)."""
+"""Algorithm 3 by an engine that skips the steps between two linearisations (`exact.engines`)."""
 
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from iterlin.exact.calendar import Answers, ends_when_solved
-from iterlin.exact.checks import check_engine, check_outputs, needs_steps, unfit_types
+from iterlin.exact.calendar import Answers
+from iterlin.exact.checks import (
+    check_engine,
+    check_outputs,
+    needs_steps,
+    unfit_for_engines,
+    unfit_types,
+)
 from iterlin.exact.choice import ENGINES, choose, default_memory
-from iterlin.exact.run import SPENT, ExactRun
 from iterlin.exact.task import Task
+from iterlin.exact.trainer import SPENT, ExactTrainer
+from iterlin.linearise import examples
 from iterlin.linearise.devices import on_automatic_axes
 from iterlin.linearise.parameters import bound, split
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import one_of, open_unit, positive_integer
-from iterlin.training.algorithm import Algorithm
-from iterlin.training.checks import cached_outputs, check_call, check_run, warn_of_unused_rule
-from iterlin.training.chunks import History, never
-from iterlin.training.identity import plain_fields
-from iterlin.training.schedules import NEVER, as_schedule, check_answer, looks_at, of_whole
+from iterlin.training.checks import cached_outputs, check_call, check_run
+from iterlin.training.identity import (
+    PARAMETERS,
+    RECORDED,
+    STEP,
+    Identity,
+    plain_fields,
+    program_digest,
+    start_of,
+    summary,
+)
+from iterlin.training.loop import History, never, run
+from iterlin.training.schedules import NEVER, Schedule, check_answer, of_whole, reads_params
 from iterlin.training.state import TrainState, whole
+from iterlin.training.step import Step
 from iterlin.training.steps import train_by_steps
 from iterlin.training.watching import UPDATES, Watch, check_sets, check_watch, observer
 
-# Settings of an algorithm that only steps, one by one, can follow.
-STEPWISE = ("batch_size", "augment", "normalization")
+# Examples that tell one network from another between versions of JAX.
+SAMPLE = 64
 
 
 @on_automatic_axes
 def train_by_engine(
-    algorithm: Algorithm,
+    step: Step,
     params: PyTree,
     data,
     *,
-    engine,
-    tolerance,
-    memory_limit,
-    watch,
-    **run,
-) -> tuple[TrainState, History]:
-    """`training.train` with any engine; `run`: its schedule, num_steps, checkpoint, progress."""
-    settings = {"tolerance": tolerance, "watch": watch, "memory_limit": memory_limit}
-    return integrator(algorithm, data, engine=engine, **settings)(params, **run)
-
-
-def integrator(
-    algorithm: Algorithm,
-    data,
-    *,
     engine: str,
-    tolerance: float = 1e-3,
-    watch: Watch = UPDATES,
-    memory_limit: int | None = None,
-) -> Callable[..., tuple[TrainState, History]]:
-    """Return a function that trains, compiled once for all its runs.
+    tolerance: float,
+    memory_limit: int | None,
+    num_steps: int,
+    key,
+    watch: Watch,
+    checkpoint: str | Path | None,
+    progress: bool | None,
+) -> tuple[TrainState, History]:
+    """Train with any engine of `train` but "steps"; "auto" may choose that, too."""
+    settings = {"tolerance": tolerance, "memory_limit": memory_limit}
+    run = {"num_steps": num_steps, "checkpoint": checkpoint, "progress": progress}
+    chosen = engine
+    if engine == "auto":
+        chosen, why = _choose(step, params, data, num_steps, watch, **settings)
+        if progress is not False:
+            print(f"engine {chosen}: {why}", file=sys.stderr)
+    if chosen == "steps":
+        return _by_steps(step, params, data, key=key, watch=watch, **run)
+    if key is not None:
+        raise ValueError(f"engine '{engine}' draws nothing: leave key out, or take 'steps'")
+    integrator = Integrator(step, data, engine=chosen, watch=watch, **settings)
+    return integrator(params, **run)
 
-    Its arguments are params, and by keyword schedule, num_steps, checkpoint and progress as of
-    `training.train`; `at`, the steps to look at (None: those of `watch`); and out_of_time as of
-    `chunks.run_in_chunks` (not with engine "steps").
+
+class Integrator:
+    """Trains by one engine; compiled once for all its runs, whose schedules may differ.
+
+    Args:
+        step: The run that every step would take; its schedule is that of `__call__` by default.
+        data: As for `train`.
+        engine: One of `ENGINES` but "auto" and "steps".
+        tolerance: As for `train`.
+        watch: As for `train`.
+        memory_limit: As for `train`.
+
+    Raises:
+        ValueError: For a run that the engine cannot follow; it names why.
     """
-    one_of("engine", engine, ENGINES)
-    open_unit("tolerance", tolerance)
-    check_watch(watch)
-    task = _task(algorithm, data, tolerance, memory_limit)
-    sets = jax.tree.map(jnp.asarray, dict(watch.sets))
-    engines = {}
 
-    @jax.jit
-    def observe(state, sets, fixed):
-        taken = ("step", "engine", *SPENT)
-        return observer(algorithm, watch, taken)(whole(state, fixed), sets)
+    def __init__(
+        self,
+        step: Step,
+        data,
+        *,
+        engine: str,
+        tolerance: float = 1e-3,
+        watch: Watch = UPDATES,
+        memory_limit: int | None = None,
+    ):
+        one_of("engine", engine, [name for name, make in ENGINES.items() if make])
+        check_watch(watch)
+        self.step, self.data, self.engine, self.watch = step, data, engine, watch
+        self.task = _task(step, data, tolerance, memory_limit)
+        self.sets = jax.tree.map(jnp.asarray, dict(watch.sets))
+        self._engines: dict[Any, Any] = {}
+        algorithm, measures = step.algorithm, watch._replace(sets={}, at=None)
 
-    @jax.jit
-    def at_target(params, fixed, x, y):
-        return algorithm.loss(bound(algorithm.f, fixed)(params, x), y) <= algorithm.target_loss
+        @jax.jit
+        def observe(state, sets, fixed):
+            taken = ("step", "engine", *SPENT)
+            return observer(algorithm, measures, taken)(whole(state, fixed), sets)
 
-    reached = None if algorithm.target_loss is None else at_target
+        @jax.jit
+        def at_target(params, fixed, x, y):
+            return algorithm.loss(bound(algorithm.f, fixed)(params, x), y) <= step.target_loss
+
+        self._observe, self._at_target = observe, at_target
 
     @full_precision()
-    def run(
-        params,
+    def __call__(
+        self,
+        params: PyTree,
         *,
-        schedule,
-        num_steps,
+        num_steps: int,
+        schedule: Schedule | None = None,
         at=None,
-        checkpoint=None,
-        progress=None,
-        out_of_time=never,
-    ):
+        checkpoint: str | Path | None = None,
+        progress: bool | None = None,
+        out_of_time: Callable[[], bool] = never,
+    ) -> tuple[TrainState, History]:
+        """Train from params; return what `train` returns.
+
+        Args:
+            params: Initial parameters.
+            num_steps: As for `train`.
+            schedule: When to re-linearise.
+            at: Steps to look at; by default those of `watch`.
+            checkpoint: As for `train`.
+            progress: As for `train`.
+            out_of_time: As for `training.loop.run`.
+        """
         if isinstance(params, TrainState):
             raise ValueError(
-                f"engine '{engine}' starts from parameters, not from the state of a run: give its "
-                "state.params, or a checkpoint from which to go on"
+                f"engine '{self.engine}' starts from parameters, not from the state of a run: give "
+                "its state.params, or a checkpoint from which to go on"
             )
-        check_call("train", algorithm, (params, data), watch, checkpoint)
-        schedule = as_schedule(schedule)
-        looks = check_run(algorithm, data, num_steps, None, watch.at if at is None else at)
+        step, watch = self.step, self.watch
+        schedule = step.schedule if schedule is None else schedule
+        check_call("train", step, (params, self.data), watch, checkpoint)
+        looks = check_run(step, self.data, num_steps, None, watch.at if at is None else at)
         if num_steps >= NEVER:
             raise ValueError(f"num_steps must be below {NEVER}, got {num_steps}")
-        moving, fixed = split(params, algorithm.trainable)
-        state = algorithm.start(moving, data, jax.random.key(0))
-        asked, full = Answers(schedule, fixed), of_whole(schedule, fixed)
+        moving, fixed = split(params, step.algorithm.trainable)
+        state = step.start(moving, self.data, jax.random.key(0))
+        full = of_whole(schedule, fixed)
         check_answer(full, state)
-        wanted = task if ends_when_solved(full, state) else task._replace(solved=None)
-        name, reason = engine, needs_steps(algorithm, full, state)
-        if reason and name not in ("auto", "steps"):
+        if reason := needs_steps(step.algorithm, full, state):
             raise ValueError(
                 f"{reason}. Only engine 'steps' follows that: take it, or 'auto', in the place of "
-                f"'{engine}'"
+                f"'{self.engine}'"
             )
-        check_outputs(wanted, params)
-        check_sets(watch, algorithm.loss, cached_outputs(algorithm.f, params))
-        if name == "auto":
-            name, why = "steps", reason or unfit_types(wanted, params)
-            if not why:
-                length = asked.first_after(state, num_steps) - int(state.step)
-                name, why = choose(wanted, params, length)
-            if progress is not False:
-                print(f"engine {name}: {why}", file=sys.stderr)
-        check_engine(name, wanted, params, stops=looks_at("params", full, state))
-        jax.eval_shape(observe, state, sets, fixed)  # which may refuse names
-        named = {"engine": np.full(len(looks), name)}
-        if name == "steps":
-            looking = watch._replace(sets=sets, at=looks)
-            settings = {"schedule": schedule, "num_steps": num_steps, "watch": looking}
-            state, history = _by_steps(algorithm, params, data, settings, checkpoint, progress)
-            return state, history | named
-        warn_of_unused_rule(algorithm, full, state, watch)
-        kind = name, wanted.solved
-        if kind not in engines:
-            engines[kind] = ENGINES[name](wanted)
-        settings = plain_fields(algorithm=algorithm, schedule=schedule, rule=wanted.solved)
-        exact = ExactRun(
-            engines[kind],
-            asked,
-            state,
-            fixed,
-            observe,
-            sets,
+        task = self.task._replace(solved=schedule.solved)
+        check_outputs(task, params)
+        check_sets(watch, step.algorithm.loss, cached_outputs(step.algorithm.f, params))
+        check_engine(self.engine, task, params, stops=reads_params(full, state))
+        jax.eval_shape(self._observe, state, self.sets, fixed)  # which may refuse names
+        if schedule.solved not in self._engines:
+            self._engines[schedule.solved] = ENGINES[self.engine](task)
+        engine, asked = self._engines[schedule.solved], Answers(schedule, fixed)
+
+        def observe(state):
+            return self._observe(state, self.sets, fixed)
+
+        def at_target(state):
+            if step.target_loss is None:
+                return False
+            return bool(self._at_target(state.params, fixed, *task.data))
+
+        identity = None
+        if checkpoint is not None:
+            identity = self._identity(engine, asked, schedule, state, fixed, looks, observe)
+        trainer = ExactTrainer(engine, asked, state, fixed, observe, at_target)
+        history, _ = run(
+            trainer,
             looks,
-            checkpoint,
-            reached=reached,
-            settings=settings | {"engine": name, "tolerance": tolerance},
+            progress=progress,
+            checkpoint=checkpoint,
+            identity=identity,
             out_of_time=out_of_time,
         )
-        state, history = exact.to_the_end(progress)
-        return state, history | named
+        named = {"engine": np.full(len(looks), self.engine)}
+        return whole(trainer.state, fixed), history | named
 
-    return run
-
-
-def _task(algorithm: Algorithm, data, tolerance: float, memory_limit: int | None) -> Task:
-    for name in STEPWISE:
-        if getattr(algorithm, name) is not None:
-            raise ValueError(f"exact engines train on the full batch as it is: no {name}")
-    if algorithm.keyed:
-        raise ValueError(
-            "exact engines have no key for a keyed f: give f without its noise, or take "
-            "engine 'steps'"
+    def _identity(self, engine, asked, schedule, state, fixed, looks, observe) -> Identity:
+        step, data = self.step, self.task.data
+        programs = [*engine.programs(state.params, fixed), asked.program(state)]
+        if step.target_loss is not None:
+            programs.append(self._at_target.trace(state.params, fixed, *data).jaxpr)
+        seen = self._observe.trace(state, self.sets, fixed).jaxpr
+        settings = plain_fields(
+            algorithm=step.algorithm, schedule=schedule, rule=schedule.solved, run=step
         )
-    if callable(getattr(algorithm.optimizer, "update", None)):
-        raise ValueError(
-            "exact engines are for gradient descent: give a step size, or engine 'steps'; for "
-            "periods of a fixed time (`timed.for_time`), with the schedule every(time / step size)"
+        settings |= {"engine": self.engine, "tolerance": self.task.tolerance}
+        return Identity(
+            start_of(state, fixed, data, self.sets, looks) | settings,
+            {STEP: program_digest(programs), RECORDED: program_digest([seen])},
+            partial(_first_numbers, self.task, state, fixed, observe),
         )
-    check_run(algorithm, data, 1, None, None)
+
+
+def _choose(step: Step, params, data, num_steps, watch, *, tolerance, memory_limit):
+    """Return the engine that "auto" takes, and why."""
+    if why := unfit_for_engines(step):
+        return "steps", why
+    if isinstance(params, TrainState):
+        return "steps", "the state of a run goes on by steps"
+    check_call("train", step, (params, data), watch, None)
+    check_run(step, data, num_steps, None, watch.at)
+    task = _task(step, data, tolerance, memory_limit)
+    moving, fixed = split(params, task.trainable)
+    state = step.start(moving, data, jax.random.key(0))
+    full = of_whole(step.schedule, fixed)
+    check_answer(full, state)
+    check_outputs(task, params)
+    if why := needs_steps(step.algorithm, full, state) or unfit_types(task, params):
+        return "steps", why
+    length = Answers(step.schedule, fixed).first_after(state, num_steps)
+    return choose(task, params, length)
+
+
+def _task(step: Step, data, tolerance: float, memory_limit: int | None) -> Task:
+    open_unit("tolerance", tolerance)
+    if why := unfit_for_engines(step):
+        raise ValueError(why)
+    check_run(step, data, 1, None, None)
     if memory_limit is not None:
         positive_integer("memory_limit", memory_limit)
+    algorithm = step.algorithm
     return Task(
         f=algorithm.f,
         data=jax.tree.map(jnp.asarray, tuple(data)),
@@ -179,17 +253,33 @@ def _task(algorithm: Algorithm, data, tolerance: float, memory_limit: int | None
         penalty=algorithm.penalty,
         tolerance=tolerance,
         memory_limit=default_memory() if memory_limit is None else memory_limit,
-        solved=algorithm.solved,
+        solved=step.schedule.solved,
         trainable=algorithm.trainable,
     )
 
 
-def _by_steps(algorithm, params, data, settings, checkpoint, progress):
+def _by_steps(step: Step, params, data, **settings):
+    """Train by steps, with the history of the other engines."""
     begun = time.monotonic()
-    state, history = train_by_steps(
-        algorithm, params, data, **settings, checkpoint=checkpoint, progress=progress
-    )
+    state, history = train_by_steps(step, params, data, **settings)
     unknown = np.full(len(history["step"]), np.nan)
     seconds = np.append(unknown[1:], time.monotonic() - begun)
     spent = {"evaluations": history["step"], "stability": unknown, "seconds": seconds}
-    return state, history | spent
+    return state, history | spent | {"engine": np.full(len(unknown), "steps")}
+
+
+def _first_numbers(task: Task, state: TrainState, fixed: PyTree, observe) -> dict[str, list[float]]:
+    """Return `Identity.first` of a run: its parameters, the loss of some examples and its gradient
+    there, and what is recorded."""
+    some = slice(None, None, max(1, examples.count(task.data[0]) // SAMPLE))
+    x, y = jax.tree.map(lambda leaf: np.asarray(leaf)[some], task.data)
+
+    @jax.jit
+    @jax.value_and_grad
+    def slope(params, fixed, x, y):
+        return task.loss(bound(task.f, fixed)(params, x), y)
+
+    loss, gradient = slope(state.params, fixed, x, y)
+    found = {PARAMETERS: (state.params, state.anchor, fixed), STEP: gradient, "the loss": loss}
+    found |= {f"{RECORDED}: {name}": value for name, value in observe(state).items()}
+    return {name: summary(value) for name, value in found.items()}

@@ -113,6 +113,11 @@ def _arrays(path: Path) -> Iterator[tuple[str, np.ndarray]]:
             yield entry.filename.removesuffix(".npy"), array
 
 
+def file_of(path: Path, identity: Identity) -> Path:
+    """Return the run's file: the path itself, or a file in it if it is a folder."""
+    return file_in(path, identity) if path.is_dir() else path
+
+
 def file_in(folder: Path, identity: Identity) -> Path:
     """The run's file in a folder of many: one that `load` accepts, or the name for a new one.
 

@@ -1,7 +1,6 @@
 """Checks of what a run is given, made before any compute."""
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import jax
@@ -13,20 +12,20 @@ from iterlin.linearise import examples
 from iterlin.linearise.linearization import Network, output_shape
 from iterlin.linearise.parameters import split
 from iterlin.linearise.validation import called, described, is_traced, positive_integer
-from iterlin.training.algorithm import Algorithm
 from iterlin.training.losses import check_labels, number_of
-from iterlin.training.schedules import looks_at
 from iterlin.training.state import TrainState
+from iterlin.training.step import Step
 from iterlin.training.watching import UPDATES, Watch, check_sets, check_watch, log_steps
 
 
-def check_call(name: str, algorithm: Algorithm, given: PyTree, watch, checkpoint) -> None:
+def check_call(name: str, step: Step, given: PyTree, watch, checkpoint) -> None:
     """Raises ValueError, before the data are looked at, for a `watch` that is none, a checkpoint
     that is no path, and where JAX traces the call or what it is given."""
     check_watch(watch)
     if not isinstance(checkpoint, str | os.PathLike | None):
         raise ValueError(f"checkpoint must be the path of a file, got {checkpoint!r}")
-    given = given, dict(watch.sets), algorithm.optimizer, algorithm.penalty, jnp.zeros(())
+    numbers = step.algorithm.optimizer, step.algorithm.penalty
+    given = given, dict(watch.sets), numbers, jnp.zeros(())
     is_iterator = lambda node: isinstance(node, Iterator)  # noqa: E731
     if any(map(is_traced, jax.tree.leaves(given, is_leaf=is_iterator))):
         raise ValueError(
@@ -35,12 +34,12 @@ def check_call(name: str, algorithm: Algorithm, given: PyTree, watch, checkpoint
         )
 
 
-def batches_of(data, algorithm: Algorithm, checkpoint) -> Iterator:
+def batches_of(data, step: Step, checkpoint) -> Iterator:
     """An iterator over data; ValueError where that is none, or the run needs all data at once."""
     if not isinstance(data, Iterable) or hasattr(data, "shape") or isinstance(data, Mapping | str):
         raise ValueError(f"data must be (inputs, targets), or batches of these: got {type(data)}")
-    for name in ("batch_size", "solved"):
-        if getattr(algorithm, name) is not None:
+    for name, value in (("batch_size", step.batch_size), ("when_solved", step.schedule.solved)):
+        if value is not None:
             raise ValueError(f"{name} needs all data at once: give (inputs, targets), no iterable")
     if checkpoint is not None:
         raise ValueError("a run on an iterable cannot go on from a checkpoint: resume its state")
@@ -48,7 +47,7 @@ def batches_of(data, algorithm: Algorithm, checkpoint) -> Iterator:
 
 
 def check_functions(
-    algorithm: Algorithm, params: PyTree, key: Array | None, data, watch: Watch = UPDATES
+    step: Step, params: PyTree, key: Array | None, data, watch: Watch = UPDATES
 ) -> jax.ShapeDtypeStruct:
     """Shape and type of the outputs for the inputs of data = (x, y); params may be shapes.
 
@@ -56,7 +55,7 @@ def check_functions(
     training gives it, or returns something else than training needs; and for a label of none of the
     classes, in the data or in a set of watch.
     """
-    x, y = data
+    algorithm, (x, y) = step.algorithm, data
     drawn = (key,) if algorithm.keyed else ()
     outputs_of = cached_outputs(lambda p, x: algorithm.f(p, x, *drawn), params)
     try:
@@ -65,13 +64,13 @@ def check_functions(
         if are_batches(data):
             raise ValueError(BATCHES) from None
         raise
-    size = outputs.shape[0] if algorithm.batch_size is None else algorithm.batch_size
+    size = outputs.shape[0] if step.batch_size is None else step.batch_size
     batch = outputs.update(shape=(size, *outputs.shape[1:]))
     number_of("loss", algorithm.loss, batch, examples.shapes(y, size))
-    if algorithm.augment is not None:
+    if step.augment is not None:
         inputs = examples.shapes(x, size)
         with called(f"augment of inputs {described(inputs)}"):
-            augmented = jax.eval_shape(algorithm.augment, key, inputs)
+            augmented = jax.eval_shape(step.augment, key, inputs)
             found = outputs_of(augmented)
         if found.shape != batch.shape:
             raise ValueError(
@@ -101,18 +100,6 @@ def are_batches(data) -> bool:
     return all(shapes(part) == shapes(data[0]) for part in data[1:])
 
 
-def warn_of_unused_rule(algorithm: Algorithm, schedule, state: TrainState, watch: Watch) -> None:
-    """Warns of a rule `solved` that neither the schedule nor the watch looks at."""
-    if algorithm.solved is None or watch.observe is not None:
-        return
-    if not looks_at("solved", schedule, state):
-        warnings.warn(
-            "the algorithm's rule `solved` has no effect: this schedule does not look at it, as "
-            "il.when_solved(...) does",
-            stacklevel=4,
-        )
-
-
 def cached_outputs(f: Network, params: PyTree) -> Callable[[PyTree], jax.ShapeDtypeStruct]:
     """`linearization.output_shape` at params, traced once for inputs that differ in their number
     alone."""
@@ -128,27 +115,27 @@ def cached_outputs(f: Network, params: PyTree) -> Callable[[PyTree], jax.ShapeDt
     return outputs_of
 
 
-def check_resumed(state: TrainState, algorithm: Algorithm, count: int) -> None:
+def check_resumed(state: TrainState, step: Step, count: int) -> None:
     """Raises ValueError for the state of a run with another optimiser or order of examples."""
-    if algorithm.batch_size is not None and state.order.size != count:
+    if step.batch_size is not None and state.order.size != count:
         if state.order.size == 0:
             raise ValueError("the state is of a full-batch run: it cannot go on with a batch_size")
         raise ValueError(f"the state is of a run on {state.order.size} examples, not {count}")
-    moving = split(state.params, algorithm.trainable)[0]
-    wanted = jax.eval_shape(algorithm.transformation.init, moving)
+    moving = split(state.params, step.algorithm.trainable)[0]
+    wanted = jax.eval_shape(step.algorithm.transformation.init, moving)
     if jax.tree.structure(wanted) != jax.tree.structure(state.optimizer_state):
         raise ValueError(
             "the state is of a run with another optimizer, or with other parameters trained"
         )
 
 
-def check_run(algorithm: Algorithm, data, num_steps, key, at, first=0) -> np.ndarray:
+def check_run(step: Step, data, num_steps, key, at, first=0) -> np.ndarray:
     """The steps to look at, num_steps the last; ValueError as `train` says."""
     if not isinstance(data, tuple | list) or len(data) != 2:
         if isinstance(data, tuple | list) and len(data) > 2 and are_batches(data):
             raise ValueError(BATCHES)
         raise ValueError("data must be two: inputs and targets, each an array or a pytree")
-    algorithm.transformation  # noqa: B018 (raises where there is none)
+    step.algorithm.transformation  # noqa: B018 (raises where there is none)
     positive_integer("num_steps", num_steps, below=2**31)
     count, targets = examples.count(data[0]), examples.count(data[1], "targets")
     if isinstance(data[0], list) and len(data[0]) == targets != count:
@@ -157,15 +144,15 @@ def check_run(algorithm: Algorithm, data, num_steps, key, at, first=0) -> np.nda
         raise ValueError(BATCHES)
     if count != targets:
         raise ValueError(f"inputs and targets differ in length: {count} and {targets}")
-    batch_size = algorithm.batch_size
+    batch_size = step.batch_size
     if batch_size is not None:
         if batch_size > count:
             raise ValueError(f"batch_size {batch_size} exceeds the {count} examples there are")
         if key is None:
             raise ValueError("a minibatch run needs a key to order its examples")
-    if algorithm.augment is not None and key is None:
+    if step.augment is not None and key is None:
         raise ValueError("an augmented run needs a key to draw from")
-    if algorithm.keyed and key is None:
+    if step.algorithm.keyed and key is None:
         raise ValueError("a keyed f needs a key to draw from")
     if num_steps < first:
         raise ValueError(f"num_steps {num_steps} is below the {first} steps already taken")

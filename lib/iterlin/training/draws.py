@@ -55,9 +55,9 @@ def batch(
     return order, x, y
 
 
-def network_key(state: TrainState) -> tuple[Array]:
-    """The key of this step for a network that draws, as further arguments of it."""
-    return (_of_step(state, _NETWORK),)
+def network_key(state: TrainState) -> Array:
+    """Return the key that this step gives to a keyed network."""
+    return _of_step(state, _NETWORK)
 
 
 def _of_step(state: TrainState, stream: int) -> Array:

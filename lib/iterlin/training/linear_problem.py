@@ -1,21 +1,28 @@
 """The convex problem that a step of iterative linearisation works on, as optimisers may ask it."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 from jaxtyping import Array, Bool, PyTree
 
 from iterlin.linearise.linearization import tree_sub
+from iterlin.training.algorithm import Algorithm
 
 
 @dataclass(frozen=True)
 class LinearProblem:
-    """What a step minimises, as a function of theta: the objective of its batch, linearised at the
-    anchor, penalty and regularizer included. extra: what the network takes beside params and x, the
-    running statistics and a key. linearizing: whether the anchor is of this step."""
+    """The objective of a batch, linearised at the anchor, as a function of theta.
 
-    algorithm: Any  # `algorithm.Algorithm`
+    Args:
+        algorithm: What is minimised, penalty and regularizer included.
+        anchor: The point of expansion theta_s.
+        x: Inputs of the batch.
+        y: Targets of the batch.
+        extra: What the network takes beside params and x: running statistics and a key.
+        linearizing: Whether the anchor is new in this step.
+    """
+
+    algorithm: Algorithm
     anchor: PyTree
     x: PyTree
     y: PyTree
@@ -23,8 +30,8 @@ class LinearProblem:
     linearizing: Bool[Array, ""]
 
     def outputs(self, theta: PyTree) -> Array:
-        """Those of the proxy."""
-        network = lambda p: self.algorithm.trained(p, self.x, self.extra)[0]  # noqa: E731
+        """Return the outputs of the proxy."""
+        network = lambda p: self.algorithm.in_training(p, self.x, self.extra)[0]  # noqa: E731
         displacement = tree_sub(theta, self.anchor)
         outputs, moved = jax.jvp(network, (self.anchor,), (displacement,))
         return outputs + moved

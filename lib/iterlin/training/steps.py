@@ -1,11 +1,6 @@
-"""Training by steps, in chunks between evaluations (`chunks`).
-
-A chunk is one compiled loop whose length, schedule and data are arguments, so that nothing is
-compiled twice. The step itself is `algorithm`'s.
-"""
+"""Training that takes every step: one run, or several as one program."""
 
 from dataclasses import replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +18,7 @@ from iterlin.training.checks import (
     check_functions,
     check_resumed,
     check_run,
-    warn_of_unused_rule,
 )
-from iterlin.training.chunks import History, run_in_chunks
 from iterlin.training.identity import (
     RECORDED,
     STEP,
@@ -35,126 +28,146 @@ from iterlin.training.identity import (
     program_digest,
     start_of,
 )
-from iterlin.training.schedules import as_schedule, check_answer, of_whole
+from iterlin.training.loop import History, StepTrainer, run
+from iterlin.training.schedules import check_answer, of_whole
 from iterlin.training.state import TrainState, parted, whole
-from iterlin.training.watching import UPDATES, observer
+from iterlin.training.step import Step
+from iterlin.training.watching import Watch, observer
 
 
 def train_by_steps(
-    algorithm: Algorithm,
+    step: Step,
     params: PyTree | TrainState,
     data,
     *,
-    schedule,
     num_steps,
-    key=None,
-    watch=UPDATES,
-    checkpoint=None,
-    progress=None,
+    key,
+    watch: Watch,
+    checkpoint,
+    progress,
 ) -> tuple[TrainState, History]:
-    """`training.train` with engine "steps", whose arguments are checked here."""
-    check_call("train", algorithm, (params, data, key), watch, checkpoint)
+    """Train with engine "steps" of `train`, whose arguments are checked here."""
+    algorithm, schedule = step.algorithm, step.schedule
+    check_call("train", step, (params, data, key), watch, checkpoint)
     if key is not None:
         random_key("key", key)
     begun = params if isinstance(params, TrainState) else None
     if begun and key is not None:
         raise ValueError("the state has the key that its run began with: leave key out")
     first, key = (int(begun.step), begun.key) if begun else (0, key)
-    schedule = as_schedule(schedule)
-    batches = None if isinstance(data, tuple | list) else batches_of(data, algorithm, checkpoint)
+    batches = None if isinstance(data, tuple | list) else batches_of(data, step, checkpoint)
     if batches is not None:
         data = next(batches, None)
         if data is None:
             raise ValueError("data has no batch")
-    looks = check_run(algorithm, data, num_steps, key, watch.at, first)
+    looks = check_run(step, data, num_steps, key, watch.at, first)
     if begun:
-        check_resumed(begun, algorithm, examples.count(data[1]))
+        check_resumed(begun, step, examples.count(data[1]))
         state, fixed = parted(begun, algorithm.trainable)
     else:
         moving, fixed = split(params, algorithm.trainable)
         warn_of_statistics(moving)
-        state = algorithm.start(moving, data, jax.random.key(0) if key is None else key)
-    data, state = on_device((tuple(data), state))
-    params = whole(state, on_device(fixed)).params
-    check_functions(algorithm, params, key, data, watch)
+        state = step.start(moving, data, jax.random.key(0) if key is None else key)
+    # On the device once, and arguments of programs: constants would be copied into these.
+    data, state, fixed, sets = on_device((tuple(data), state, fixed, dict(watch.sets)))
+    check_functions(step, whole(state, fixed).params, key, data, watch)
     check_answer(of_whole(schedule, fixed), state)
-    warn_of_unused_rule(algorithm, of_whole(schedule, fixed), state, watch)
-    algorithm = dealt_out(algorithm, data)
-
-    @partial(jax.jit, donate_argnums=0)
-    def advance(state, fixed, data, count):
-        return algorithm.bound(fixed).advance(state, data, count, of_whole(schedule, fixed))
-
-    @jax.jit
-    def observe(state, sets, fixed):
-        return observer(algorithm, watch)(whole(state, fixed), sets)
-
-    settings = plain_fields(algorithm=algorithm, schedule=schedule, rule=algorithm.solved)
+    step = on_mesh_of(step, data)
+    advance, observe = _advance(step), _observe(algorithm, watch)
+    advance.trace(state, data, jnp.asarray(1, jnp.int32), fixed)  # errors come before any compute
+    settings = plain_fields(algorithm=algorithm, schedule=schedule, rule=schedule.solved, run=step)
     state, history = run_steps(
-        state,
-        advance if batches is None else _each_with_its_batch(advance, data, batches),
+        advance if batches is None else _with_batches(advance, data, batches),
         observe,
-        (fixed,) if batches is not None else (fixed, data),
-        (watch.sets, fixed),
+        (state, data, fixed),
+        sets,
         looks,
-        first,
-        checkpoint,
-        progress,
-        settings,
+        first=first,
+        checkpoint=checkpoint,
+        progress=progress,
+        settings=settings,
     )
     return whole(state, fixed), history
 
 
-def _each_with_its_batch(advance, first, batches):
-    """`advance` of steps that take one batch each, the first of which is there already."""
+def on_mesh_of(step: Step, data) -> Step:
+    """Return the step on the devices of its data, if the network is in slices and so declared to
+    treat its examples independently; for any other network `mesh` says so."""
+    if step.mesh is None and isinstance(step.algorithm.f, Sliced):
+        return replace(step, mesh=mesh_of(data))
+    return step
+
+
+def _advance(step: Step):
+    """Return the compiled `Step.advance`, kept with the algorithm for the next call."""
+    own = replace(step, algorithm=None) if _is_hashable(step) else object()
+    return step.algorithm.program(own, lambda: jax.jit(step.advance, donate_argnums=0))
+
+
+def _observe(algorithm: Algorithm, watch: Watch):
+    """Return the compiled observe(state, sets, fixed), kept with the algorithm."""
+    measures = watch._replace(sets={}, at=None)
+    metrics = None if watch.metrics is None else tuple(watch.metrics.items())
+
+    def observe(state, sets, fixed):
+        return observer(algorithm, measures)(whole(state, fixed), sets)
+
+    own = ("observe", metrics, watch.observe, watch.batch_size)
+    return algorithm.program(own, lambda: jax.jit(observe))
+
+
+def _is_hashable(step: Step) -> bool:
+    try:
+        hash(step)
+    except TypeError:  # a traced period, or a schedule that holds arrays
+        return False
+    return True
+
+
+def _with_batches(advance, first, batches):
+    """Return `advance` of steps that take one batch each, the first of which is there already."""
     waiting = [first]
 
-    def steps(state, fixed, count):
+    def steps(state, _, count, fixed):
         for _ in range(int(count)):
             batch = waiting.pop() if waiting else next(batches, None)
             if batch is None:
                 raise ValueError(f"data ended at step {int(state.step)}: give more batches")
-            state = advance(state, fixed, on_device(tuple(batch)), jnp.asarray(1, jnp.int32))
+            state = advance(state, on_device(tuple(batch)), jnp.asarray(1, jnp.int32), fixed)
         return state
 
     return steps
 
 
-def run_steps(state, advance, observe, inputs, seen, looks, first, checkpoint, progress, settings):
-    """Chunks of advance(state, *inputs, count) between looks observe(state, *seen)."""
-    # Arguments, and on the device once: as constants they would be copied into the programs.
-    sets, fixed = seen
-    state, inputs, seen = on_device((state, inputs, (dict(sets), fixed)))
+def run_steps(
+    advance, observe, start, sets, looks, *, more=(), first=0, checkpoint, progress, settings
+) -> tuple[TrainState, History]:
+    """Run advance(state, data, count, fixed, *more) between looks observe(state, sets, fixed).
+
+    Args:
+        start: (state, data, fixed), the first ones.
+        settings: Numbers and texts that tell the run from others.
+    """
+    state, data, fixed = start
+
+    def take(state, count):
+        return advance(state, data, count, fixed, *more)
+
+    def look(state):
+        return observe(state, sets, fixed)
+
     identity = None
     if checkpoint is not None:
         one = jnp.asarray(1, jnp.int32)
         programs = {
-            STEP: advance.trace(state, *inputs, one).jaxpr,
-            RECORDED: observe.trace(state, *seen).jaxpr,
+            STEP: advance.trace(state, data, one, fixed, *more).jaxpr,
+            RECORDED: observe.trace(state, sets, fixed).jaxpr,
         }
         identity = Identity(
-            start_of(state, fixed, inputs[1:], sets, looks) | settings,
+            start_of(state, fixed, (data, *more), sets, looks) | settings,
             {name: program_digest([program]) for name, program in programs.items()},
-            lambda: first_numbers(
-                state, fixed, lambda s: advance(s, *inputs, one), lambda s: observe(s, *seen)
-            ),
+            lambda: first_numbers(state, fixed, lambda s: take(s, one), look),
         )
-    outcome = run_in_chunks(
-        state,
-        lambda state, count: advance(state, *inputs, count),
-        lambda state: observe(state, *seen),
-        looks,
-        first=first,
-        progress=progress,
-        checkpoint=checkpoint,
-        identity=identity,
-    )
-    return outcome.state, outcome.history
-
-
-def dealt_out(algorithm: Algorithm, data) -> Algorithm:
-    """The algorithm on the devices that its data lie on, where its network is in slices, so that it
-    is said to treat its examples independently; of any other, `mesh` says so."""
-    if algorithm.mesh is None and isinstance(algorithm.f, Sliced):
-        return replace(algorithm, mesh=mesh_of(data))
-    return algorithm
+    trainer = StepTrainer(state, take, look, first=first)
+    history, _ = run(trainer, looks, progress=progress, checkpoint=checkpoint, identity=identity)
+    return trainer.state, history

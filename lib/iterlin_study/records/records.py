@@ -16,8 +16,8 @@ from pathlib import Path
 import xarray as xr
 from iterlin.linearise.precision import product_precision
 from iterlin.linearise.validation import one_of, whole_number
-from iterlin.training.chunks import OutOfTime
 from iterlin.training.files import replaced
+from iterlin.training.loop import OutOfTime
 
 from iterlin_study.records import environment, experiment_pages, extension, provenance, record_file
 

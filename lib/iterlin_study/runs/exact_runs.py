@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from iterlin.exact.checks import unfit_for_engines
 from iterlin.exact.choice import ENGINES
-from iterlin.exact.integrator import STEPWISE, integrator
-from iterlin.exact.run import SPENT
+from iterlin.exact.integrator import Integrator
+from iterlin.exact.trainer import SPENT
 from iterlin.linearise.validation import one_of
-from iterlin.training.chunks import OutOfTime
+from iterlin.training.loop import OutOfTime
+from iterlin.training.step import Step
 
 from iterlin_study.records import environment
 from iterlin_study.records.extension import unless_recorded
@@ -21,11 +23,11 @@ from iterlin_study.runs.groups import (
     SLICE,
     Problem,
     Run,
-    algorithm_of,
     inputs,
     key_of,
     programs,
     schedule_of,
+    step_of,
     with_own_examples,
 )
 
@@ -51,9 +53,6 @@ def exact_grid(
     Raises ValueError, before any compute, for a problem with minibatches, augmentation or running
     statistics, a run with another optimiser than plain gradient descent, and as `runs.grid`.
     """
-    for name in STEPWISE:
-        if getattr(problem.algorithm, name) is not None:
-            raise ValueError(f"exact engines train on the full batch as it is: no {name}")
     problem = replace(problem, diagnose=0)
     runs = combined(axes, make)
     engines = [engine(run) for run in runs]
@@ -62,6 +61,8 @@ def exact_grid(
         one_of("engine", name, ENGINES)
         if run.optimizer != "sgd" or run.momentum or run.halve_after:
             raise ValueError(f"exact engines are for plain gradient descent, got {run}")
+        if why := unfit_for_engines(_exact_step(problem, run)):
+            raise ValueError(why)
     results, integrators = [None] * len(runs), {}
     # Whole seeds first, so that an interrupted grid has something to show of every setting.
     for number, index in enumerate(sorted(range(len(runs)), key=lambda i: runs[i].seed), start=1):
@@ -72,7 +73,7 @@ def exact_grid(
             results[index] = _by_steps(problem, run, said, folder)
         elif not environment.out_of_time():
             data = None if run.examples is None else (run.examples, run.seed)
-            kind = name, data, run.step_size, run.penalty, run.until_solved
+            kind = name, data, run.step_size, run.penalty
             # Those of the examples of earlier seeds are done with, and hold their kernels.
             integrators = {k: v for k, v in integrators.items() if not k[1] or k[1][1] == run.seed}
             if kind not in integrators:
@@ -103,8 +104,14 @@ def _integrator(problem: Problem, run: Run, engine: str, tolerance: float):
         chosen = jnp.asarray(problem.subset(run.examples, run.seed), jnp.int32)
         watch = watch._replace(sets=with_own_examples(watch.sets, problem.train, chosen))
         x, y = jnp.take(x, chosen, 0), jnp.take(y, chosen, 0)
-    algorithm = replace(algorithm_of(problem, run), optimizer=run.step_size)
-    return integrator(algorithm, (x, y), engine=engine, tolerance=tolerance, watch=watch)
+    step = _exact_step(problem, run)
+    return Integrator(step, (x, y), engine=engine, tolerance=tolerance, watch=watch)
+
+
+def _exact_step(problem: Problem, run: Run) -> Step:
+    """Return the steps of the run with its step size as a number, as engines need it."""
+    step = step_of(problem, run)
+    return replace(step, algorithm=replace(step.algorithm, optimizer=run.step_size))
 
 
 def _not_run(problem: Problem, run: Run) -> Result:
@@ -126,7 +133,7 @@ def _integrate(integrated, problem: Problem, run: Run, folder: Path | None):
     try:
         state, history = integrated(
             problem.init(key_of(run.seed)),
-            schedule=schedule_of(run),
+            schedule=schedule_of(problem, run),
             num_steps=run.eval_steps[-1],
             at=np.asarray(run.eval_steps),
             checkpoint=folder,

@@ -26,8 +26,8 @@ from iterlin.linearise.validation import (
     whole_number,
 )
 from iterlin.training.checks import check_functions
-from iterlin.training.chunks import OutOfTime
 from iterlin.training.identity import digest
+from iterlin.training.loop import OutOfTime
 from iterlin.training.schedules import as_schedule
 from iterlin.training.watching import named_once
 
@@ -40,6 +40,7 @@ from iterlin_study.runs.groups import (
     is_plain,
     key_of,
     step_memory,
+    step_of,
     step_operations,
     trainer,
 )
@@ -80,7 +81,7 @@ def run_all(
     if runs:
         key = key_of(runs[0].seed)
         drawn = jax.eval_shape(problem.init, key)
-        check_functions(problem.algorithm, drawn, key, problem.train, problem.watch)
+        check_functions(step_of(problem, runs[0]), drawn, key, problem.train, problem.watch)
     memory = group_memory() if memory is None else memory
     results: dict[int, Result] = {}
     seconds, data_digest = 0.0, None
@@ -250,11 +251,11 @@ def check_settings(problem: Problem, run: Run) -> None:
             raise ValueError(f"{size} examples asked of the {len(problem.train[1])} there are")
         if run.examples is not None and problem.subset is None:
             raise ValueError("a run on fewer examples needs the problem's subset")
-        batch_size = problem.algorithm.batch_size
+        batch_size = problem.batch_size
         if batch_size is not None and batch_size > size:
             raise ValueError(f"batch_size {batch_size} exceeds its {size} examples")
-        if run.until_solved and problem.algorithm.solved is None:
-            raise ValueError("until_solved needs the algorithm's rule `solved`")
+        if run.until_solved and problem.solved is None:
+            raise ValueError("until_solved needs the problem's rule `solved`")
         if run.schedule is not None:
             as_schedule(run.schedule)
             if run.period != np.inf or run.until_solved:

@@ -5,7 +5,7 @@ program together; the leaves of their state have a leading axis of runs.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from iterlin.exact.run import SPENT
+from iterlin.exact.trainer import SPENT
 from iterlin.linearise import costs
 from iterlin.training import checkpoints
 from iterlin.training.algorithm import Algorithm
-from iterlin.training.chunks import Outcome, OutOfTime, run_in_chunks
 from iterlin.training.identity import (
     RECORDED,
     STEP,
@@ -28,8 +27,11 @@ from iterlin.training.identity import (
     program_digest,
     start_of,
 )
-from iterlin.training.schedules import NEVER, Schedule, as_schedule, every, when_solved
+from iterlin.training.loop import Outcome, OutOfTime, StepTrainer
+from iterlin.training.loop import run as run_to_end
+from iterlin.training.schedules import NEVER, Schedule, Solved, as_schedule, every, when_solved
 from iterlin.training.state import RUN_AXES, TrainState
+from iterlin.training.step import Step
 from iterlin.training.watching import Sets, Watch, named_once, observer
 from jaxtyping import Array, PyTree
 
@@ -71,11 +73,16 @@ class Run(NamedTuple):
 class Problem:
     """What the runs of a grid have in common.
 
-    algorithm: as for `training.train`; each run replaces optimizer and penalty, and the rule
-    `solved` is for runs until_solved. init(key) -> params; train = (x, y). watch: what is recorded
-    of network and proxy. subset(size, seed) -> indices of the examples of a run with fewer.
-    diagnose: size of the sample for `diagnostics.kernel_diagnostics`, 0 for none.
-    observe(state) -> {name: array} adds to the history.
+    Args:
+        algorithm: As for `train`; each run replaces optimizer and penalty.
+        init: init(key) -> params.
+        train: (x, y).
+        watch: What is recorded of network and proxy.
+        subset: subset(size, seed) -> indices of the examples of a run on fewer.
+        diagnose: Size of the sample for `diagnostics.kernel_diagnostics`, 0 for none.
+        observe: observe(state) -> {name: array} adds to the history.
+        batch_size: As for `train`, and so are augment and target_loss.
+        solved: The rule of runs until_solved.
     """
 
     algorithm: Algorithm
@@ -85,10 +92,17 @@ class Problem:
     subset: Callable[[int, int], np.ndarray] | None = None
     diagnose: int = 0
     observe: Callable[[TrainState], dict[str, Array]] | None = None
+    batch_size: int | None = None
+    augment: Callable[[Array, PyTree], PyTree] | None = None
+    target_loss: float | None = None
+    solved: Solved | None = None
 
     def but(self, **settings) -> "Problem":
-        """Return the problem with other settings of its algorithm."""
-        return replace(self, algorithm=replace(self.algorithm, **settings))
+        """Return the problem with other settings, of its own or of its algorithm."""
+        own = {field.name for field in fields(self)}
+        of_algorithm = {name: settings[name] for name in settings.keys() - own}
+        settings = {name: settings[name] for name in settings.keys() & own}
+        return replace(self, algorithm=replace(self.algorithm, **of_algorithm), **settings)
 
 
 def key_of(seed: int) -> Array:
@@ -96,7 +110,7 @@ def key_of(seed: int) -> Array:
     return jax.random.fold_in(jax.random.key(0), seed)
 
 
-def schedule_of(run: Run, period=None) -> Schedule:
+def schedule_of(problem: Problem, run: Run, period=None) -> Schedule:
     """Return the run's schedule, with a traced `period` where several runs share a program."""
     if run.schedule is not None:
         return as_schedule(run.schedule)
@@ -104,7 +118,7 @@ def schedule_of(run: Run, period=None) -> Schedule:
         return every(1)
     period = run.period if period is None else period
     if run.until_solved:
-        return when_solved(period)
+        return when_solved(problem.solved, max_period=period)
     if not run.halve_after:
         return every(period)
 
@@ -149,7 +163,17 @@ def algorithm_of(problem: Problem, run: Run, *, step_size=None, penalty=None, pe
         problem.algorithm,
         optimizer=optimizer,
         penalty=penalty if run.penalty > 0 else 0.0,
-        solved=problem.algorithm.solved if run.until_solved else None,
+    )
+
+
+def step_of(problem: Problem, run: Run, **values) -> Step:
+    """Return the steps of the run, with traced numbers where several runs share a program."""
+    return Step(
+        algorithm_of(problem, run, **values),
+        schedule_of(problem, run, values.get("period")),
+        batch_size=problem.batch_size,
+        augment=problem.augment,
+        target_loss=problem.target_loss,
     )
 
 
@@ -190,7 +214,7 @@ def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
                 digests[size] = {STEP: program_digest([steps]), RECORDED: program_digest([looks])}
             settings = start_of(state, (), (data_digest, values, examples), {}, eval_steps)
             settings |= plain_fields(problem=problem, algorithm=problem.algorithm)
-            settings |= plain_fields(rule=problem.algorithm.solved)
+            settings |= plain_fields(rule=problem.solved)
             identity = Identity(
                 settings | {"the kind": _kind_in_words(example)},
                 digests[size],
@@ -202,10 +226,9 @@ def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
                 return outcome if size > 1 else _with_axis_of_runs(outcome)
         if environment.out_of_time() and (checkpoint is None or not checkpoint.exists()):
             raise OutOfTime(label)
-        outcome = run_in_chunks(
-            state,
-            take,
-            look,
+        running = StepTrainer(state, take, look)
+        history, seconds = run_to_end(
+            running,
             eval_steps,
             progress="lines" if environment.reporting() else None,
             label=label,
@@ -213,6 +236,7 @@ def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
             identity=identity,
             out_of_time=environment.out_of_time,
         )
+        outcome = Outcome(running.state, history, seconds)
         return outcome if size > 1 else _with_axis_of_runs(outcome)
 
     return run
@@ -249,23 +273,19 @@ def step_memory(problem: Problem, example: Run) -> int:
 
 def step_operations(problem: Problem, example: Run) -> int:
     """Return the operations of a step of one run, without the check of `solved`."""
-    return costs.operations(*_one_step(problem.but(solved=None), example))
+    return costs.operations(*_one_step(problem, example._replace(until_solved=False)))
 
 
 def _one_step(problem, example):
     def step(state, values, examples, train):
-        algorithm = algorithm_of(problem, example, **values)
-        schedule = schedule_of(example, values["period"])
-        return algorithm.step(state, (*train, examples), schedule)
+        return step_of(problem, example, **values)(state, (*train, examples))
 
     return step, *inputs(problem, [example]), problem.train
 
 
 def _advance(problem, example):
     def advance(state, values, examples, train, count):
-        algorithm = algorithm_of(problem, example, **values)
-        schedule = schedule_of(example, values["period"])
-        return algorithm.advance(state, (*train, examples), count, schedule)
+        return step_of(problem, example, **values).advance(state, (*train, examples), count)
 
     return advance
 
@@ -317,8 +337,8 @@ def inputs(problem: Problem, runs: Sequence[Run]):
         examples = jnp.asarray(np.stack(chosen), jnp.int32)
 
     def draw(key, one_values, one_examples):
-        algorithm = algorithm_of(problem, runs[0], **one_values)
-        return algorithm.draw(problem.init, (*problem.train, one_examples), key)
+        step = step_of(problem, runs[0], **one_values)
+        return step.draw(problem.init, (*problem.train, one_examples), key)
 
     if len(runs) == 1:
         keys, values, examples = jax.tree.map(lambda leaf: leaf[0], (keys, values, examples))

@@ -42,7 +42,7 @@ def image_problem(
     for every run, and runs on fewer examples take nested subsets of the training set. Loss and
     accuracy are recorded on the first `seen` of a run's training examples and on all of validation
     (where there are any) and test. The loss is the mean over the examples of a batch, or their sum.
-    diagnose and observe are those of `groups.Problem`, `settings` further ones of its algorithm.
+    diagnose, observe and the further `settings` are those of `groups.Problem` and its algorithm.
 
     Raises ValueError for an unknown data set, network or reduction, and as those functions do.
     """
@@ -62,10 +62,7 @@ def image_problem(
     algorithm = Algorithm(
         f=model.apply,
         loss=entropy if reduction == "mean" else losses.cross_entropy,
-        batch_size=batch_size,
-        augment=images.augment if augment else None,
         normalization=getattr(model, "normalization", None),
-        **settings,
     )
     return Problem(
         algorithm,
@@ -78,7 +75,9 @@ def image_problem(
         subset=subset,
         diagnose=diagnose,
         observe=observe,
-    )
+        batch_size=batch_size,
+        augment=images.augment if augment else None,
+    ).but(**settings)
 
 
 def snapshot(state) -> dict[str, jnp.ndarray]:

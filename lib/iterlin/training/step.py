@@ -1,0 +1,216 @@
+"""One step of iterative linearisation (Algorithm 3), for any loss, optimiser and schedule.
+
+A step trains the proxy f_lin(theta) = f(theta_s) + J_s (theta - theta_s) on one batch. The schedule
+says when theta_s, the anchor, becomes the current theta.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, PyTree
+
+from iterlin.linearise.linearization import linearize, output_shape
+from iterlin.linearise.parameters import split
+from iterlin.linearise.slices import in_slices
+from iterlin.linearise.validation import accepts, positive, positive_integer
+from iterlin.training import draws
+from iterlin.training.algorithm import Algorithm
+from iterlin.training.linear_problem import LinearProblem
+from iterlin.training.losses import loss_over_slices
+from iterlin.training.schedules import Schedule, as_schedule, of_whole
+from iterlin.training.state import NOT_YET, TrainState
+
+
+@dataclass(frozen=True)
+class Step:
+    """The steps of one run, for a loop of one's own; `train` is the loop that most users want.
+
+    Its states hold the trained parameters alone if `trainable` leaves some out; see `bind`.
+
+    Args:
+        algorithm: What is minimised, and by which optimiser.
+        schedule: When to re-linearise, as for `train`.
+        batch_size: Examples of a step, drawn without replacement; an incomplete last batch of an
+            epoch is left out. None for all examples.
+        augment: augment(key, x) -> x changes the inputs of a step.
+        target_loss: Ends the run at the first linearisation at which the loss of the network, any
+            regularizer included, is at most this.
+        mesh: Devices that share the examples of a step, over all axes, for an f that treats its
+            examples independently (not checked). It has no effect on an f that draws or has running
+            statistics, or for a loss that is not known to be a sum (`losses.as_sum`).
+
+    Raises:
+        ValueError: For an argument of the wrong kind.
+
+    >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
+    >>> step = il.Step(il.Algorithm(f, il.losses.squared_error, optimizer=0.5), schedule=10)
+    >>> state = step.start(jnp.zeros(2), (x, y), jax.random.key(0))
+    >>> for _ in range(20):
+    ...     state = step(state, (x, y))
+    >>> print(state.step, state.updates, f(state.params, x).round(2))
+    20 1 [ 0.49 -0.49]
+    """
+
+    algorithm: Algorithm
+    schedule: Schedule
+    batch_size: int | None = None
+    augment: Callable[[Array, PyTree], PyTree] | None = None
+    target_loss: float | None = None
+    mesh: Mesh | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "schedule", as_schedule(self.schedule))
+        if self.augment is not None:
+            if not callable(self.augment):
+                raise ValueError(f"augment must be a function, got {self.augment!r}")
+            accepts("augment", self.augment, ("key", "x"))
+        if self.batch_size is not None:
+            positive_integer("batch_size", self.batch_size)
+        if self.target_loss is not None:
+            positive("target_loss", self.target_loss)
+        if not isinstance(self.mesh, Mesh | None):
+            raise ValueError(f"mesh must be a jax.sharding.Mesh, got {self.mesh!r}")
+
+    def bind(self, fixed: PyTree) -> "Step":
+        """Return the steps of states that lack the fixed parameters."""
+        if not jax.tree.leaves(fixed):
+            return self
+        algorithm, schedule = self.algorithm.bound(fixed), of_whole(self.schedule, fixed)
+        return replace(self, algorithm=algorithm, schedule=schedule)
+
+    def start(self, params: PyTree, data, key: Array) -> TrainState:
+        """Return the state before the first step.
+
+        Args:
+            params: The trained parameters.
+            data: (x, y), or (x, y, examples) for a run on some of the examples.
+            key: Orders the examples and draws what else the run draws.
+        """
+        zero, not_yet = jnp.asarray(0, jnp.int32), jnp.asarray(NOT_YET, jnp.int32)
+        order = [] if self.batch_size is None else draws.chosen_examples(data)
+        normalization = self.algorithm.normalization
+        return TrainState(
+            step=zero,
+            params=params,
+            anchor=params,
+            optimizer_state=self.algorithm.transformation.init(params),
+            key=key,
+            order=jnp.asarray(order, jnp.int32),
+            updates=zero,
+            anchored_at=zero,
+            solved=jnp.asarray(False),
+            statistics=() if normalization is None else normalization.initial,
+            diverged_at=not_yet,
+            converged_at=not_yet,
+        )
+
+    def draw(self, init: Callable[[Array], PyTree], data, key: Array) -> TrainState:
+        """Return the first state of a run that draws all it needs from one key.
+
+        Two runs of one key share their initial parameters init(key), and the order and augmentation
+        of their examples, whatever their schedules.
+        """
+        params = init(key)
+        moving = split(params, self.algorithm.trainable)[0]
+        state = self.start(moving, data, jax.random.fold_in(key, 1))
+        output_shape(self.algorithm.network(state), params, data[0])
+        return state
+
+    def advance(self, state: TrainState, data, count, fixed: PyTree = ()) -> TrainState:
+        """Take `count` steps, which may be traced, beside the fixed parameters."""
+        step = self.bind(fixed)
+        return jax.lax.fori_loop(0, count, lambda _, state: step(state, data), state)
+
+    def __call__(self, state: TrainState, data) -> TrainState:
+        """Take one step of Algorithm 3 on data = (x, y)."""
+        algorithm, optimizer = self.algorithm, self.algorithm.transformation
+
+        # Re-linearise? Then the anchor theta_s becomes theta.
+        linearizing = self._is_due(state)
+        anchor = _where(linearizing, state.params, state.anchor)
+        opt = state.optimizer_state
+        if algorithm.reset_optimizer:
+            opt = _where(linearizing, optimizer.init(state.params), opt)
+
+        # The gradient of the proxy's loss on the batch, J_s^T loss'(f_lin(theta)).
+        order, x, y = draws.batch(state, data, self.batch_size, self.augment)
+        extra = algorithm.extra(state, draws.network_key(state))
+        value, gradient, statistics = algorithm.objective_and_gradient(
+            state.params, anchor, x, y, extra, at_anchor=self.schedule.every_step, mesh=self.mesh
+        )
+
+        # The optimiser moves theta.
+        problem = LinearProblem(algorithm, anchor, x, y, extra, linearizing)
+        updates, opt = optimizer.update(
+            gradient, opt, state.params, value=value, grad=gradient, value_fn=problem
+        )
+        params = optax.apply_updates(state.params, updates)
+
+        # A run that ends here keeps what it had. At a linearisation proxy and network agree, so
+        # that `value` is the loss of the network.
+        target = -jnp.inf if self.target_loss is None else self.target_loss
+        reached = linearizing & (value <= target)
+        finite = jnp.isfinite(value) & _all_finite(params)
+        moving = ~state.ended & finite & ~reached
+        renewed = linearizing & moving
+        return TrainState(
+            step=state.step + 1,
+            params=_where(moving, params, state.params),
+            anchor=_where(moving, anchor, state.anchor),
+            optimizer_state=_where(moving, opt, state.optimizer_state),
+            key=state.key,
+            order=order,
+            updates=state.updates + (renewed & (state.step > 0)),
+            anchored_at=jnp.where(renewed, state.step, state.anchored_at),
+            solved=self._is_solved(state, anchor, params, renewed, data),
+            statistics=_where(moving, statistics, state.statistics),
+            diverged_at=jnp.where(~state.ended & ~finite, state.step, state.diverged_at),
+            converged_at=jnp.where(~state.ended & finite & reached, state.step, state.converged_at),
+        )
+
+    def _is_due(self, state: TrainState) -> Bool[Array, ""]:
+        if self.schedule.every_step:
+            return jnp.asarray(True)
+        return (state.step == 0) | self.schedule(state.step, state)
+
+    def _is_solved(self, state, anchor, params, renewed, data) -> Bool[Array, ""]:
+        if self.schedule.solved is None:
+            return state.solved
+        return jax.lax.cond(
+            (state.step + 1) % self.schedule.solved.check_every == 0,
+            lambda: self._meets_rule(state, anchor, params, data),
+            lambda: state.solved & ~renewed,
+        )
+
+    def _meets_rule(self, state, anchor, params, data) -> Bool[Array, ""]:
+        """Return whether params solve the linear problem on all examples, by the rule `Solved`."""
+        rule, algorithm, (x, y) = self.schedule.solved, self.algorithm, draws.all_of(data)
+        extra = algorithm.extra(state, None)
+        proxy = linearize(lambda p, x: algorithm.in_training(p, x, extra)[0], anchor)
+        solved = jnp.asarray(False)
+        if rule.accuracy is not None:
+            outputs = in_slices(proxy, rule.slice_size)(params, x)
+            solved |= jnp.mean(jnp.argmax(outputs, -1) == y) >= rule.accuracy
+        if rule.gradient is not None:
+
+            def norm(theta):
+                def gradient_of(loss, x, y):
+                    return jax.grad(lambda p: loss(proxy(p, x), y))(theta)
+
+                gradient = loss_over_slices(gradient_of, algorithm.loss, rule.slice_size, x, y)
+                return optax.tree.norm(algorithm.with_further_terms(gradient, theta, anchor))
+
+            solved |= norm(params) <= rule.gradient * norm(anchor)
+        return solved
+
+
+def _where(condition, a: PyTree, b: PyTree) -> PyTree:
+    return jax.tree.map(lambda u, v: jnp.where(condition, u, v), a, b)
+
+
+def _all_finite(tree: PyTree) -> Bool[Array, ""]:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
