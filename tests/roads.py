@@ -7,8 +7,9 @@ watched, or with the run.
 import dataclasses
 
 import iterlin
-from iterlin.exact import integrator as exact
+from iterlin.exact.integrator import Integrator
 from iterlin.training.algorithm import Algorithm
+from iterlin.training.step import Step
 from iterlin.training.watching import Watch
 from iterlin_study.runs.groups import Problem
 from problems import bare
@@ -58,9 +59,10 @@ def by_engine(f, params, data, *, engine="auto", **settings):
     return train(f, params, data, engine=engine, **settings)
 
 
-def integrator(f, data, **settings):
+def integrator(f, data, *, schedule, target_loss=None, **settings):
     algorithm, watch, rest = sorted_out(f, settings)
-    return exact.integrator(algorithm, data, watch=watch, **rest)
+    step = Step(algorithm, schedule, target_loss=target_loss)
+    return Integrator(step, data, watch=watch, **rest)
 
 
 def problem(f, init, train, **settings):

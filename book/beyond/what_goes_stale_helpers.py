@@ -20,7 +20,7 @@ from iterlin_study.runs.groups import Problem
 FRESH, STALE = "fresh", "stale"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PartlyStale(Algorithm):
     """An `Algorithm` whose steps take residual and Jacobian from theta or from the anchor theta_s.
 
@@ -30,8 +30,8 @@ class PartlyStale(Algorithm):
     gradient descent, whatever the schedule, and both stale are Algorithm 3.
 
     The step's value, by which divergence is detected, is the loss of which the residual is taken.
-    Penalty and regularizer are added as they are. There is no rule `solved`, since there may be no
-    problem to solve, and no normalization, whose running statistics would be those of either point.
+    Penalty and regularizer are added as they are. There is no normalization, whose running
+    statistics would be those of either point.
     """
 
     residual: str = STALE
@@ -42,18 +42,17 @@ class PartlyStale(Algorithm):
         one_of("residual", self.residual, (FRESH, STALE))
         if isinstance(self.jacobian, str):
             one_of("jacobian, unless it names layers,", self.jacobian, (FRESH, STALE))
-        for name in ("solved", "normalization"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"steps that are partly stale go without {name}")
+        if self.normalization is not None:
+            raise ValueError("steps that are partly stale go without normalization")
 
-    def _loss_and_gradient(self, anchor, displacement, x, y, extra):
+    def loss_and_gradient(self, anchor, displacement, x, y, extra, mesh):
         if displacement is None:  # the anchor is theta
-            return super()._loss_and_gradient(anchor, None, x, y, extra)
+            return super().loss_and_gradient(anchor, None, x, y, extra, mesh)
         theta = tree_add(anchor, displacement)  # to rounding
         columns = self._columns(theta)
 
         def of_part(loss, x, y):
-            network = lambda p: self.trained(p, x, extra)[0]  # noqa: E731
+            network = lambda p: self.in_training(p, x, extra)[0]  # noqa: E731
             # What is not used of these is not compiled.
             outputs, fresh = jax.vjp(network, theta)
             expanded, tangents = jax.linearize(network, anchor)

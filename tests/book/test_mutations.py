@@ -20,13 +20,13 @@ PRELOADED = ["beartype", "hypothesis", "jaxtyping", "matplotlib.pyplot", "optax"
 FAULTS = {
     "step with the sign of the displacement flipped": (
         "iterlin/training/algorithm",
-        "tree_sub(state.params, anchor)",
-        "tree_sub(anchor, state.params)",
+        "if at_anchor else tree_sub(theta, anchor)",
+        "if at_anchor else tree_sub(anchor, theta)",
         "iterlin/test_training.py",
         "plain_loop and regression",
     ),
     "step at the previous anchor": (
-        "iterlin/training/algorithm",
+        "iterlin/training/step",
         "anchor = _where(linearizing, state.params, state.anchor)",
         "anchor = state.anchor",
         "iterlin/test_training.py",
@@ -34,8 +34,8 @@ FAULTS = {
     ),
     "K off by one": (
         "iterlin/training/schedules",
-        "return step % period == 0",
-        "return (step + 1) % period == 0",
+        "return step % self.period == 0",
+        "return (step + 1) % self.period == 0",
         "iterlin/test_schedules.py",
         "due_at_multiples",
     ),

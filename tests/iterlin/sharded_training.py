@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from iterlin.linearise.slices import in_slices
 from iterlin.training import losses
-from iterlin.training.steps import dealt_out
+from iterlin.training.step import Step
+from iterlin.training.steps import on_mesh_of
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 assert jax.device_count() == 4
@@ -40,30 +41,31 @@ def flat(params):
     return np.concatenate([a.ravel() for a in jax.tree.leaves(params)])
 
 
-def algorithm(f=network, loss=ENTROPY, mesh=None, **settings):
-    return il.Algorithm(f, loss, 0.1, mesh=mesh, **settings)
+def algorithm(f=network, loss=ENTROPY, keyed=False):
+    return il.Algorithm(f, loss, 0.1, keyed=keyed)
 
 
-def run(data, **settings):
-    watch = il.Watch({"train": data} if "f" in settings else {})
-    length = {"schedule": 3, "num_steps": 7, "key": jax.random.key(1)}
-    state, _ = il.train(algorithm(**settings), params, data, watch=watch, **length)
+def run(data, f=network, **settings):
+    watch = il.Watch({"train": data} if f is not network else {})
+    settings |= {"schedule": 3, "num_steps": 7, "key": jax.random.key(1)}
+    state, _ = il.train(algorithm(f), params, data, watch=watch, **settings)
     return flat(state.params)
 
 
-def iterated(data, **settings):
+def iterated(data, f, mesh=None):
     """Three batches of the data, however they lie, and parameters with them."""
     start, place = params, data[1].sharding
     batches = [jax.device_put((x[i : i + 16], y[i : i + 16]), place) for i in (0, 16, 32)]
     if isinstance(place, NamedSharding):
         start = jax.device_put(params, NamedSharding(place.mesh, PartitionSpec()))
-    state, _ = il.train(algorithm(**settings), start, iter(batches), schedule=3, num_steps=3)
+    state, _ = il.train(algorithm(f), start, iter(batches), schedule=3, num_steps=3)
     return flat(state.params)
 
 
 def sweep(data, **settings):
     grid = {"periods": [1, 3, jnp.inf], "keys": jax.random.split(jax.random.key(2), 2)}
-    states, _ = il.train_sweep(algorithm(**settings), model.init, data, num_steps=7, **grid)
+    settings |= grid
+    states, _ = il.train_sweep(algorithm(), model.init, data, num_steps=7, **settings)
     return flat(states.params)
 
 
@@ -98,8 +100,9 @@ for name, (train, settings) in TRAINED.items():
         print(name, np.abs(found - expected).max(), *sorted(traced))
 spread = jax.device_put((x, y), SPREAD)
 for name, settings in TRACED.items():
-    dealt = dealt_out(algorithm(**settings), spread)
-    state = dealt.start(params, spread, jax.random.key(1))
+    of_run = {n: settings.pop(n) for n in ("mesh", "batch_size") if n in settings}
+    step = on_mesh_of(Step(algorithm(**settings), 3, **of_run), spread)
+    state = step.start(params, spread, jax.random.key(1))
     traced.clear()
-    jax.eval_shape(lambda state, data, d=dealt: d.step(state, data, il.every(3)), state, spread)
+    jax.eval_shape(step, state, spread)
     print(name, "-", *sorted(traced))

@@ -12,9 +12,11 @@ from iterlin import linearize
 from iterlin.linearise.parameters import join, split
 from iterlin.networks.mlp import mlp
 from iterlin.networks.normalization import Normalization, normalize
-from iterlin.training import algorithm, draws, losses
+from iterlin.training import draws, losses
+from iterlin.training.algorithm import Algorithm
 from iterlin.training.linear_problem import LinearProblem
 from iterlin.training.schedules import Solved, every, never, when_solved
+from iterlin.training.step import Step
 from problems import dense, flat, network
 
 SQUARED = losses.mean(losses.squared_error)
@@ -34,21 +36,22 @@ def affine(dtype=jnp.float64):
     return lambda params, x: x @ params["w"], {"w": jnp.ones(2, dtype)}, (x, x[:, 0])
 
 
-def stepped(run, params, data, schedule):
-    state = run.start(params, data, jax.random.key(0))
-    return jax.jit(lambda state: run.step(state, data, schedule))(state)
+def stepped(algorithm, params, data, schedule, **settings):
+    step = Step(algorithm, schedule, **settings)
+    return jax.jit(step)(step.start(params, data, jax.random.key(0)), data)
 
 
 def test_what_a_step_draws_follows_from_the_key_and_the_step():
     f, params, (x, y) = classified()
     chosen, key = jnp.arange(11, 3, -1), jax.random.key(4)
-    begun = algorithm.Algorithm(f, ENTROPY, 0.1, batch_size=3).start(params, (x, y, chosen), key)
+    step = Step(Algorithm(f, ENTROPY, 0.1), 1, batch_size=3)
+    begun = step.start(params, (x, y, chosen), key)
 
     def stream(number, step):
         return jax.random.fold_in(jax.random.fold_in(key, number), step)
 
     state = begun._replace(step=jnp.asarray(4))  # the first of the third epoch: two are one
-    assert draws.network_key(state) == (stream(2**31 - 2, 4),)
+    assert draws.network_key(state) == stream(2**31 - 2, 4)
     order, inputs, targets = draws.batch(state, (x, y, chosen), 3, None)
     assert order.dtype == jnp.int32
     np.testing.assert_array_equal(order, jax.random.permutation(jax.random.fold_in(key, 2), chosen))
@@ -83,9 +86,7 @@ def test_the_problem_of_a_step_is_the_loss_of_the_proxy_and_the_further_terms():
     terms = {"penalty": 0.3, "regularizer": lambda p: 0.1 * optax.tree.norm(p, squared=True)}
     added = 0.3 * np.sum((flat(theta) - flat(anchor)) ** 2) + 0.1 * np.sum(flat(theta) ** 2)
     for settings, further in (({}, 0.0), (terms, added)):
-        run = algorithm.Algorithm(
-            lambda p, x, scale: f(p, scale * x), ENTROPY, 0.1, keyed=True, **settings
-        )
+        run = Algorithm(lambda p, x, scale: f(p, scale * x), ENTROPY, 0.1, keyed=True, **settings)
         drawn = (jnp.asarray(2.0),)
         problem = LinearProblem(run, anchor, x, y, drawn, jnp.asarray(True))
         np.testing.assert_allclose(problem.outputs(theta), proxy, atol=1e-13)
@@ -100,17 +101,17 @@ def test_an_optimizer_is_told_value_and_gradient_of_the_problem_that_it_may_ask(
         return gradient, {"told": (value, grad, gradient), "asked": (asked, slope, slope)}
 
     none = 0.0, anchor, anchor
-    run = algorithm.Algorithm(
+    algorithm = Algorithm(
         lambda params, x: jnp.tanh(f(params, x)),
         losses.squared_error,
         optax.GradientTransformationExtraArgs(lambda _: {"told": none, "asked": none}, update),
         penalty=0.3,
         regularizer=lambda params: jnp.sum(params["w"] ** 4),
     )
-    state = run.start(anchor, data, jax.random.key(0))
+    step = Step(algorithm, never())
+    state = step.start(anchor, data, jax.random.key(0))
     state = state._replace(step=jnp.asarray(3), params={"w": jnp.asarray([0.5, 2.0])})
-    step = jax.jit(lambda state: run.step(state, data, never()))
-    found = step(state).optimizer_state
+    found = jax.jit(step)(state, data).optimizer_state
     np.testing.assert_allclose(flat(found["told"]), flat(found["asked"]), rtol=1e-11, atol=1e-13)
 
 
@@ -127,8 +128,7 @@ def test_one_number_that_is_not_finite_ends_a_run_at_once(bad):
         return updates | {"w": updates["w"].at[1].set(jnp.inf)}
 
     chosen = (endless, 0.1) if bad == "loss" else (losses.squared_error, optax.stateless(spoilt))
-    run = algorithm.Algorithm(f, *chosen, target_loss=1e9)
-    state = stepped(run, params, data, every(1))
+    state = stepped(Algorithm(f, *chosen), params, data, every(1), target_loss=1e9)
     assert (int(state.diverged_at), int(state.converged_at)) == (0, -1)
     np.testing.assert_array_equal(flat(state.params), flat(params))
 
@@ -138,14 +138,16 @@ def test_a_run_begins_with_a_linearisation_whatever_the_schedule_says():
     params, data = {"w": jnp.zeros(2)}, (x, jnp.ones(3))
     # Only there is the network's own loss seen; here it is the target, to the bit.
     target = float(losses.squared_error(jnp.zeros(3), jnp.ones(3)))
-    run = algorithm.Algorithm(f, losses.squared_error, 0.1, target_loss=target)
-    assert int(stepped(run, params, data, lambda step, state: step > 9).converged_at) == 0
+    algorithm = Algorithm(f, losses.squared_error, 0.1)
+    late = lambda step, state: step > 9  # noqa: E731
+    state = stepped(algorithm, params, data, late, target_loss=target)
+    assert int(state.converged_at) == 0
 
 
 def test_parameters_keep_their_type_whatever_the_optimizer_computes_in():
     f, params, data = affine(jnp.float32)
     widely = optax.stateless(lambda updates, _: {"w": -0.1 * updates["w"].astype(jnp.float64)})
-    run = algorithm.Algorithm(f, losses.squared_error, widely)
+    run = Algorithm(f, losses.squared_error, widely)
     assert stepped(run, params, data, every(1)).params["w"].dtype == jnp.float32
 
 
@@ -166,9 +168,10 @@ def test_a_linear_problem_is_left_when_it_is_solved(rule, batch_size):
     f, params, data = classified(examples=13)
     check, penalty = 5, 0.05
     solved = Solved(check, 1.0, None, 5) if rule == "accuracy" else Solved(check, None, 0.2, 5)
-    settings = {"batch_size": batch_size, "penalty": penalty, "reset_optimizer": True}
-    run = algorithm.Algorithm(f, ENTROPY, optax.adam(0.01), solved=solved, **settings)
-    advance = jax.jit(lambda state, count: run.advance(state, data, count, when_solved(60)))
+    settings = {"penalty": penalty, "reset_optimizer": True}
+    algorithm = Algorithm(f, ENTROPY, optax.adam(0.01), **settings)
+    run = Step(algorithm, when_solved(solved, max_period=60), batch_size)
+    advance = jax.jit(lambda state, count: run.advance(state, data, count))
 
     def objective(p, anchor):
         gap = sum(jnp.sum(d**2) for d in jax.tree.leaves(jax.tree.map(jnp.subtract, p, anchor)))
@@ -204,7 +207,7 @@ def test_plain_steps_ask_a_network_for_its_reverse_derivative_alone():
     f, params, data = affine()
     found, expected = (
         stepped(
-            algorithm.Algorithm(lambda p, x, g=g: g(f(p, x)), losses.squared_error, 0.01),
+            Algorithm(lambda p, x, g=g: g(f(p, x)), losses.squared_error, 0.01),
             params,
             data,
             every(1),
@@ -277,7 +280,7 @@ def test_a_part_of_a_normalised_network_is_bound_with_its_statistics():
     params, normalization = normalised()
     moving, fixed = split(params, lambda path: path == "last")
     settings = {"normalization": normalization, "trainable": lambda path: path == "last"}
-    part = algorithm.Algorithm(lambda p, x: x, ENTROPY, 0.1, **settings).bound(fixed)
+    part = Algorithm(lambda p, x: x, ENTROPY, 0.1, **settings).bound(fixed)
     assert part.trainable is None
     for form in ("apply", "evaluate"):
         given = normalization.initial, jnp.ones((2, 3)) * jnp.arange(2)[:, None]
@@ -290,22 +293,22 @@ def test_a_part_of_a_normalised_network_is_bound_with_its_statistics():
 def test_examples_choose_what_a_run_trains_on():
     f, params, (x, y) = classified()
     chosen = jnp.asarray([0, 3, 4, 7, 9])
-    whole = algorithm.Algorithm(f, ENTROPY, optax.sgd(0.1))
+    whole = Step(Algorithm(f, ENTROPY, optax.sgd(0.1)), every(2))
     by_index = whole.advance(
-        whole.start(params, (x, y, chosen), jax.random.key(0)), (x, y, chosen), 5, every(2)
+        whole.start(params, (x, y, chosen), jax.random.key(0)), (x, y, chosen), 5
     )
     directly = whole.advance(
-        whole.start(params, (x, y), jax.random.key(0)), (x[chosen], y[chosen]), 5, every(2)
+        whole.start(params, (x, y), jax.random.key(0)), (x[chosen], y[chosen]), 5
     )
     np.testing.assert_array_equal(flat(by_index.params), flat(directly.params))
-    batches = algorithm.Algorithm(f, ENTROPY, optax.sgd(0.1), batch_size=5)
+    batches = replace(whole, batch_size=5)
     state = batches.start(params, (x, y, chosen), jax.random.key(0))
     for _ in range(4):
-        state = batches.advance(state, (x, y, chosen), 1, every(2))
+        state = batches.advance(state, (x, y, chosen), 1)
         assert sorted(state.order.tolist()) == chosen.tolist()
 
 
-@pytest.mark.parametrize("schedule", [every(1), every(2)])
+@pytest.mark.parametrize("schedule", [every(1), when_solved(Solved(1, 0.5, None, 5), max_period=2)])
 def test_a_part_moves_as_if_the_rest_were_written_into_the_network(schedule):
     """A network that draws, a regularizer of all parameters, and looks that draw nothing."""
     f, params, data = classified()
@@ -317,15 +320,16 @@ def test_a_part_moves_as_if_the_rest_were_written_into_the_network(schedule):
     def regularizer(p):
         return 0.1 * optax.tree.norm(p, squared=True) ** 2
 
-    def advanced(run, steps):
-        return run.advance(run.start(moving, data, jax.random.key(5)), data, steps, schedule)
+    def advanced(algorithm, steps):
+        step = Step(algorithm, schedule)
+        return step.advance(step.start(moving, data, jax.random.key(5)), data, steps)
 
-    settings = {"keyed": True, "solved": Solved(1, 0.5, None, 5)}
-    whole = algorithm.Algorithm(drawing, ENTROPY, 0.3, regularizer=regularizer, **settings)
+    settings = {"keyed": True}
+    whole = Algorithm(drawing, ENTROPY, 0.3, regularizer=regularizer, **settings)
     part = whole.bound(fixed)
     written = lambda m, x, key: drawing(join(m, fixed), x, key)  # noqa: E731
     of_moving = {"regularizer": lambda m: regularizer(join(m, fixed)), **settings}
-    by_hand = advanced(algorithm.Algorithm(written, ENTROPY, 0.3, **of_moving), 5)
+    by_hand = advanced(Algorithm(written, ENTROPY, 0.3, **of_moving), 5)
     state = advanced(part, 5)
     np.testing.assert_allclose(flat(state.params), flat(by_hand.params), rtol=1e-12)
     assert bool(state.solved) == bool(by_hand.solved)
@@ -340,9 +344,8 @@ def test_a_penalty_may_be_traced():
     f, params, data = classified()
 
     def moved(penalty):
-        run = algorithm.Algorithm(f, ENTROPY, 0.3, penalty=penalty)
-        state = run.advance(run.start(params, data, jax.random.key(0)), data, 4, never())
-        return state.params
+        step = Step(Algorithm(f, ENTROPY, 0.3, penalty=penalty), never())
+        return step.advance(step.start(params, data, jax.random.key(0)), data, 4).params
 
     found = jax.vmap(moved)(jnp.asarray([0.0, 0.5]))
     for i, penalty in enumerate((0.0, 0.5)):

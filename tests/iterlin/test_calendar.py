@@ -5,13 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from iterlin.exact import calendar
-from iterlin.exact.calendar import Answers, ends_when_solved, looks_at
+from iterlin.exact.calendar import Answers
 from iterlin.training import losses, schedules
 from iterlin.training.algorithm import Algorithm
-from iterlin.training.schedules import as_schedule
+from iterlin.training.schedules import as_schedule, reads_params
+from iterlin.training.step import Step
 from jax import lax
 
-STATE = Algorithm(lambda p, x: p["a"] * x + p["b"], losses.squared_error, 0.1).start(
+ALGORITHM = Algorithm(lambda p, x: p["a"] * x + p["b"], losses.squared_error, 0.1)
+STATE = Step(ALGORITHM, 1).start(
     {"a": jnp.ones(()), "b": jnp.ones(())}, (jnp.ones(2), jnp.ones(2)), jax.random.key(0)
 )
 
@@ -53,33 +55,16 @@ def test_finds_the_next_yes_in_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "fields"),
-    [
-        (schedules.every(3), set()),
-        (schedules.when_solved(3), {"solved"}),
-        (schedules.when(moved, check_every=2), {"params"}),
-        # The whole state goes through jit and cond, and the step alone decides.
-        (jax.jit(lambda step, state: (step > 0) & (state.step > 1)), set()),
-        (lambda step, s: lax.cond(s.params["b"] > 3, lambda: True, lambda: False), {"params"}),
-        (lambda step, s: (s.params["a"] == 1) | (s.solved == step), {"params", "solved"}),
-    ],
-)
-def test_what_a_schedule_looks_at(schedule, fields):
-    assert {
-        name for name in ("params", "solved") if looks_at(name, as_schedule(schedule), STATE)
-    } == fields
-
-
-@pytest.mark.parametrize(
-    ("schedule", "ends"),
+    ("schedule", "reads"),
     [
         (schedules.every(3), False),
-        (schedules.when_solved(3), True),
-        (lambda step, state: ~state.solved, False),
-        (lambda step, state: state.solved & (step % 10 == 0), False),
-        # It looks, and says yes at the first step either way.
-        (lambda step, state: jnp.where(state.solved, step % 3 == 1, step % 2 == 1), False),
+        (schedules.when_solved(schedules.Solved(3)), False),
+        (schedules.when(moved, check_every=2), True),
+        # The whole state goes through jit and cond, and the step alone decides.
+        (jax.jit(lambda step, state: (step > 0) & (state.step > 1)), False),
+        (lambda step, s: lax.cond(s.params["b"] > 3, lambda: True, lambda: False), True),
+        (lambda step, s: (s.params["a"] == 1) | (s.solved == step), True),
     ],
 )
-def test_whether_a_schedule_ends_a_problem_that_is_solved(schedule, ends):
-    assert ends_when_solved(as_schedule(schedule), STATE) == ends
+def test_whether_a_schedule_reads_the_parameters(schedule, reads):
+    assert reads_params(as_schedule(schedule), STATE) == reads

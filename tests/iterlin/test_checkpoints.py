@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
-from iterlin.training import checkpoints, chunks
+from iterlin.training import checkpoints, loop
 from iterlin.training.identity import Identity
 
 A, B = Identity({"run": "a"}), Identity({"run": "b"})
@@ -131,11 +131,12 @@ def test_a_file_that_cannot_be_written_leaves_the_last_checkpoint(tmp_path, monk
         checkpoints.save(path / "deeper.npz", TREE, identity=A)
 
 
-# Runs in chunks.
+# The loop of runs.
 
 
 class Going(NamedTuple):
     ended: jax.Array
+    diverged_at: int = -1
 
 
 class Clock:
@@ -149,7 +150,7 @@ class Clock:
 
 
 def counts_of(clock, seconds, steps, ended=(False,), **settings):
-    """How many steps are taken at a time where so many seconds pass at each; and the outcome."""
+    """How many steps are taken at a time where so many seconds pass at each; and the seconds."""
     counts = []
 
     def advance(state, count):
@@ -159,22 +160,21 @@ def counts_of(clock, seconds, steps, ended=(False,), **settings):
 
     start, eval_steps = Going(jnp.asarray(ended)), np.atleast_1d(steps)
     nothing = {"progress": False, **settings}
-    outcome = chunks.run_in_chunks(
-        start, advance, lambda state: {"ended": state.ended}, eval_steps, **nothing
-    )
-    return counts, outcome
+    trainer = loop.StepTrainer(start, advance, lambda state: {"ended": state.ended})
+    _, seconds = loop.run(trainer, eval_steps, **nothing)
+    return counts, seconds
 
 
 def test_as_many_steps_go_together_as_take_a_chunk_s_time(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(chunks, "time", clock)
-    monkeypatch.setattr(chunks, "FIRST_CHUNK", 8)
-    assert counts_of(clock, 0.4 * chunks.CHUNK, 56)[0] == [8, 16, 32]
-    assert counts_of(clock, 1.9 * chunks.CHUNK, 24)[0] == [8, 8, 8]
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(loop, "FIRST_CHUNK", 8)
+    assert counts_of(clock, 0.4 * loop.CHUNK, 56)[0] == [8, 16, 32]
+    assert counts_of(clock, 1.9 * loop.CHUNK, 24)[0] == [8, 8, 8]
     # What an evaluation cuts short says nothing of how many would do.
-    found = counts_of(clock, 0.4 * chunks.CHUNK, [1, 2, 3, 4, 28])[0]
+    found = counts_of(clock, 0.4 * loop.CHUNK, [1, 2, 3, 4, 28])[0]
     assert found == [1, 1, 1, 1, 8, 16]
-    assert counts_of(clock, 2.1 * chunks.CHUNK, 16)[0] == [8, 4, 2, 1, 1]
+    assert counts_of(clock, 2.1 * loop.CHUNK, 16)[0] == [8, 4, 2, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -183,9 +183,9 @@ def test_as_many_steps_go_together_as_take_a_chunk_s_time(monkeypatch):
 def test_checkpoints_are_written_when_their_time_has_come(tmp_path, monkeypatch, seconds, steps):
     """Between and at evaluations, and always at the end; here three seconds pass at two steps."""
     clock, written = Clock(), []
-    monkeypatch.setattr(chunks, "time", clock)
-    monkeypatch.setattr(chunks, "FIRST_CHUNK", 2)
-    monkeypatch.setattr(chunks, "CHUNK", 3.0)
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(loop, "FIRST_CHUNK", 2)
+    monkeypatch.setattr(loop, "CHUNK", 3.0)
     monkeypatch.setattr(checkpoints, "save", lambda *_, notes, **__: written.append(notes["taken"]))
     settings = {"checkpoint": tmp_path / "run", "checkpoint_seconds": seconds}
     counts_of(clock, 3.0, [2, 8, 12], **settings)
@@ -194,16 +194,16 @@ def test_checkpoints_are_written_when_their_time_has_come(tmp_path, monkeypatch,
 
 def test_a_run_that_goes_on_counts_the_seconds_of_both_its_parts(tmp_path, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(chunks, "time", clock)
-    monkeypatch.setattr(chunks, "FIRST_CHUNK", 8)
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(loop, "FIRST_CHUNK", 8)
     looks = iter([False, False, True])
-    settings = {"seconds": chunks.CHUNK, "steps": 40, "checkpoint": tmp_path / "run"}
+    settings = {"seconds": loop.CHUNK, "steps": 40, "checkpoint": tmp_path / "run"}
     settings["out_of_time"] = lambda: next(looks, False)
-    with pytest.raises(chunks.OutOfTime, match="stopped at step 16"):
+    with pytest.raises(loop.OutOfTime, match="stopped at step 16"):
         counts_of(clock, **settings)
-    counts, outcome = counts_of(clock, **settings)
+    counts, seconds = counts_of(clock, **settings)
     assert counts == [8, 8, 8]
-    assert outcome.seconds == 5 * chunks.CHUNK
+    assert seconds == 5 * loop.CHUNK
     # Nothing is left to do, or to write.
     monkeypatch.setattr(checkpoints, "save", lambda *_, **__: pytest.fail("written again"))
     assert counts_of(clock, **settings)[0] == []
@@ -225,16 +225,14 @@ class Diverging(NamedTuple):
     ],
 )
 def test_progress_is_a_bar_or_lines_but_never_both(monkeypatch, capsys, terminal, progress, shown):
-    monkeypatch.setattr(chunks, "LINE", 0.0)
+    monkeypatch.setattr(loop, "LINE", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    chunks.run_in_chunks(
+    trainer = loop.StepTrainer(
         Diverging(jnp.zeros(3, bool), jnp.array([3, -1, 0])),
         lambda state, count: state,
         lambda state: {"loss": jnp.zeros(())},
-        np.array([3, 8, 10]),
-        label="runs",
-        progress=progress,
     )
+    loop.run(trainer, np.array([3, 8, 10]), label="runs", progress=progress)
     told = capsys.readouterr().err
     assert ("10/10" in told) == (shown == "bar")
     assert ("runs: step 10 of 10, " in told) == (shown == "lines")
@@ -253,25 +251,27 @@ import jax.numpy as jnp
 from iterlin.training import losses, schedules
 from iterlin.training.algorithm import Algorithm
 from iterlin.networks.mlp import mlp
-from iterlin.training import chunks
+from iterlin.training import loop
 from iterlin_study.runs import grids
 from iterlin_study.runs.groups import Problem
 from iterlin.training.watching import Watch
 
-chunks.FIRST_CHUNK, chunks.CHUNK = 4, 0.0
-chunks.run_in_chunks.__kwdefaults__["checkpoint_seconds"] = 0.0
+loop.FIRST_CHUNK, loop.CHUNK = 4, 0.0
+loop.run.__kwdefaults__["checkpoint_seconds"] = 0.0
 folder, target = map(Path, sys.argv[1:])
 x = jax.random.normal(jax.random.key(1), (24, 2))
 y = (jnp.prod(x, 1) > 0).astype(jnp.int32)
 model = mlp((2, 8, 2))
 loss = losses.mean(losses.cross_entropy)
 algorithm = Algorithm(
-    model.apply, loss, batch_size=6, reset_optimizer=True, solved=schedules.Solved(10),
-    augment=lambda key, x: x + 0.1 * jax.random.normal(key, x.shape),
+    model.apply, loss, reset_optimizer=True
 )
 problem = Problem(
     algorithm, model.init, (x, y), Watch({"train": (x, y)}, {"loss": loss}),
     observe=lambda state: {"weight": state.params[0]["weight"]},
+    batch_size=6,
+    augment=lambda key, x: x + 0.1 * jax.random.normal(key, x.shape),
+    solved=schedules.Solved(10),
 )
 steps = tuple(range(0, 161, 20))
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin.training import chunks, losses, schedules
+from iterlin.training import loop, losses, schedules
 from iterlin.training.checkpoints import CheckpointError
 from iterlin.training.identity import Identity, digest, program_digest, summary
 from iterlin.training.watching import Watch
@@ -73,7 +73,7 @@ def test_a_program_is_told_by_the_arrays_that_it_holds(hold):
 def train(path, f=None, loss=ENTROPY, **changes):
     """Parameters and history of a run of eight steps with its checkpoint in that file."""
     algorithm = {"optimizer": 0.5}
-    algorithm |= {n: changes.pop(n) for n in ("optimizer", "augment") if n in changes}
+    algorithm |= {"optimizer": changes.pop("optimizer")} if "optimizer" in changes else {}
     settings = {"schedule": 3, "num_steps": 8, "key": KEY, "checkpoint": path} | changes
     params, data = settings.pop("params", None), settings.pop("data", (X, Y))
     params = start() if params is None else params
@@ -145,7 +145,7 @@ def test_train_tells_functions_by_what_they_hold(tmp_path, monkeypatch, name, on
         with pytest.raises(CheckpointError, match=rf"differs in ({words}).*version \(JAX 0.4.30"):
             train(path, **{name: other})
     trained_again = lambda state: pytest.fail("trained again")  # noqa: E731
-    monkeypatch.setattr(chunks.jax, "block_until_ready", trained_again)
+    monkeypatch.setattr(loop.jax, "block_until_ready", trained_again)
     np.testing.assert_array_equal(train(path, **{name: one})[0], wanted)
 
 

@@ -10,13 +10,12 @@ import problems
 import pytest
 import roads
 from iterlin.exact import engines
-from iterlin.exact import run as exact_run
 from iterlin.exact.checks import check_engine
 from iterlin.exact.choice import ENGINES, choose
 from iterlin.exact.task import Task, quadratic, slice_size
 from iterlin.linearise.costs import kept_bytes
-from iterlin.training import losses, schedules
-from iterlin.training.chunks import OutOfTime
+from iterlin.training import loop, losses, schedules
+from iterlin.training.loop import OutOfTime
 from iterlin.training.schedules import Solved
 from roads import by_engine, integrator
 
@@ -24,7 +23,10 @@ STEP_SIZE, LENGTH, PERIOD = 0.05, 60, 20
 EVAL_STEPS = [0, 3, 7, 20, 45, 60]
 CROSS_ENTROPY = losses.mean(losses.cross_entropy)
 SQUARED = losses.mean(losses.squared_error)
-WHEN_SOLVED = schedules.when_solved(10**6)
+
+
+def when_solved(*rule, **more):
+    return {"schedule": schedules.when_solved(Solved(*rule, **more), max_period=10**6)}
 
 
 def setting(loss=CROSS_ENTROPY, **changes):
@@ -243,13 +245,13 @@ def sequences(params, x):
 
 @pytest.mark.parametrize("kind", ["examples", "places of sequences"])
 def test_solved_stops_where_the_steps_of_train_do(kind):
-    changes = {"schedule": WHEN_SOLVED, "num_steps": 600, "eval_steps": [0, 600]}
-    problem, settings = setting(solved=Solved(5, accuracy=0.6), **changes)
+    changes = {"num_steps": 600, "eval_steps": [0, 600]}
+    problem, settings = setting(**changes, **when_solved(5, accuracy=0.6))
     engine = "function_space"
     if kind != "examples":  # each place counts by itself, and all must be right
         params = {"slope": jnp.zeros((1, 2, 3)), "places": jnp.arange(6.0).reshape(1, 2, 3)}
         problem = sequences, params, (jnp.array([[2.0], [-1.0]]), jnp.array([[0, 1], [2, 0]]))
-        settings |= {"solved": Solved(4, accuracy=1.0), "evaluate": {}}
+        settings |= {"evaluate": {}, **when_solved(4, accuracy=1.0)}
         engine = "kept_steps"
     found = by_engine(*problem, step_size=0.05, engine=engine, **settings)
     assert int(found[0].updates) > 0
@@ -286,9 +288,9 @@ def test_solved_is_a_gradient_that_has_fallen_far_enough(name, monkeypatch):
 
 def test_a_linearisation_lasts_a_step_at_least_however_soon_it_is_solved():
     """A flow's own steps are shorter than one of the steps that it stands for here."""
-    rule = Solved(1, accuracy=None, gradient=0.999)
-    changes = {"schedule": WHEN_SOLVED, "num_steps": 3, "eval_steps": [3], "evaluate": {}}
-    _, settings = setting(SQUARED, solved=rule, **changes)
+    changes = {"num_steps": 3, "eval_steps": [3], "evaluate": {}}
+    changes |= when_solved(1, accuracy=None, gradient=0.999)
+    _, settings = setting(SQUARED, **changes)
     problem = lambda p, x: x @ p, jnp.zeros(2), (jnp.eye(2), jnp.ones(2))
     state, _ = by_engine(*problem, step_size=1e3, engine="flow", **settings)
     assert (int(state.step), int(state.updates)) == (3, 2)
@@ -313,8 +315,8 @@ def test_resume_is_bit_identical(engine, loss, schedule, stopped_by, tmp_path, m
     """The checkpoint is written at a deadline, however recent the last, and regularly before."""
     (f, params, data), settings = setting(loss)
     shared = {"loss": loss, "engine": engine, "evaluate": settings["evaluate"]}
-    settings = {"schedule": schedule, "num_steps": 2000, "at": [0, 30, 500, 2000]}
-    run = integrator(f, data, step_size=0.01, **shared)
+    settings = {"num_steps": 2000, "at": [0, 30, 500, 2000]}
+    run = integrator(f, data, schedule=schedule, step_size=0.01, **shared)
     stop_at, looks = np.inf, 0
 
     def look():
@@ -329,7 +331,8 @@ def test_resume_is_bit_identical(engine, loss, schedule, stopped_by, tmp_path, m
     assert int(whole[0].updates) > 1
     in_all, looks, stop_at = looks, 0, looks - 2
     settings["checkpoint"] = tmp_path / "run.npz"
-    monkeypatch.setattr(exact_run, "CHECKPOINT", 0.0 if stopped_by == "crash" else 60.0)
+    seconds = 0.0 if stopped_by == "crash" else 60.0
+    monkeypatch.setitem(loop.run.__kwdefaults__, "checkpoint_seconds", seconds)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt if stopped_by == "crash" else OutOfTime):
         run(params, **settings)
@@ -349,7 +352,7 @@ def test_resume_is_bit_identical(engine, loss, schedule, stopped_by, tmp_path, m
 def test_an_integrator_looks_where_its_watch_says_unless_told():
     (f, params, data), _ = setting()
     shared = {"loss": CROSS_ENTROPY, "engine": "function_space", "eval_steps": [5, 10]}
-    run = integrator(f, data, step_size=STEP_SIZE, **shared)
+    run = integrator(f, data, schedule=3, step_size=STEP_SIZE, **shared)
     for at, expected in ((None, [5, 10, 20]), ([7], [7, 20])):
         _, history = run(params, schedule=schedules.every(10), num_steps=20, at=at)
         assert history["step"].tolist() == expected

@@ -55,7 +55,8 @@ CASES = {
     "weighted": (scalars, weighted_error, WEIGHTED),
 }
 RUN = {"schedule": 10, "num_steps": 25}
-WHEN_SOLVED = {"schedule": schedules.when_solved(100)}
+FLOW = {"engine": "flow"}
+WHEN_SOLVED = {"schedule": schedules.when_solved(Solved(5), max_period=100)}
 
 
 def not_frozen(path):
@@ -134,14 +135,14 @@ def test_arrays_of_numpy_and_steps_with_a_regularizer():
 @pytest.mark.parametrize(
     ("case", "algorithm", "settings", "message"),
     [
-        ("numbers", {"regularizer": optax.tree.norm}, {"engine": "flow"}, "regularizer.*'steps'"),
-        ("numbers", {"f": lambda p, x, key: 0, "keyed": True}, {"engine": "flow"}, "no key"),
-        ("numbers", {"optimizer": timed.for_time(3.0).optimizer}, {}, "every.time / step size"),
+        ("numbers", {"regularizer": optax.tree.norm}, FLOW, "regularizer.*'steps'"),
+        ("numbers", {"f": lambda p, x, key: 0, "keyed": True}, FLOW, "no key"),
+        ("numbers", {"optimizer": timed.for_time(3.0).optimizer}, FLOW, "every.time / step size"),
         ("numbers", {}, {"schedule": 2.5}, "schedule"),
         ("weighted", {}, {"engine": "closed_form"}, "squared error"),
         ("numbers", {"f": lambda p, x: {"a": scalars(p, x)}}, {}, "one array"),
-        ("numbers", {"solved": Solved(5)}, WHEN_SOLVED, "accuracy=None, gradient"),
-        ("numbers", {"batch_size": 2}, {}, "full batch as it is: no batch_size"),
+        ("numbers", {}, WHEN_SOLVED, "accuracy=None, gradient"),
+        ("numbers", {}, FLOW | {"batch_size": 2}, "full batch as it is: no batch_size"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(case, algorithm, settings, message):
@@ -152,9 +153,9 @@ def test_settings_that_do_not_go_together_are_refused(case, algorithm, settings,
 
 def test_the_state_of_a_run_and_batches_of_data_are_refused():
     algorithm, params, data, _ = setting("numbers")
-    state = algorithm.start(params, data, jax.random.key(0))
-    with pytest.raises(ValueError, match="give its state"):
-        by_engine(algorithm, state, data, **RUN)
+    state, _ = iterlin.train(algorithm, params, data, **RUN)
+    with pytest.raises(ValueError, match="its state"):
+        by_engine(algorithm, state, data, **RUN | FLOW)
     with pytest.raises(ValueError, match="data must be two"):
         by_engine(algorithm, params, iter([data]), **RUN)
 

@@ -23,6 +23,7 @@ from iterlin.training.schedules import (
     when,
     when_solved,
 )
+from iterlin.training.step import Step
 from iterlin.training.watching import Watch
 from iterlin_study.runs import grids
 from iterlin_study.runs.groups import Problem
@@ -82,8 +83,9 @@ def due(schedule, anchored, **state):
 
 @pytest.mark.parametrize("anchored", [0, 7])
 def test_a_problem_is_left_when_it_is_solved_or_its_longest_period_is_over(anchored):
-    assert due(when_solved(10), anchored, solved=False) == [10, 11, 12]
-    assert due(when_solved(10), anchored, solved=True) == list(range(13))
+    schedule = when_solved(Solved(5), max_period=10)
+    assert due(schedule, anchored, solved=False) == [10, 11, 12]
+    assert due(schedule, anchored, solved=True) == list(range(13))
 
 
 @pytest.mark.parametrize("anchored", [0, 7])
@@ -101,7 +103,7 @@ def test_a_schedule_sees_the_parameters_that_stay_as_they_are():
     """And is followed as before: as one that looks now and then."""
     moving, fixed = split({"a": jnp.ones(()), "b": 2 * jnp.ones(())}, lambda path: path == "a")
     algorithm = Algorithm(lambda p, x: p["a"] * x, losses.squared_error, 0.1)
-    state = algorithm.start(moving, (jnp.ones(2), jnp.ones(2)), jax.random.key(0))
+    state = Step(algorithm, 1).start(moving, (jnp.ones(2), jnp.ones(2)), jax.random.key(0))
     schedule = when(lambda s: s.params["b"] + s.anchor["a"] == 3, check_every=1)
     asked = of_whole(schedule, fixed)
     assert bool(asked(jnp.asarray(1), state))

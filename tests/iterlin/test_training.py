@@ -12,9 +12,10 @@ import pytest
 import roads
 from iterlin import every, linearize, never
 from iterlin.networks.mlp import mlp
-from iterlin.training import checkpoints, chunks, losses, schedules
+from iterlin.training import checkpoints, loop, losses, schedules
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.state import TrainState
+from iterlin.training.step import Step
 from iterlin.training.watching import UPDATES, Watch, check_watch, log_steps, observer
 from iterlin_study.runs import grids
 from iterlin_study.runs.groups import Problem
@@ -258,7 +259,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(checkpoints, "save", killed)
-        patched.setattr(chunks.time, "monotonic", count(step=chunks.CHECKPOINT).__next__)
+        patched.setattr(loop.time, "monotonic", count(step=loop.CHECKPOINT).__next__)
         with pytest.raises(KeyboardInterrupt):
             train(f, x, **settings)
     state, history = train(f, x, **settings)
@@ -384,6 +385,7 @@ BATCHES = r"give batches \(x, y\) as an iterator, iter\(data\)$"
 SUM = Watch({"test": (X3, TWO)}, {"sum": lambda o, y: np.sum(np.asarray(o))})
 KEY = {"key": KEYS[0]}
 TRAIN, BOTH, ALL = "train", "train train_sweep", "train train_sweep flow"
+WHEN_SOLVED = schedules.when_solved(schedules.Solved(5))
 MISTAKES = [
     (BOTH, {"num_steps": 2.5}, "num_steps must be a positive integer, got 2.5"),
     (BOTH, {"num_steps": 2**31}, "^num_steps must be below 2147483648"),
@@ -396,7 +398,6 @@ MISTAKES = [
     (TRAIN, {"optimizer": -0.1}, "optimizer, as a step size, must be finite and positive"),
     (TRAIN, {"optimizer": np.array([0.1, 0.2])}, "must be one number"),
     (TRAIN, {"penalty": -1.0}, "penalty must be finite and non-negative"),
-    (TRAIN, {"solved": 3}, "solved must be a rule"),
     (TRAIN, {"normalization": 3}, "normalization must be a"),
     (TRAIN, {"mesh": 3}, "mesh must be a jax.sharding.Mesh"),
     (TRAIN, {"f": 3}, "f must be a function, got 3"),
@@ -442,7 +443,7 @@ MISTAKES = [
     (TRAIN, {"data": iter([X3[:2]])}, "data must be two: inputs and targets"),
     (TRAIN, {"data": iter([])}, "data has no batch"),
     (TRAIN, {"data": iter([(X3, TWO)]), "batch_size": 3}, "batch_size needs all data at once"),
-    (TRAIN, {"data": iter([(X3, TWO)]), "solved": schedules.Solved(5)}, "solved needs all data at"),
+    (TRAIN, {"data": iter([(X3, TWO)]), "schedule": WHEN_SOLVED}, "when_solved needs all data at"),
     (TRAIN, {"data": iter([(X3, TWO)]), "checkpoint": "run"}, "cannot go on from a checkpoint"),
     # What is watched.
     (BOTH, {"watch": {"test": 1}}, "^watch must be a Watch, .* got one of type dict$"),
@@ -494,20 +495,6 @@ def test_a_pair_of_inputs_and_of_targets_is_no_list_of_batches():
     iterlin.train(algorithm, params, [(X3, X3), (X3, X3)], schedule=1, num_steps=2)
 
 
-def test_a_rule_that_nobody_looks_at_is_told():
-    f, params, data = regression()
-    rule = schedules.Solved(2, accuracy=None, gradient=0.1)
-    algorithm = Algorithm(f, losses.squared_error, 0.1, solved=rule)
-    message = "rule `solved` has no effect: this schedule does not look at it, as il.when_solved"
-    train_, sweep, _, flow, _ = doors(algorithm, lambda key: params, data)
-    for call in (train_, sweep, flow):  # warnings are errors in tests
-        with pytest.raises(UserWarning, match=message):
-            call()
-    iterlin.train(algorithm, params, data, schedule=schedules.when_solved(2), num_steps=3)
-    seen = Watch(observe=lambda state: {"solved": state.solved})
-    iterlin.train(algorithm, params, data, schedule=2, watch=seen, num_steps=3)
-
-
 SUMS = dict.fromkeys(("b_c", "c", "loss", "loss_proxy"), lambda outputs, y: outputs.sum())
 TWICE = [
     (Watch(observe=lambda state: {"step": -1}), "step"),
@@ -548,7 +535,7 @@ def test_a_watched_set_is_evaluated_a_few_examples_at_a_time():
         return f(params, x)
 
     algorithm = Algorithm(noted, losses.squared_error, 0.1)
-    state = algorithm.start(params, (x, y), jax.random.key(0))
+    state = Step(algorithm, 1).start(params, (x, y), jax.random.key(0))
     for batch_size, expected in ((None, {10}), (4, {4, 2}), (20, {10})):
         sizes.clear()
         observe = observer(algorithm, Watch(batch_size=batch_size))
@@ -593,7 +580,7 @@ def test_a_set_is_measured_as_it_is_alone():
         return -(jax.nn.log_softmax(outputs) * y).mean()
 
     algorithm = Algorithm(coupled, MEAN_ENTROPY, 0.1)
-    state = algorithm.start(params, (x, labels), jax.random.key(0))._replace(anchor=anchor)
+    state = Step(algorithm, 1).start(params, (x, labels), jax.random.key(0))._replace(anchor=anchor)
     metrics = {"entropy": entropy, "sum": lambda outputs, y: outputs.sum(0)}
     check_watch(Watch(sets, metrics))
     seen = jax.jit(observer(algorithm, Watch(metrics=metrics)))(state, sets)

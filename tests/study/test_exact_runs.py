@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from iterlin.exact import run as exact_run
-from iterlin.training.chunks import OutOfTime
+from iterlin.training.loop import OutOfTime
 from iterlin_study.records import environment
 from iterlin_study.runs import exact_runs, grids
 from iterlin_study.runs import problems as study_problems

@@ -9,7 +9,7 @@ import optax
 import pytest
 import roads
 from iterlin.networks.mlp import mlp
-from iterlin.training import chunks, losses, schedules
+from iterlin.training import loop, losses, schedules
 from iterlin.training.schedules import Solved, every
 from iterlin_study.records import environment
 from iterlin_study.runs import grids, groups
@@ -156,7 +156,7 @@ def test_at_the_deadline_whole_seeds_are_there_and_the_rest_goes_on(tmp_path, mo
     assert np.isfinite(part.test_loss.sel(seed=0)).all()
     assert np.isnan(part.test_loss.sel(seed=1)).all()
     monkeypatch.setattr(environment, "out_of_time", lambda: True)
-    with pytest.raises(chunks.OutOfTime, match="before a run was finished"):
+    with pytest.raises(loop.OutOfTime, match="before a run was finished"):
         grids.grid(problem(), {"seed": [7]}, lambda seed: RUNS[0])
     monkeypatch.undo()
     whole = found()
@@ -164,7 +164,7 @@ def test_at_the_deadline_whole_seeds_are_there_and_the_rest_goes_on(tmp_path, mo
     np.testing.assert_array_equal(whole.test_loss.sel(seed=0), part.test_loss.sel(seed=0))
     # Finished runs are read, not trained again.
     computed = lambda state: pytest.fail("a chunk was computed")  # noqa: E731
-    monkeypatch.setattr(chunks.jax, "block_until_ready", computed)
+    monkeypatch.setattr(loop.jax, "block_until_ready", computed)
     again = found()
     assert again.attrs["seconds"] == whole.attrs["seconds"] > 0
     for name in whole.data_vars:
@@ -186,7 +186,7 @@ def test_an_axis_without_values_is_named():
 
 
 def test_labels_outside_the_classes_are_refused_before_any_run(monkeypatch):
-    monkeypatch.setattr(runs, "trainer", lambda *a: pytest.fail("a run was prepared"))
+    monkeypatch.setattr(grids, "trainer", lambda *a: pytest.fail("a run was prepared"))
     with pytest.raises(ValueError, match="targets must be labels of 2 classes, 0 to 1: got 2"):
         grids.run_all(problem(train=(X, Y + 1)), RUNS[:1])
 
@@ -202,7 +202,7 @@ def test_labels_outside_the_classes_are_refused_before_any_run(monkeypatch):
         ({"seed": -1}, "seed must be a non-negative integer, got -1"),
         ({"examples": 25}, "25 examples asked of the 24"),
         ({"examples": 5}, "batch_size 6 exceeds its 5 examples"),
-        ({"until_solved": True}, "needs the algorithm's rule"),
+        ({"until_solved": True}, "needs the problem's rule"),
         ({"momentum": 1.0}, "momentum must be in"),
         ({"momentum": 0.9, "optimizer": "adam"}, "momentum is for the optimizer sgd"),
         ({"period": 4, "halve_after": (2, 2)}, "halve_after must be positive"),
@@ -211,7 +211,7 @@ def test_labels_outside_the_classes_are_refused_before_any_run(monkeypatch):
     ],
 )
 def test_a_bad_run_is_refused_before_any_is_made(change, message, monkeypatch):
-    monkeypatch.setattr(runs, "trainer", lambda *a: pytest.fail("a run was prepared"))
+    monkeypatch.setattr(grids, "trainer", lambda *a: pytest.fail("a run was prepared"))
     with pytest.raises(ValueError, match=rf"{message}.*in Run\(seed="):
         grids.run_all(problem(), [RUNS[0], RUNS[0]._replace(**change)])
 

@@ -21,8 +21,8 @@ def test_a_problem_holds_what_was_asked_for():
     assert x.shape == (60, 8, 8, 1)
     watched = {name: len(y) for name, (_, y) in problem.watch.sets.items()}
     assert watched == sizes | {"train": 50}
-    assert (problem.algorithm.batch_size, problem.diagnose) == (10, 7)
-    assert problem.algorithm.augment is problem.algorithm.normalization is None
+    assert (problem.batch_size, problem.diagnose) == (10, 7)
+    assert problem.augment is problem.algorithm.normalization is None
     params = problem.init(jax.random.key(0))
     assert problem.algorithm.f(params, x[:4]).shape == (4, 10)
     chosen = problem.subset(20, 3)
@@ -48,7 +48,7 @@ def test_normalized_networks_bring_their_statistics():
     network = {"name": "resnet18", "width": 2, "normalization": "batch"}
     problem = problems.image_problem("digits", network, train=20, test=10, augment=True)
     assert problem.algorithm.normalization is not None
-    assert problem.algorithm.augment is images.augment
+    assert problem.augment is images.augment
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import iterlin
 import numpy as np
 import pytest
 import xarray as xr
-from iterlin.exact.run import ExactRun
-from iterlin.training import chunks
+from iterlin.exact.trainer import ExactTrainer
+from iterlin.training import loop
 from iterlin_study.records import environment, records
 from iterlin_study.runs import exact_runs, grids, groups
 from test_exact_runs import AXES, FULL_BATCH
@@ -85,7 +85,7 @@ def test_shares_are_disjoint_and_together_all_runs(tmp_path, share, grid, monkey
     assert files(store) == files(tmp_path / "alone")
 
     # The process that makes the record finds all runs and trains none.
-    for place, name in ((chunks.jax, "block_until_ready"), (ExactRun, "_advance")):
+    for place, name in ((loop.jax, "block_until_ready"), (ExactTrainer, "_linearize")):
         monkeypatch.setattr(place, name, lambda *_: pytest.fail("a run was trained"))
     again = grid(store)
     for name in set(whole.data_vars) - {"seconds"}:
@@ -115,7 +115,7 @@ def test_a_share_records_nothing(tmp_path, share, monkeypatch):
     with pytest.raises(environment.ShareDone, match="all runs of share 1/2 are kept"):
         share("1/2", lambda: record(tmp_path / "record.nc"))
     monkeypatch.setenv(environment.DEADLINE, "0")
-    with pytest.raises(chunks.OutOfTime, match="before share 1/2"):
+    with pytest.raises(loop.OutOfTime, match="before share 1/2"):
         share("1/2", lambda: record(tmp_path / "record.nc"))
     assert not (tmp_path / "record.nc").exists()
     record(tmp_path / "record.nc")
@@ -125,7 +125,7 @@ def test_a_share_records_nothing(tmp_path, share, monkeypatch):
 @pytest.mark.parametrize("grid", [steps, engines])
 def test_a_share_without_time_trains_nothing(tmp_path, share, grid, monkeypatch):
     monkeypatch.setenv(environment.DEADLINE, "0")
-    with contextlib.suppress(chunks.OutOfTime):
+    with contextlib.suppress(loop.OutOfTime):
         share("1/2", lambda: grid(tmp_path))
     assert not list(tmp_path.iterdir())
 
