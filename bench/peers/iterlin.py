@@ -10,9 +10,9 @@ import numpy as np
 from iterlin.exact import flow, linear_model
 from iterlin.exact.choice import ENGINES, default_memory
 from iterlin.exact.task import Task
-from iterlin.kernels.kept import KeptKernel
+from iterlin.kernels.cached import CachedKernel
 from iterlin.linearise import costs
-from iterlin.linearise.devices import mesh_of
+from iterlin.linearise.devices import find_mesh
 from iterlin.networks.mlp import mlp, parameter_count
 from iterlin.training import losses, schedules
 from iterlin.training.algorithm import Algorithm
@@ -95,7 +95,7 @@ def step(settings, arrays):
         loss=ENTROPY,
         optimizer=settings["step_size"],
         batch_size=len(data[1]),
-        mesh=mesh_of(data),
+        mesh=find_mesh(data),
     )
     plain = settings["step"] == "plain"
     schedule = schedules.every(1) if plain else schedules.never()
@@ -109,7 +109,7 @@ def step(settings, arrays):
 
     # Operations are those of the convolutions as defined, not of shorter products.
     defined = replace(algorithm, f=network(settings, "patches").apply, mesh=None)
-    operations = costs.operations(
+    operations = costs.count_flops(
         lambda state, data: defined.step(state, data, schedule), state, data
     )
     return Prepared(
@@ -229,7 +229,7 @@ def kept(settings, arrays):
         run=run,
         results=lambda _: {"displacement": flat(run(1)) - flat(anchor)},
         units=period,
-        facts={"bytes": costs.kept_bytes(model.apply, anchor, examples[0])},
+        facts={"bytes": costs.vjp_residual_bytes(model.apply, anchor, examples[0])},
     )
 
 
@@ -241,9 +241,9 @@ def flow_of_time(settings, arrays):
 
     def kernel():
         if settings["form"] == "matrix":
-            return KeptKernel(matrix=il.ntk_matrix(model.apply, params, x))
+            return CachedKernel(matrix=il.ntk_matrix(model.apply, params, x))
         beyond_the_matrix = 4 * jax.eval_shape(model.apply, params, x).size ** 2 - 1
-        return il.kept_ntk(model.apply, params, x, memory_limit=beyond_the_matrix)
+        return il.cached_ntk(model.apply, params, x, memory_limit=beyond_the_matrix)
 
     @jax.jit
     def flowed(kernel, params, x, y):

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
-from iterlin.linearise.validation import one_of
+from iterlin.linearise.validation import check_one_of
 from jaxtyping import Array, Bool, Float, PyTree
 
 HEADING = re.compile(r"^(\w[\w ]*)\n-{3,}$", re.MULTILINE)
@@ -225,7 +225,7 @@ def load_encoder(name: str, sentences=()) -> Encoder:
     Raises ValueError for another name, a weights file that is not the published one, or where the
     package of the weights is not installed.
     """
-    one_of("encoder", name, (PRETRAINED, RANDOM))
+    check_one_of("encoder", name, (PRETRAINED, RANDOM))
     if name == RANDOM:
         vocabulary = whole_words(sentences)
         return Encoder(init(jax.random.key(0), len(vocabulary)), HEADS, vocabulary)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 import jax
 from iterlin.linearise.linearization import tree_add
 from iterlin.linearise.slices import Sliced
-from iterlin.linearise.validation import one_of
+from iterlin.linearise.validation import check_one_of
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.losses import loss_over_slices
 from iterlin_study.runs.groups import Problem
@@ -39,9 +39,9 @@ class PartlyStale(Algorithm):
 
     def __post_init__(self):
         super().__post_init__()
-        one_of("residual", self.residual, (FRESH, STALE))
+        check_one_of("residual", self.residual, (FRESH, STALE))
         if isinstance(self.jacobian, str):
-            one_of("jacobian, unless it names layers,", self.jacobian, (FRESH, STALE))
+            check_one_of("jacobian, unless it names layers,", self.jacobian, (FRESH, STALE))
         if self.normalization is not None:
             raise ValueError("steps that are partly stale go without normalization")
 

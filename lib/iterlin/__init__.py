@@ -17,8 +17,8 @@ from iterlin.kernels.gradient_flow import (
 )
 from iterlin.kernels.infinite_width import relu_mlp_ntk
 from iterlin.kernels.ntk import (
+    cached_ntk,
     empirical_ntk,
-    kept_ntk,
     kernel_alignment,
     kernel_drift,
     ntk_matrix,
@@ -49,6 +49,7 @@ __all__ = [
     "Step",
     "TrainState",
     "Watch",
+    "cached_ntk",
     "centred",
     "damping_filter",
     "descent_filter",
@@ -66,7 +67,6 @@ __all__ = [
     "iterative_linearization",
     "jacobian",
     "jacobian_products",
-    "kept_ntk",
     "kernel_alignment",
     "kernel_drift",
     "laplace",

@@ -14,10 +14,10 @@ from jaxtyping import Array, PyTree
 
 from iterlin.exact.choice import ENGINES
 from iterlin.exact.integrator import train_by_engine
-from iterlin.linearise.devices import on_device
-from iterlin.linearise.parameters import split
+from iterlin.linearise.devices import to_auto_axes
+from iterlin.linearise.parameters import partition
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.validation import accepts, described, one_of, random_keys
+from iterlin.linearise.validation import check_one_of, check_random_keys, check_signature, describe
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.checks import check_call, check_functions, check_run
 from iterlin.training.identity import plain_fields
@@ -122,7 +122,7 @@ def train(
     >>> print(state.updates, f(state.params, x).round(3))
     9 [ 0.5 -0.5]
     """
-    one_of("engine", engine, ENGINES)
+    check_one_of("engine", engine, ENGINES)
     step = Step(algorithm, schedule, batch_size, augment, target_loss, mesh)
     run = {"num_steps": num_steps, "key": key, "watch": watch}
     run |= {"checkpoint": checkpoint, "progress": progress}
@@ -179,22 +179,22 @@ def train_sweep(
     (3, 5, 2) [99  9  0]
     """
     of_all = "; for a schedule of its own in every run: lambda period: ..."
-    accepts("schedule", schedule, ("period",), of_all)
+    check_signature("schedule", schedule, ("period",), of_all)
     any_step = Step(algorithm, every(1), batch_size, augment, target_loss, mesh)
     check_call("train_sweep", any_step, (data, keys), watch, checkpoint)
     if not callable(init):
-        raise ValueError(f"init must be a function of a key, got {described(init)}")
-    random_keys("keys", keys)
+        raise ValueError(f"init must be a function of a key, got {describe(init)}")
+    check_random_keys("keys", keys)
     datasets, data_axis = (jax.vmap(data)(keys), 0) if callable(data) else (data, None)
     example = jax.tree.map(lambda a: a[0], datasets) if callable(data) else data
-    fixed = jax.vmap(lambda key: split(init(key), algorithm.trainable)[1])(keys)
+    fixed = jax.vmap(lambda key: partition(init(key), algorithm.trainable)[1])(keys)
     looks = check_run(any_step, example, num_steps, keys, watch.at)
     drawn = jax.eval_shape(init, keys[0])
     outputs = check_functions(any_step, drawn, keys[0], example, watch)
     for number in range(1, len(keys) if callable(data) else 1):
         targets = jax.tree.map(itemgetter(number), datasets[1])
         check_labels(algorithm.loss, outputs, targets)
-    datasets, sets = on_device((tuple(datasets), dict(watch.sets)))
+    datasets, sets = to_auto_axes((tuple(datasets), dict(watch.sets)))
     if data_axis is None:
         any_step = on_mesh_of(any_step, datasets)
     periods = periods_array(periods)

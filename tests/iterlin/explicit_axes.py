@@ -38,7 +38,7 @@ def predicted(p, x, y):
 CALLS = {
     "empirical_ntk": lambda p, x, y: il.empirical_ntk(f, p, x),
     "ntk_matrix": lambda p, x, y: il.ntk_matrix(f, p, x, memory_limit=3000),
-    "kept_ntk": lambda p, x, y: il.kept_ntk(f, p, x).product(y),
+    "cached_ntk": lambda p, x, y: il.cached_ntk(f, p, x).product(y),
     "ntk_product": lambda p, x, y: il.ntk_product(f, p, x)(y),
     "sharded_ntk": lambda p, x, y: il.sharded_ntk(f, p, x),
     "jacobian": lambda p, x, y: il.jacobian(f, p, x),

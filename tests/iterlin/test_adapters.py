@@ -13,7 +13,7 @@ import optax
 import pytest
 from flax import nnx
 from iterlin.linearise.linearization import require_independent
-from iterlin.linearise.parameters import warn_of_statistics
+from iterlin.linearise.parameters import warn_about_batch_stats
 from iterlin.networks.adapters import Adapted, from_equinox, from_linen, from_nnx
 from iterlin.training.losses import mean, squared_error
 
@@ -350,10 +350,10 @@ def test_inputs_that_a_module_cannot_take_are_refused_with_their_shape(make, x):
 def test_statistics_among_the_parameters_are_warned_of():
     variables = Linen(MOMENTA, 0).init(jax.random.key(0), X, train=False)
     with pytest.warns(UserWarning, match=r"batch_stats/BatchNorm_0/mean.*from_linen.*trainable"):
-        warn_of_statistics(variables)
+        warn_about_batch_stats(variables)
     module = NNX(MOMENTA, 0, nnx.Rngs(0))
     with pytest.warns(UserWarning, match=r"norms/0/mean.*from_nnx"):
-        warn_of_statistics(nnx.state(module))
+        warn_about_batch_stats(nnx.state(module))
     # Warnings are errors in tests: of these there is none.
-    warn_of_statistics({"batch_stats_of_mine": jnp.ones(2), "batch_stats": None})
-    warn_of_statistics(nnx.state(module, nnx.Param))
+    warn_about_batch_stats({"batch_stats_of_mine": jnp.ones(2), "batch_stats": None})
+    warn_about_batch_stats(nnx.state(module, nnx.Param))

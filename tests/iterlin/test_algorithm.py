@@ -9,7 +9,7 @@ import optax
 import pytest
 import roads
 from iterlin import linearize
-from iterlin.linearise.parameters import join, split
+from iterlin.linearise.parameters import combine, partition
 from iterlin.networks.mlp import mlp
 from iterlin.networks.normalization import Normalization, normalize
 from iterlin.training import draws, losses
@@ -278,9 +278,9 @@ def test_running_statistics_come_from_the_anchor_alone():
 
 def test_a_part_of_a_normalised_network_is_bound_with_its_statistics():
     params, normalization = normalised()
-    moving, fixed = split(params, lambda path: path == "last")
+    moving, fixed = partition(params, lambda path: path == "last")
     settings = {"normalization": normalization, "trainable": lambda path: path == "last"}
-    part = Algorithm(lambda p, x: x, ENTROPY, 0.1, **settings).bound(fixed)
+    part = Algorithm(lambda p, x: x, ENTROPY, 0.1, **settings).bind_fixed(fixed)
     assert part.trainable is None
     for form in ("apply", "evaluate"):
         given = normalization.initial, jnp.ones((2, 3)) * jnp.arange(2)[:, None]
@@ -312,7 +312,7 @@ def test_examples_choose_what_a_run_trains_on():
 def test_a_part_moves_as_if_the_rest_were_written_into_the_network(schedule):
     """A network that draws, a regularizer of all parameters, and looks that draw nothing."""
     f, params, data = classified()
-    moving, fixed = split(params, lambda path: path.startswith("1/"))
+    moving, fixed = partition(params, lambda path: path.startswith("1/"))
 
     def drawing(p, x, key):
         return f(p, x if key is None else x + jax.random.normal(key, x.shape))
@@ -326,15 +326,15 @@ def test_a_part_moves_as_if_the_rest_were_written_into_the_network(schedule):
 
     settings = {"keyed": True}
     whole = Algorithm(drawing, ENTROPY, 0.3, regularizer=regularizer, **settings)
-    part = whole.bound(fixed)
-    written = lambda m, x, key: drawing(join(m, fixed), x, key)  # noqa: E731
-    of_moving = {"regularizer": lambda m: regularizer(join(m, fixed)), **settings}
+    part = whole.bind_fixed(fixed)
+    written = lambda m, x, key: drawing(combine(m, fixed), x, key)  # noqa: E731
+    of_moving = {"regularizer": lambda m: regularizer(combine(m, fixed)), **settings}
     by_hand = advanced(Algorithm(written, ENTROPY, 0.3, **of_moving), 5)
     state = advanced(part, 5)
     np.testing.assert_allclose(flat(state.params), flat(by_hand.params), rtol=1e-12)
     assert bool(state.solved) == bool(by_hand.solved)
     looked = part.network(state)(state.params, data[0])
-    np.testing.assert_allclose(looked, f(join(state.params, fixed), data[0]), rtol=1e-12)
+    np.testing.assert_allclose(looked, f(combine(state.params, fixed), data[0]), rtol=1e-12)
     first, free = (advanced(run, 1).params for run in (part, replace(part, regularizer=None)))
     slope = jax.grad(of_moving["regularizer"])(moving)
     np.testing.assert_allclose(flat(first), flat(free) - 0.3 * flat(slope), rtol=1e-11)

@@ -25,13 +25,13 @@ IMAGES, FILTERS = jnp.ones((2, 3, 8, 8)), jnp.ones((6, 3, 3, 3))
     ids=["product", "loop", "branch", "convolution"],
 )
 def test_operations_count_products_convolutions_and_loops(function, arguments, expected):
-    assert costs.operations(function, *arguments) == expected
+    assert costs.count_flops(function, *arguments) == expected
 
 
 def test_operations_agree_with_the_compiler_on_a_network():
     f, params, x, _ = problems.network((16, 32, 8), examples=64)
     compiled = jax.jit(f).lower(params, x).compile().cost_analysis()["flops"]
-    counted = costs.operations(f, params, x)
+    counted = costs.count_flops(f, params, x)
     assert 0.7 * compiled < counted <= compiled
 
 
@@ -44,9 +44,9 @@ def test_intermediate_bytes_count_a_loops_body_once_and_what_it_stacks():
     assert costs.intermediate_bytes(stacked, x) == 4 * 4 + 10 * 4 * 4
 
 
-def test_kept_bytes_are_those_of_the_activations():
+def test_vjp_residual_bytes_are_those_of_the_activations():
     f, params, x, _ = problems.network((3, 64, 2), examples=100)
-    few, many = (costs.kept_bytes(f, params, x[:n]) for n in (50, 100))
+    few, many = (costs.vjp_residual_bytes(f, params, x[:n]) for n in (50, 100))
     assert many - few >= 50 * 64 * 8
     assert many < 2 * few
 

@@ -118,7 +118,7 @@ DOORS = {
     "empirical_ntk": lambda f: il.empirical_ntk(f, P, X),
     "empirical_ntk with one example": lambda f: il.empirical_ntk(f, P, X[:1], X),
     "ntk_matrix": lambda f: il.ntk_matrix(f, P, X, X[:1]),
-    "kept_ntk": lambda f: il.kept_ntk(f, P, X),
+    "cached_ntk": lambda f: il.cached_ntk(f, P, X),
     "jacobian": lambda f: il.jacobian(f, P, X),
     "eigenmodes": lambda f: il.eigenmodes(f, P, X, Y),
     "gauss_newton": lambda f: il.gauss_newton(f, P, X, Y, **GN),

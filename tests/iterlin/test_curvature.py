@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from iterlin import linearize
 from iterlin.curvature.products import ggn_product, loss_blocks
-from iterlin.linearise.parameters import split
+from iterlin.linearise.parameters import partition
 from iterlin.training import losses
 from problems import bare, dense, flat, network, paired
 
@@ -58,7 +58,7 @@ def test_product_is_the_hessian_of_the_linearised_loss(loss):
 def test_pytrees_outputs_of_any_rank_and_fixed_parameters(out, slice_size):
     f, params, x, y = paired(out)
     trainable = lambda path: path.startswith("in")  # noqa: E731
-    moving, _ = split(params, trainable)
+    moving, _ = partition(params, trainable)
     v = along(moving)
     rows = dense(lambda moving, x: f({**params, "in": moving["in"]}, x), moving, x)
     settings = {"trainable": trainable, "slice_size": slice_size}

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from iterlin import flow_filter, kept_ntk
+from iterlin import cached_ntk, flow_filter
 from iterlin.exact import linear_model
 from iterlin.exact.flow import REACH, Objective, _stages, advance, begin
 from iterlin.kernels import gradient_flow
@@ -19,7 +19,7 @@ MEAN_CROSS_ENTROPY = losses.mean(losses.cross_entropy)
 def objective_of(loss=MEAN_CROSS_ENTROPY, *, penalty=0.0):
     f, params, x, y = problems.network((3, 6, 4), examples=12)
     targets = jnp.argmax(y, 1) if loss is MEAN_CROSS_ENTROPY else y
-    model = linear_model.from_kernel(f, params, x, kept_ntk(f, params, x).product)
+    model = linear_model.from_kernel(f, params, x, cached_ntk(f, params, x).product)
     return Objective(model, loss, targets, penalty), f, params, x, y
 
 

@@ -13,7 +13,7 @@ from iterlin.exact import engines
 from iterlin.exact.checks import check_engine
 from iterlin.exact.choice import ENGINES, choose
 from iterlin.exact.task import Task, quadratic, slice_size
-from iterlin.linearise.costs import kept_bytes
+from iterlin.linearise.costs import vjp_residual_bytes
 from iterlin.training import loop, losses, schedules
 from iterlin.training.loop import OutOfTime
 from iterlin.training.schedules import Solved
@@ -231,7 +231,7 @@ def test_a_quadratic_loss_is_told_from_others_in_any_unit(factor):
 
 def test_as_many_examples_go_together_as_memory_allows():
     f, params, (x, _) = setting()[0]
-    needed = kept_bytes(f, params, x)
+    needed = vjp_residual_bytes(f, params, x)
     sizes = [slice_size(f, params, x, limit) for limit in (needed, needed - 1, needed // 2, 1)]
     assert sizes == [None, 11, 6, 1]
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin.kernels.layers import find_layers
-from iterlin.linearise.programs import flatten, run
+from iterlin.linearise.programs import eval_program, trace_program
 from iterlin.networks.mlp import mlp
 from iterlin_study.networks import convnets
 
@@ -17,7 +17,9 @@ def layers_of(f, params, x):
     paths, tree = jax.tree.flatten_with_path(params)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
     leaves = [leaf for _, leaf in paths]
-    program = flatten(lambda given, e: f(jax.tree.unflatten(tree, given), e[None])[0], leaves, x[0])
+    program = trace_program(
+        lambda given, e: f(jax.tree.unflatten(tree, given), e[None])[0], leaves, x[0]
+    )
     found = find_layers(program, len(leaves))
     return {
         names[layer.weight]: layer.bias if layer.bias is None else names[layer.bias]
@@ -99,10 +101,10 @@ def test_a_number_that_all_features_share_is_no_bias():
 
 def test_all_factors_between_product_and_bias_count():
     w, b, x = normal(3, 2), normal(2), normal(1, 3)
-    program = flatten(lambda p, x: 3.0 * (x @ p[0]) * 2.0 / 4.0 + p[1][None], [w, b], x)
+    program = trace_program(lambda p, x: 3.0 * (x @ p[0]) * 2.0 / 4.0 + p[1][None], [w, b], x)
     (layer,) = find_layers(program, 2)
     assert (layer.bias, float(layer.scale)) == (1, 1.5)
-    rows = layer.inputs(run(program, [w, b, x], {})[1])
+    rows = layer.inputs(eval_program(program, [w, b, x], {})[1])
     np.testing.assert_allclose(rows, [[*(1.5 * x[0]), 1]], rtol=1e-14)
 
 
@@ -131,12 +133,12 @@ def test_inputs_and_cotangents_make_the_gradient_of_any_convolution(
             x, w, (stride, 1), [(pad, 1), (0, pad)], (1, spread), (hole, 1), layout
         )
 
-    program = flatten(lambda leaves, x: f(leaves[0], x), [weight], x)
+    program = trace_program(lambda leaves, x: f(leaves[0], x), [weight], x)
     (layer,) = find_layers(program, 1)
     out, pull = jax.vjp(lambda w: f(w, x), weight)
     u = jax.random.normal(KEY, (4, *out.shape))
     expected = np.stack([np.ravel(pull(v)[0]) for v in u])
-    values = run(program, [weight, x], {})[1]
+    values = eval_program(program, [weight, x], {})[1]
     rows = np.einsum("sd,ose->ode", layer.inputs(values), layer.cotangents(u)).reshape(4, -1)
     np.testing.assert_allclose(rows @ rows.T, expected @ expected.T, rtol=1e-11)
     np.testing.assert_allclose(np.sort(rows), np.sort(expected), atol=1e-12)

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from iterlin import kept_ntk
+from iterlin import cached_ntk
 from iterlin.exact import linear_model
 
 FORMS = ("kernel", "products", "slices")
@@ -11,7 +11,7 @@ FORMS = ("kernel", "products", "slices")
 
 def model_of(form, f, params, x):
     if form == "kernel":
-        return linear_model.from_kernel(f, params, x, kept_ntk(f, params, x).product)
+        return linear_model.from_kernel(f, params, x, cached_ntk(f, params, x).product)
     return linear_model.from_products(f, params, x, slice_size=3 if form == "slices" else None)
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from iterlin import kept_ntk
+from iterlin import cached_ntk
 from iterlin.exact import linear_model, newton
 from iterlin.exact.flow import Objective
 from iterlin.exact.newton import minimize
@@ -20,7 +20,7 @@ SPACES = ("function", "parameter")
 def objective_of(space, loss, penalty):
     f, params, x, y = problems.network((3, 6, 4), examples=12)
     if space == "function":
-        model = linear_model.from_kernel(f, params, x, kept_ntk(f, params, x).product)
+        model = linear_model.from_kernel(f, params, x, cached_ntk(f, params, x).product)
     else:
         model = linear_model.from_products(f, params, x)
     targets = jnp.argmax(y, 1) if loss is ENTROPY else y
@@ -84,7 +84,7 @@ def test_a_search_that_stops_early_says_so():
 def test_it_goes_downhill_and_counts_its_products(uphill, monkeypatch):
     """Where a saturated loss leaves mostly rounding, conjugate gradients may lead uphill."""
     f, params, x, y = problems.network((3, 6, 4), examples=12)
-    product, taken = kept_ntk(f, params, x).product, []
+    product, taken = cached_ntk(f, params, x).product, []
 
     def image(a):
         jax.debug.callback(lambda: taken.append(1))

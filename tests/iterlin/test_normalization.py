@@ -22,7 +22,7 @@ def test_fixed_parameters_are_bound_in_training_and_in_evaluation_alike():
         return params["scale"] * (x - statistics) + params["shift"]
 
     moving, fixed = {"scale": 3.0, "shift": None}, {"scale": None, "shift": 0.5}
-    of_moving = Normalization(0.0, apply, evaluate).bound(fixed)
+    of_moving = Normalization(0.0, apply, evaluate).bind_fixed(fixed)
     outputs, statistics = of_moving.apply(moving, of_moving.initial, jnp.asarray([1.0, 3.0]))
     np.testing.assert_array_equal(outputs, [3.5, 9.5])
     assert of_moving.evaluate(moving, statistics, 4.0) == 6.5

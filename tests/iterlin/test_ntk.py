@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import empirical_ntk, kernel_alignment, kernel_drift, ntk_product
 from iterlin.kernels import blocks, factors, ntk
-from iterlin.kernels.blocks import assemble
+from iterlin.kernels.blocks import assemble_kernel
 from iterlin.kernels.ntk import kernel_matrix
 from iterlin.networks.convolution import conv2d
 from iterlin_study.networks import convnets
@@ -148,7 +148,7 @@ def convolutional(size, features, method):
 def test_convolution_takes_the_cheaper_way_and_both_are_right(size, features, kind, method):
     """4 positions with 18 x 16 weights multiply less by positions; 36 with 18 x 2 by rows."""
     f, params, x = convolutional(size, features, method)
-    network = factors.trace(f, params, None, x[:1])
+    network = factors.trace_network(f, params, None, x[:1])
     found = network.factors(x, jnp.arange(3), form="full", count=4, total=3)
     assert {name for name in found._fields if getattr(found, name)} == {"dense", kind}
     assert_forms(f, params, x)
@@ -184,7 +184,7 @@ def test_groups_of_any_size_change_nothing(sizes, two_sided, form):
 
     side = (second, basis) if two_sided else None
     expected = np.einsum("iop,jqp->ijoq", first, second if two_sided else first)
-    found = assemble(rows_of, (first, basis), side, group, form, first.dtype)
+    found = assemble_kernel(rows_of, (first, basis), side, group, form, first.dtype)
     np.testing.assert_allclose(found, np.einsum(FORMS[form], expected), atol=1e-13)
 
 
@@ -198,7 +198,7 @@ def test_overlapping_blocks_of_a_group_change_nothing(monkeypatch, form):
     def rows_of(x, outputs):
         return factors.Factors([], [], [x])
 
-    found = assemble(rows_of, (rows, jnp.eye(2)), None, 7, form, rows.dtype)
+    found = assemble_kernel(rows_of, (rows, jnp.eye(2)), None, 7, form, rows.dtype)
     expected = np.einsum(FORMS[form], np.einsum("iop,jqp->ijoq", rows, rows))
     np.testing.assert_allclose(found, expected, atol=1e-13)
 
@@ -225,7 +225,7 @@ def test_blocks_within_a_memory_limit_change_nothing(limit, two_sided):
     [
         (lambda f, params, x, **limit: empirical_ntk(f, params, x, **limit), 1000, 7),
         (lambda f, params, x, **limit: empirical_ntk(f, params, x[:4], x[4:], **limit), 1000, 5),
-        (lambda f, params, x, **limit: ntk.kept_ntk(f, params, x[:4], **limit), 600, 7),
+        (lambda f, params, x, **limit: ntk.cached_ntk(f, params, x[:4], **limit), 600, 7),
     ],
     ids=["of one side", "of two sides", "while a matrix is formed"],
 )
@@ -244,9 +244,9 @@ def test_memory_limit_bounds_what_is_kept(monkeypatch, call, limit, groups):
             sizes[-1] += sum(array.nbytes for array in jax.tree.leaves(result))
             return result
 
-        return assemble(spy, *arguments)
+        return assemble_kernel(spy, *arguments)
 
-    monkeypatch.setattr(ntk, "assemble", spied)
+    monkeypatch.setattr(ntk, "assemble_kernel", spied)
     f, params, x, _ = network(examples=7)
     call(f, params, x, memory_limit=limit)
     assert limit / 2 < max(sizes) <= limit

@@ -7,7 +7,7 @@ import pytest
 from iterlin import empirical_ntk, ntk_matrix, ntk_product
 from iterlin.kernels import factors
 from iterlin.linearise.linearization import jacobian
-from iterlin.linearise.parameters import split
+from iterlin.linearise.parameters import partition
 
 WORDS, LENGTH, WIDTH, CLASSES = 40, 3, 4, 3
 
@@ -125,8 +125,8 @@ def test_products_with_part_of_the_parameters():
 
 
 def kinds_of_factors(f, params, x, **settings):
-    moving, fixed = split(params)
-    network = factors.trace(f, moving, fixed, jax.tree.map(lambda leaf: leaf[:1], x))
+    moving, fixed = partition(params)
+    network = factors.trace_network(f, moving, fixed, jax.tree.map(lambda leaf: leaf[:1], x))
     settings = {"form": "full", "count": 5, "total": CLASSES} | settings
     found = network.factors(x, jnp.arange(CLASSES), **settings)
     return {name: getattr(found, name) for name in found._fields}

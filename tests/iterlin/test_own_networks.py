@@ -142,9 +142,9 @@ def test_the_fixed_part_is_an_argument_of_the_programs(no_constants):
     algorithm = il.Algorithm(f, ENTROPY, 0.3, trainable=of_others)
     grid = {"periods": [4], "keys": jax.random.split(KEY), "num_steps": 3}
     il.train_sweep(algorithm, lambda key: params, (X, LABELS), **grid)
-    moving, fixed = parameters.split(params, of_others)
+    moving, fixed = parameters.partition(params, of_others)
     with pytest.raises(UserWarning, match="constants were captured"):
-        run(parameters.bound(f, fixed), moving, (X, LABELS))
+        run(parameters.bind_fixed(f, fixed), moving, (X, LABELS))
 
 
 def test_linear_algebra_is_that_of_the_part():
@@ -179,7 +179,7 @@ def test_linear_algebra_is_that_of_the_part():
 )
 def test_a_bad_choice_of_parameters_is_refused(params, trainable, message):
     with pytest.raises(ValueError, match=message):
-        parameters.split(params, trainable)
+        parameters.partition(params, trainable)
     with pytest.raises(ValueError, match=message):
         run(classifier, params, (X, LABELS), trainable=trainable)
 
@@ -187,11 +187,11 @@ def test_a_bad_choice_of_parameters_is_refused(params, trainable, message):
 def test_split_and_join_are_inverse():
     params = {"a": [jnp.ones(2), 3], "b": None, "c": (KEY, jnp.arange(2.0))}
     for trainable in (None, lambda name: name == "c/1", {"a": np.True_, "b": None, "c": False}):
-        moving, fixed = parameters.split(params, trainable)
-        equal = jax.tree.map(lambda u, v: np.all(u == v), parameters.join(moving, fixed), params)
+        moving, fixed = parameters.partition(params, trainable)
+        equal = jax.tree.map(lambda u, v: np.all(u == v), parameters.combine(moving, fixed), params)
         assert jax.tree.all(equal)
         assert len(jax.tree.leaves((moving, fixed))) == len(jax.tree.leaves(params))
-    assert parameters.bound(classifier, parameters.split(PARAMS)[1]) is classifier
+    assert parameters.bind_fixed(classifier, parameters.partition(PARAMS)[1]) is classifier
 
 
 @jax.tree_util.register_dataclass

@@ -57,7 +57,7 @@ def test_a_cpu_is_asked_for_nothing():
     with precision.full_precision():
         assert product() == plain
     assert FULL not in plain
-    assert precision.product_precision() == "highest"
+    assert precision.matmul_precision() == "highest"
 
 
 def test_an_accelerator_is_asked_for_full_precision_unless_one_was_set(accelerator):
@@ -65,7 +65,7 @@ def test_an_accelerator_is_asked_for_full_precision_unless_one_was_set(accelerat
         assert FULL in product()
     assert FULL not in product()
     with jax.default_matmul_precision("tensorfloat32"), precision.full_precision():
-        assert precision.product_precision() == "tensorfloat32"
+        assert precision.matmul_precision() == "tensorfloat32"
         assert FULL not in product()
 
 

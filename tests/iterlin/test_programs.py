@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.linearise.programs import flatten, run
+from iterlin.linearise.programs import eval_program, trace_program
 
 VECTOR = jnp.asarray([-1.5, 0.0, 2.0])
 
@@ -32,19 +32,19 @@ FUNCTIONS = {
 def test_value_and_derivative_are_those_of_the_function(name):
     """At 0, where relu's own rule (0) and that of the maximum in it (1/2) differ, too."""
     function = FUNCTIONS[name]
-    program = flatten(function, VECTOR)
+    program = trace_program(function, VECTOR)
 
     def again(x):
-        return run(program, [x], {})[0]
+        return eval_program(program, [x], {})[0]
 
     np.testing.assert_array_equal(again(VECTOR), function(VECTOR))
     np.testing.assert_allclose(jax.jacrev(again)(VECTOR), jax.jacrev(function)(VECTOR), atol=1e-15)
 
 
 def test_shift_moves_one_value_and_all_that_follow_from_it():
-    program = flatten(lambda x: jnp.exp(jnp.sin(x)), VECTOR)
+    program = trace_program(lambda x: jnp.exp(jnp.sin(x)), VECTOR)
     sine = program.operations[0].outputs[0]
-    result, values = run(program, [VECTOR], {sine: VECTOR})
+    result, values = eval_program(program, [VECTOR], {sine: VECTOR})
     np.testing.assert_allclose(values[sine], jnp.sin(VECTOR) + VECTOR, rtol=1e-15)
     np.testing.assert_allclose(result, jnp.exp(jnp.sin(VECTOR) + VECTOR), rtol=1e-15)
 
@@ -54,6 +54,6 @@ def test_unused_operations_are_left_out_but_effects_stay():
         jnp.tanh(jnp.exp(x))
         return jnp.sin(x)
 
-    assert [operation.name for operation in flatten(function, VECTOR).operations] == ["sin"]
-    program = flatten(lambda x: jax.debug.callback(print, jnp.exp(x)) or jnp.sin(x), VECTOR)
+    assert [operation.name for operation in trace_program(function, VECTOR).operations] == ["sin"]
+    program = trace_program(lambda x: jax.debug.callback(print, jnp.exp(x)) or jnp.sin(x), VECTOR)
     assert [operation.name for operation in program.operations] == ["exp", "debug_callback", "sin"]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import every, never
 from iterlin.algorithm3 import train, train_sweep
-from iterlin.linearise.parameters import split
+from iterlin.linearise.parameters import partition
 from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import (
@@ -101,7 +101,7 @@ def test_a_predicate_is_asked_now_and_then_after_a_linearisation(anchored):
 
 def test_a_schedule_sees_the_parameters_that_stay_as_they_are():
     """And is followed as before: as one that looks now and then."""
-    moving, fixed = split({"a": jnp.ones(()), "b": 2 * jnp.ones(())}, lambda path: path == "a")
+    moving, fixed = partition({"a": jnp.ones(()), "b": 2 * jnp.ones(())}, lambda path: path == "a")
     algorithm = Algorithm(lambda p, x: p["a"] * x, losses.squared_error, 0.1)
     state = Step(algorithm, 1).start(moving, (jnp.ones(2), jnp.ones(2)), jax.random.key(0))
     schedule = when(lambda s: s.params["b"] + s.anchor["a"] == 3, check_every=1)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.linearise.devices import mesh_of
+from iterlin.linearise.devices import find_mesh
 from jax.sharding import Mesh
 
 
@@ -71,5 +71,5 @@ def test_the_devices_exchange_sums(ended):
 def test_data_on_one_device_have_no_mesh():
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
     place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    assert mesh_of((jnp.ones(3), np.ones(3), 1, None)) is None
-    assert mesh_of(jax.device_put(jnp.ones(3), place)) is None
+    assert find_mesh((jnp.ones(3), np.ones(3), 1, None)) is None
+    assert find_mesh(jax.device_put(jnp.ones(3), place)) is None

@@ -15,19 +15,19 @@ BIG = 10**30  # which no type of NumPy holds
 WHOLE, FRACTIONS = "must be a positive integer, got", [0.5, 1, np.float32(2), [1.0, 2.0]]
 # The check, values that pass, values that do not and why.
 CHECKS = {
-    "positive_integer": (
+    "check_positive_integer": (
         [1, np.int32(3), np.array(3), jnp.asarray(2), BIG],
         [(v, WHOLE) for v in (0, -1, 3.0, True, "3", None, math.inf, [3], np.array([3]), 1j)],
     ),
-    "whole_number": (
+    "check_non_negative_integer": (
         [0, 3, np.int32(3), jnp.asarray(0)],
         [(v, "must be a non-negative integer, got") for v in (-1, 1.5, True, "3", None)],
     ),
-    "positive_integers": (
+    "check_positive_integers": (
         [(), (3,), [1, 2], np.array([4, 5])],
         [(v, "must be a sequence of positive") for v in (5, None, (3, 0), [2.5], "12", {1, 2})],
     ),
-    "positive": (
+    "check_positive": (
         [*FRACTIONS, jnp.asarray([0.1, 3.0]), jnp.bfloat16(0.5)],
         [
             *((v, "must be finite and positive, got") for v in (0, -1.0, math.nan, math.inf)),
@@ -36,7 +36,7 @@ CHECKS = {
             *((v, "must be a number that a float holds") for v in (BIG, Fraction(1, 3), 10**400)),
         ],
     ),
-    "non_negative": (
+    "check_non_negative": (
         [0, *FRACTIONS],
         [
             *((v, "must be finite and non-negative, got") for v in (-1.0, math.inf, [1, math.nan])),
@@ -44,22 +44,22 @@ CHECKS = {
             (np.array([True]), "must be a non-negative real number, got"),
         ],
     ),
-    "one_number": (
+    "check_scalar": (
         [1, 0.5, np.float32(2), jnp.asarray(3.0)],
         [(v, r"must be one number, .* of shape \(") for v in (np.ones(1), jnp.ones((2, 3)), [1.0])],
     ),
-    "open_unit": (
+    "check_open_unit_interval": (
         [0.5, [0.5, 0.7]],
         [(v, "must .*got") for v in (0.0, 1.0, -0.5, [0.5, 1.5])],
     ),
-    "factorable": (
+    "check_float32_or_wider": (
         [np.dtype("float32")],
         [
             (np.dtype(v), f"must be float32 or float64, .*: got {v}")
             for v in ("complex64", "float16")
         ],
     ),
-    "random_key": (
+    "check_random_key": (
         [jax.random.key(0), jax.random.PRNGKey(0)],
         [
             (v, r"must be a random key, as jax.random.key\(0\), got")
@@ -81,7 +81,11 @@ def test_a_check_names_the_offender_and_what_is_allowed(name):
 
 
 def test_infinity_passes_only_where_it_has_a_meaning():
-    for check in (validation.positive_integer, validation.positive, validation.non_negative):
+    for check in (
+        validation.check_positive_integer,
+        validation.check_positive,
+        validation.check_non_negative,
+    ):
         for value in (math.inf, np.float32("inf"), jnp.asarray(jnp.inf), 7, BIG):
             check("time", value, infinity=True)
         with pytest.raises(ValueError, match=r"^time must be .*, got -inf"):
@@ -89,7 +93,7 @@ def test_infinity_passes_only_where_it_has_a_meaning():
 
 
 def test_integers_beyond_a_limit_are_refused():
-    for check in (validation.positive_integer, validation.whole_number):
+    for check in (validation.check_positive_integer, validation.check_non_negative_integer):
         check("num_steps", 2**31 - 1, below=2**31)
         for value in (2**31, 10**400):
             with pytest.raises(ValueError, match=r"^num_steps must be below 2147483648$"):
@@ -97,20 +101,20 @@ def test_integers_beyond_a_limit_are_refused():
 
 
 def test_leaves_that_are_not_finite_are_named():
-    validation.finite("params", {"w": jnp.ones(2), "n": jnp.asarray([3]), "e": np.zeros(0)})
+    validation.check_finite("params", {"w": jnp.ones(2), "n": jnp.asarray([3]), "e": np.zeros(0)})
     for bad in (jnp.nan, -jnp.inf):
         with pytest.raises(ValueError, match=r"^params\['w'\]\[1\] must be finite, not NaN or inf"):
-            validation.finite("params", {"w": [jnp.ones(2), jnp.asarray([0.0, bad])]})
+            validation.check_finite("params", {"w": [jnp.ones(2), jnp.asarray([0.0, bad])]})
 
 
 def test_a_leaf_of_another_shape_is_told_by_its_place():
     model = {"w": [jnp.ones((2, 3)), jnp.ones(3)]}
-    validation.like("prior_mean", {"w": [np.zeros((2, 3)), np.zeros(3)]}, model)
+    validation.check_same_tree("prior_mean", {"w": [np.zeros((2, 3)), np.zeros(3)]}, model)
     with pytest.raises(ValueError, match="prior_mean must be a pytree of structure"):
-        validation.like("prior_mean", {"w": [np.zeros((2, 3))]}, model)
+        validation.check_same_tree("prior_mean", {"w": [np.zeros((2, 3))]}, model)
     message = r"^prior_mean\['w'\]\[1\] must have shape \(3,\), got \(2,\)$"
     with pytest.raises(ValueError, match=message):
-        validation.like("prior_mean", {"w": [np.zeros((2, 3)), np.zeros(2)]}, model)
+        validation.check_same_tree("prior_mean", {"w": [np.zeros((2, 3)), np.zeros(2)]}, model)
 
 
 PARAMS = jnp.ones((3, 2))

@@ -192,7 +192,7 @@ def test_quick_runs_damaged_records_and_pages_that_do_not_ask_take_nothing(root,
     live = toy_pages.results()
     assert Page("trial", more).completed(live) is live
     with monkeypatch.context() as patched:  # products of another precision are not mixed
-        patched.setattr(page_module, "product_precision", lambda: "tensorfloat32")
+        patched.setattr(page_module, "matmul_precision", lambda: "tensorfloat32")
         assert Page("trial", more, extends=True).seeds == []
     records.path_of("trial", "laptop").write_bytes(b"damaged")
     assert Page("trial", more, extends=True).seeds == []

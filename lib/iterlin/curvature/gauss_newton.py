@@ -16,20 +16,20 @@ from iterlin.curvature.iteration import Solution, Status, iterate, prepare
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.curvature.truncated_gauss_newton import truncated_gauss_newton
 from iterlin.kernels.gradient_flow import eigenmodes
-from iterlin.linearise.devices import on_automatic_axes
+from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.linearization import Network, jacobian, require_independent
 from iterlin.linearise.parameters import Trainable
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.spectral_filters import MOST_STEPS
+from iterlin.linearise.spectral_filters import MAX_STEPS
 from iterlin.linearise.validation import (
-    factorable,
-    flags,
+    check_bools,
+    check_float32_or_wider,
+    check_non_negative,
+    check_one_of,
+    check_positive,
+    check_positive_integer,
+    check_scalar,
     is_traced,
-    non_negative,
-    one_number,
-    one_of,
-    positive,
-    positive_integer,
 )
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-@on_automatic_axes
+@with_auto_axes
 @full_precision()
 def gauss_newton(
     f: Network,
@@ -82,16 +82,16 @@ def gauss_newton(
     >>> print(found.params.round(3), found.num_steps)  # the logarithms of y
     [0.    1.099] 6
     """
-    flags(independent=independent)
+    check_bools(independent=independent)
     problem = prepare(f, params, x, y, trainable)
     if independent:  # here, because inside the loop there is no concrete value to check
         require_independent(problem.f, problem.start, x)
-    one_of("solver", solver, ("svd", "cholesky"))
+    check_one_of("solver", solver, ("svd", "cholesky"))
     if not isinstance(damping, LevenbergMarquardt):
-        non_negative("damping", damping)
-        one_number("damping", damping)
+        check_non_negative("damping", damping)
+        check_scalar("damping", damping)
         if solver == "cholesky":
-            positive("damping of the cholesky solver", damping)
+            check_positive("damping of the cholesky solver", damping)
 
     def step(theta, damping):
         if solver == "cholesky":
@@ -113,7 +113,7 @@ def gauss_newton(
 def _damped_step(f, theta, x, y, damping, independent):
     """One step by the normal equations of the smaller problem; damping must be positive."""
     flat, unravel = ravel_pytree(theta)
-    factorable("params", flat.dtype)
+    check_float32_or_wider("params", flat.dtype)
     matrix = jacobian(f, theta, x, independent=independent)
     residual = (y - f(theta, x)).reshape(-1)
     gradient = residual @ matrix
@@ -130,7 +130,7 @@ def _solve(gram, damping, right_hand_side):
     return jax.scipy.linalg.cho_solve(factor, right_hand_side)
 
 
-@on_automatic_axes
+@with_auto_axes
 @full_precision()
 def iterative_linearization(
     f: Network,
@@ -163,9 +163,9 @@ def iterative_linearization(
     >>> print(found.params.round(3), found.history["certificate"][:3].round(3))
     [0.    1.099] [0.366 0.    0.   ]
     """
-    positive("step_size", step_size)
-    positive_integer("period", period, infinity=True, below=MOST_STEPS)
-    flags(independent=independent)
+    check_positive("step_size", step_size)
+    check_positive_integer("period", period, infinity=True, below=MAX_STEPS)
+    check_bools(independent=independent)
     problem = prepare(f, params, x, y, trainable)
     if independent:
         require_independent(problem.f, problem.start, x)

@@ -14,8 +14,13 @@ from iterlin.curvature.products import loss_derivatives
 from iterlin.linearise import examples
 from iterlin.linearise.krylov import norm
 from iterlin.linearise.linearization import Network, output_shape, tree_sub
-from iterlin.linearise.parameters import Trainable, bound, join, split
-from iterlin.linearise.validation import is_traced, non_negative, positive_integer, same_shape
+from iterlin.linearise.parameters import Trainable, bind_fixed, combine, partition
+from iterlin.linearise.validation import (
+    check_non_negative,
+    check_positive_integer,
+    check_targets,
+    is_traced,
+)
 from iterlin.training.losses import Loss, as_sum, check_loss, squared_error
 
 
@@ -84,10 +89,10 @@ def prepare(
     Raises ValueError for an f that does not return one array (N, ...), a loss that is no number, or
     targets that the loss refuses.
     """
-    moving, fixed = split(params, trainable)
+    moving, fixed = partition(params, trainable)
     moving = jax.tree.map(jnp.asarray, moving)
     dtype = jnp.result_type(*jax.tree.leaves(moving))
-    f = bound(f, fixed)
+    f = bind_fixed(f, fixed)
     outputs = output_shape(f, moving, x)
 
     def converted(leaf):
@@ -96,9 +101,9 @@ def prepare(
         return leaf.astype(dtype) if numbers else leaf
 
     if loss is squared_error:
-        same_shape(outputs, y)
+        check_targets(outputs, y)
     elif as_sum(loss) is not None:  # of another loss the targets may be anything
-        examples.count((x, y), "inputs and targets")
+        examples.num_examples((x, y), "inputs and targets")
     y = jax.tree.map(converted, y)
     same = f if outputs.dtype == dtype else lambda p, x: f(p, x).astype(dtype)
     check_loss(loss, outputs.update(dtype=dtype), y)
@@ -118,11 +123,11 @@ def iterate(
 
     Without a target_loss it is 0 for a loss that is known not to be negative, -infinity for others.
     """
-    positive_integer("max_steps", max_steps, below=2**31)
-    non_negative("tolerance", tolerance)
+    check_positive_integer("max_steps", max_steps, below=2**31)
+    check_non_negative("tolerance", tolerance)
     if as_sum(problem.loss) is not None:
         target_loss = 0.0 if target_loss is None else target_loss
-        non_negative("target_loss", target_loss)
+        check_non_negative("target_loss", target_loss)
     elif target_loss is None:
         target_loss = -jnp.inf
     elif not is_traced(target_loss):
@@ -186,7 +191,7 @@ def iterate(
     theta, status, count, _, history, _ = jax.lax.while_loop(
         going, advance, (problem.start, status, jnp.asarray(0), loss, history, state)
     )
-    return Solution(join(theta, problem.fixed), status, count, history)
+    return Solution(combine(theta, problem.fixed), status, count, history)
 
 
 def _ratio(a, b):

@@ -19,7 +19,7 @@ from iterlin.curvature.products import loss_blocks, require_function
 from iterlin.kernels.ntk import ntk_matrix
 from iterlin.linearise import examples
 from iterlin.linearise.decomposition import ASPECT, thin_svd
-from iterlin.linearise.devices import on_automatic_axes
+from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.krylov import dot
 from iterlin.linearise.linearization import (
     Network,
@@ -27,16 +27,16 @@ from iterlin.linearise.linearization import (
     output_shape,
     require_independent,
 )
-from iterlin.linearise.parameters import Trainable, bound, split, trainable_mask
+from iterlin.linearise.parameters import Trainable, bind_fixed, partition, trainable_mask
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.slices import fold_slices, in_slices
 from iterlin.linearise.validation import (
-    factorable,
+    check_float32_or_wider,
+    check_positive,
+    check_positive_integer,
+    check_same_tree,
+    check_scalar,
     is_traced,
-    like,
-    one_number,
-    positive,
-    positive_integer,
 )
 from iterlin.training.losses import Loss, Mean, check_loss, squared_error
 
@@ -78,7 +78,7 @@ class Laplace(NamedTuple):
         Raises ValueError for examples that are not shaped as those of x, or a replaced
         prior_precision or noise_variance that is not positive and finite.
         """
-        examples.count(x_new, "x_new")
+        examples.num_examples(x_new, "x_new")
         weights = self._weights()
         coordinates, gram = self.project(x_new)
         inner = jnp.einsum("mir,r,mjr->mij", coordinates, weights, coordinates)
@@ -104,8 +104,8 @@ class Laplace(NamedTuple):
 
     def _weights(self) -> Float[Array, " R"]:
         delta, noise = self.prior_precision, self.noise_variance
-        positive("prior_precision", delta)
-        positive("noise_variance", noise)
+        check_positive("prior_precision", delta)
+        check_positive("noise_variance", noise)
         if self.dual:
             eps = jnp.finfo(self.eigenvalues.dtype).eps
             coarse = eps * jnp.max(self.eigenvalues) > noise * delta
@@ -119,7 +119,7 @@ class Laplace(NamedTuple):
         return 1 / (self.eigenvalues + noise * delta)
 
 
-@on_automatic_axes
+@with_auto_axes
 @full_precision()
 def laplace(
     f: Network,
@@ -162,25 +162,25 @@ def laplace(
     >>> print(posterior.variance(2 * x).round(3), posterior.log_marginal_likelihood().round(3))
     [0.8 0.8] -6.061
     """
-    positive("prior_precision", prior_precision)
-    positive("noise_variance", noise_variance)
-    one_number("prior_precision", prior_precision)
-    one_number("noise_variance", noise_variance)
-    positive_integer("memory_limit", memory_limit)
-    examples.count((x, y), "inputs and targets")
+    check_positive("prior_precision", prior_precision)
+    check_positive("noise_variance", noise_variance)
+    check_scalar("prior_precision", prior_precision)
+    check_scalar("noise_variance", noise_variance)
+    check_positive_integer("memory_limit", memory_limit)
+    examples.num_examples((x, y), "inputs and targets")
     require_function(loss)
     if isinstance(loss, Mean):
         raise ValueError("loss must be a sum over the examples: pass what `losses.mean` was given")
     mask = trainable_mask(params, trainable)
-    moving, fixed = split(params, mask)
+    moving, fixed = partition(params, mask)
     moving = jax.tree.map(jnp.asarray, moving)
     dtype = jnp.result_type(*jax.tree.leaves(moving))
-    factorable("params", dtype)
-    network = bound(f, fixed)
+    check_float32_or_wider("params", dtype)
+    network = bind_fixed(f, fixed)
     require_independent(network, moving, x)
     displacement = moving
     if prior_mean is not None:
-        like("prior_mean", prior_mean, params)
+        check_same_tree("prior_mean", prior_mean, params)
         mean = jax.tree.map(lambda chosen, leaf: leaf if chosen else None, mask, prior_mean)
         displacement = jax.tree.map(lambda a, b: (a - b).astype(a.dtype), moving, mean)
 
@@ -201,9 +201,9 @@ def laplace(
     given = (sliced, moving, x, roots, residual.reshape(roots.shape[:2]))
     eigenvalues, project, residual, left = _by_kernel(*given, kernel) if dual else _by_rows(*given)
 
-    @on_automatic_axes
+    @with_auto_axes
     def project_alike(x_new):
-        like("an example of x_new", _example(x_new), _example(x))
+        check_same_tree("an example of x_new", _example(x_new), _example(x))
         return project(x_new)
 
     return Laplace(

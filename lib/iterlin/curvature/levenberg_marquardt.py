@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from iterlin.linearise.validation import one_number, positive
+from iterlin.linearise.validation import check_positive, check_scalar
 
 
 class Damping(NamedTuple):
@@ -37,8 +37,8 @@ class LevenbergMarquardt:
     start: float = 1.0
 
     def __post_init__(self):
-        positive("start of the damping", self.start)
-        one_number("start of the damping", self.start)
+        check_positive("start of the damping", self.start)
+        check_scalar("start of the damping", self.start)
 
     def begin(self, dtype) -> Damping:
         return Damping(jnp.asarray(self.start, dtype), jnp.asarray(2, dtype))

@@ -15,15 +15,15 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from iterlin.linearise import examples
-from iterlin.linearise.devices import on_automatic_axes
+from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.linearization import Network, jacobian_products
-from iterlin.linearise.parameters import Trainable, bound, split
+from iterlin.linearise.parameters import Trainable, bind_fixed, partition
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.validation import is_traced, like, positive_integer
+from iterlin.linearise.validation import check_positive_integer, check_same_tree, is_traced
 from iterlin.training.losses import Loss, as_sum, check_loss, loss_over_slices
 
 
-@on_automatic_axes
+@with_auto_axes
 @full_precision()
 def ggn_product(
     f: Network,
@@ -38,8 +38,8 @@ def ggn_product(
     """The map v -> J^T H J v of loss(f(params, x), y), for v like the trained part of params.
 
     Without `trainable` v is a pytree like params; with it, leaves that are not trained are None in
-    v and in the product (`linearise.parameters.split`). Divided by N just as the loss is. J and H
-    are never formed: a product is one JVP and one VJP, from one primal pass that is made here.
+    v and in the product (`parameters.partition`). Divided by N just as the loss is. J and H are
+    never formed: a product is one JVP and one VJP, from one primal pass that is made here.
 
     With a `slice_size` products go through that many examples at a time, and compute the
     activations anew: those of one slice are all the memory there is need for. f must then treat its
@@ -56,27 +56,27 @@ def ggn_product(
     [24. 34.]
     """
     require_function(loss)
-    moving, fixed = split(params, trainable)
-    f = bound(f, fixed)
+    moving, fixed = partition(params, trainable)
+    f = bind_fixed(f, fixed)
     if slice_size is not None:
-        positive_integer("slice_size", slice_size)
+        check_positive_integer("slice_size", slice_size)
         if as_sum(loss) is None:
             raise ValueError(
                 "slice_size needs a loss that is known to be a sum over examples or the mean of "
                 f"one, such as those of iterlin.training.losses, got {loss!r}"
             )
-        examples.count((x, y), "inputs and targets")
+        examples.num_examples((x, y), "inputs and targets")
     check_loss(loss, jax.eval_shape(f, moving, x), y)
 
     def typed(v):
-        like("v", v, moving)
+        check_same_tree("v", v, moving)
         return jax.tree.map(lambda a, b: jnp.asarray(a, jnp.result_type(b)), v, moving)
 
     if slice_size is None:
         products = jacobian_products(f, moving, x)
         _, hessian = loss_derivatives(loss, products.outputs, y)
 
-        @on_automatic_axes
+        @with_auto_axes
         @full_precision()
         def product(v):
             v = typed(v)
@@ -84,7 +84,7 @@ def ggn_product(
 
         return product
 
-    @on_automatic_axes
+    @with_auto_axes
     @full_precision()
     def sliced(v):
         v = typed(v)

@@ -11,22 +11,22 @@ from jaxtyping import PyTree
 from iterlin.curvature.iteration import Solution, iterate, prepare
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.curvature.products import loss_derivatives, require_function
-from iterlin.linearise.devices import on_automatic_axes
+from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.krylov import axpy, conjugate_gradients, dot, norm
 from iterlin.linearise.linearization import Network, jacobian_products, tree_add, tree_sub
 from iterlin.linearise.parameters import Trainable
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import (
+    check_non_negative,
+    check_open_unit_interval,
+    check_positive_integer,
+    check_scalar,
     is_traced,
-    non_negative,
-    one_number,
-    open_unit,
-    positive_integer,
 )
 from iterlin.training.losses import Loss, as_sum, squared_error
 
 
-@on_automatic_axes
+@with_auto_axes
 @full_precision()
 def truncated_gauss_newton(
     f: Network,
@@ -71,13 +71,13 @@ def truncated_gauss_newton(
     >>> print(found.params.round(3), found.num_steps)
     [0.    1.099] 6
     """
-    open_unit("beta", beta)
+    check_open_unit_interval("beta", beta)
     require_function(loss)
     problem = prepare(f, params, x, y, trainable, loss)
     adaptive = isinstance(damping, LevenbergMarquardt)
     if not adaptive:
-        non_negative("damping", damping)
-        one_number("damping", damping)
+        check_non_negative("damping", damping)
+        check_scalar("damping", damping)
     undamped = not adaptive and not is_traced(damping) and not np.any(damping)
     if max_inner_steps is None:
         if undamped and as_sum(loss) is not squared_error:
@@ -87,7 +87,7 @@ def truncated_gauss_newton(
             )
         size = jax.eval_shape(problem.f, problem.start, x).size
         max_inner_steps = 10 * min(size, sum(leaf.size for leaf in jax.tree.leaves(problem.start)))
-    positive_integer("max_inner_steps", max_inner_steps, below=2**31)
+    check_positive_integer("max_inner_steps", max_inner_steps, below=2**31)
     inner = dict(tolerance=beta, max_steps=max_inner_steps)
 
     def step(theta, damping):

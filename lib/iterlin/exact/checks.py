@@ -5,11 +5,11 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from iterlin.exact.task import Task, quadratic
-from iterlin.kernels.kept import Sizes
-from iterlin.kernels.ntk import kept_sizes
+from iterlin.kernels.cached import CacheSizes
+from iterlin.kernels.ntk import cached_ntk_sizes
 from iterlin.linearise.linearization import output_shape
-from iterlin.linearise.parameters import split
-from iterlin.linearise.validation import finite
+from iterlin.linearise.parameters import partition
+from iterlin.linearise.validation import check_finite
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.losses import check_loss
 from iterlin.training.schedules import Schedule, reads_params
@@ -17,10 +17,10 @@ from iterlin.training.state import TrainState
 from iterlin.training.step import Step
 
 
-def sizes_of_kernel(task: Task, params: PyTree) -> Sizes:
+def sizes_of_kernel(task: Task, params: PyTree) -> CacheSizes:
     """Return what J J^T takes at params; raise ValueError if f couples its examples."""
     settings = {"trainable": task.trainable, "memory_limit": task.memory_limit}
-    return kept_sizes(task.f, params, task.data[0], **settings)
+    return cached_ntk_sizes(task.f, params, task.data[0], **settings)
 
 
 def is_quadratic(task: Task, outputs) -> bool:
@@ -62,7 +62,7 @@ def needs_steps(algorithm: Algorithm, schedule: Schedule, state: TrainState) -> 
 
 def unfit_types(task: Task, params: PyTree) -> str | None:
     """Return why the types of parameters and outputs allow engine 'steps' alone, or None."""
-    moving, _ = split(params, task.trainable)
+    moving, _ = partition(params, task.trainable)
     outputs = jax.eval_shape(task.f, params, task.data[0])
     types = {jnp.result_type(leaf) for leaf in [outputs, *jax.tree.leaves(moving)]}
     if len(types) == 1 and all(jnp.finfo(dtype).bits >= 32 for dtype in types):
@@ -84,7 +84,7 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
     if engine != "steps" and (why := unfit_types(task, params)):
         raise ValueError(f"engine '{engine}' {why}")
     if engine == "closed_form":
-        finite("targets", task.data[1])
+        check_finite("targets", task.data[1])
         if not is_quadratic(task, outputs):
             raise ValueError(
                 "engine 'closed_form' is for half a squared error, or a multiple of it: "

@@ -12,7 +12,7 @@ from iterlin.exact.engines import ClosedForm, GradientFlow, Steps, ToMinimum
 from iterlin.exact.flow import Objective, begin
 from iterlin.exact.task import Task, slice_size
 from iterlin.linearise import costs
-from iterlin.linearise.parameters import bound, split
+from iterlin.linearise.parameters import bind_fixed, partition
 
 ENGINES: dict[str, Callable[[Task], object] | None] = {
     "auto": None,
@@ -40,7 +40,7 @@ def choose(task: Task, params: PyTree, period: int) -> tuple[str, str]:
     """
     if period < LONG:
         return "steps", f"periods of {period} steps are shorter than {LONG}"
-    moving, fixed = split(params, task.trainable)
+    moving, fixed = partition(params, task.trainable)
     outputs = jax.eval_shape(task.f, params, task.data[0])
     numbers = outputs.size * sum(jnp.size(leaf) for leaf in jax.tree.leaves(moving))
     fits = numbers * outputs.dtype.itemsize <= task.memory_limit
@@ -65,7 +65,7 @@ def _curvature(task: Task, moving: PyTree, fixed: PyTree) -> float:
 
     @jax.jit
     def largest(moving, fixed, x, y):
-        f = bound(task.f, fixed)
+        f = bind_fixed(task.f, fixed)
         size = slice_size(f, moving, x, task.memory_limit)
         model = linear_model.from_products(f, moving, x, slice_size=size)
         return begin(Objective(model, task.loss, y, task.penalty)).curvature

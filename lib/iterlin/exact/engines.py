@@ -23,7 +23,7 @@ from iterlin.exact.modelled import Modelled
 from iterlin.exact.newton import Minimum
 from iterlin.exact.task import Position, Task, quadratic
 from iterlin.kernels.gradient_flow import eigenmodes
-from iterlin.linearise.parameters import bound
+from iterlin.linearise.parameters import bind_fixed
 from iterlin.linearise.spectral_filters import descent_filter
 
 # Steps between two returns to the caller, who may look at the clock: of a flow, of descent.
@@ -42,7 +42,7 @@ class ClosedForm:
         factor, targets = quadratic(task.loss, y)
 
         def parameters(anchor, fixed, x, targets, steps):
-            f = bound(task.f, fixed)
+            f = bind_fixed(task.f, fixed)
             modes = eigenmodes(f, anchor, x, targets, memory_limit=task.memory_limit)
             rates = factor * modes.eigenvalues + 2 * task.penalty
             filtered = factor * descent_filter(rates, task.step_size, steps)

@@ -24,10 +24,14 @@ from iterlin.exact.choice import ENGINES, choose, default_memory
 from iterlin.exact.task import Task
 from iterlin.exact.trainer import SPENT, ExactTrainer
 from iterlin.linearise import examples
-from iterlin.linearise.devices import on_automatic_axes
-from iterlin.linearise.parameters import bound, split
+from iterlin.linearise.devices import with_auto_axes
+from iterlin.linearise.parameters import bind_fixed, partition
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.validation import one_of, open_unit, positive_integer
+from iterlin.linearise.validation import (
+    check_one_of,
+    check_open_unit_interval,
+    check_positive_integer,
+)
 from iterlin.training.checks import cached_outputs, check_call, check_run
 from iterlin.training.identity import (
     PARAMETERS,
@@ -50,7 +54,7 @@ from iterlin.training.watching import UPDATES, Watch, check_sets, check_watch, o
 SAMPLE = 64
 
 
-@on_automatic_axes
+@with_auto_axes
 def train_by_engine(
     step: Step,
     params: PyTree,
@@ -106,7 +110,7 @@ class Integrator:
         watch: Watch = UPDATES,
         memory_limit: int | None = None,
     ):
-        one_of("engine", engine, [name for name, make in ENGINES.items() if make])
+        check_one_of("engine", engine, [name for name, make in ENGINES.items() if make])
         check_watch(watch)
         self.step, self.data, self.engine, self.watch = step, data, engine, watch
         self.task = _task(step, data, tolerance, memory_limit)
@@ -121,7 +125,7 @@ class Integrator:
 
         @jax.jit
         def at_target(params, fixed, x, y):
-            return algorithm.loss(bound(algorithm.f, fixed)(params, x), y) <= step.target_loss
+            return algorithm.loss(bind_fixed(algorithm.f, fixed)(params, x), y) <= step.target_loss
 
         self._observe, self._at_target = observe, at_target
 
@@ -159,7 +163,7 @@ class Integrator:
         looks = check_run(step, self.data, num_steps, None, watch.at if at is None else at)
         if num_steps >= NEVER:
             raise ValueError(f"num_steps must be below {NEVER}, got {num_steps}")
-        moving, fixed = split(params, step.algorithm.trainable)
+        moving, fixed = partition(params, step.algorithm.trainable)
         state = step.start(moving, self.data, jax.random.key(0))
         full = of_whole(schedule, fixed)
         check_answer(full, state)
@@ -226,7 +230,7 @@ def _choose(step: Step, params, data, num_steps, watch, *, tolerance, memory_lim
     check_call("train", step, (params, data), watch, None)
     check_run(step, data, num_steps, None, watch.at)
     task = _task(step, data, tolerance, memory_limit)
-    moving, fixed = split(params, task.trainable)
+    moving, fixed = partition(params, task.trainable)
     state = step.start(moving, data, jax.random.key(0))
     full = of_whole(step.schedule, fixed)
     check_answer(full, state)
@@ -238,12 +242,12 @@ def _choose(step: Step, params, data, num_steps, watch, *, tolerance, memory_lim
 
 
 def _task(step: Step, data, tolerance: float, memory_limit: int | None) -> Task:
-    open_unit("tolerance", tolerance)
+    check_open_unit_interval("tolerance", tolerance)
     if why := unfit_for_engines(step):
         raise ValueError(why)
     check_run(step, data, 1, None, None)
     if memory_limit is not None:
-        positive_integer("memory_limit", memory_limit)
+        check_positive_integer("memory_limit", memory_limit)
     algorithm = step.algorithm
     return Task(
         f=algorithm.f,
@@ -271,13 +275,13 @@ def _by_steps(step: Step, params, data, **settings):
 def _first_numbers(task: Task, state: TrainState, fixed: PyTree, observe) -> dict[str, list[float]]:
     """Return `Identity.first` of a run: its parameters, the loss of some examples and its gradient
     there, and what is recorded."""
-    some = slice(None, None, max(1, examples.count(task.data[0]) // SAMPLE))
+    some = slice(None, None, max(1, examples.num_examples(task.data[0]) // SAMPLE))
     x, y = jax.tree.map(lambda leaf: np.asarray(leaf)[some], task.data)
 
     @jax.jit
     @jax.value_and_grad
     def slope(params, fixed, x, y):
-        return task.loss(bound(task.f, fixed)(params, x), y)
+        return task.loss(bind_fixed(task.f, fixed)(params, x), y)
 
     loss, gradient = slope(state.params, fixed, x, y)
     found = {PARAMETERS: (state.params, state.anchor, fixed), STEP: gradient, "the loss": loss}

@@ -48,7 +48,7 @@ def from_products(
     activations anew in each product; without, they are kept from one pass over all examples.
     f must treat its examples independently if it is sliced.
     """
-    if slice_size is None or slice_size >= examples.count(x):
+    if slice_size is None or slice_size >= examples.num_examples(x):
         outputs, jvp, vjp = jacobian_products(f, params, x)
     else:
         sliced = in_slices(f, slice_size)
@@ -81,7 +81,7 @@ def from_kernel(
     image: Callable[[Array], Array],
 ) -> LinearModel:
     """In function space: coordinates a (N, ...) stand for J^T a; image(a) is J J^T a at params, as
-    `kept_ntk` has it."""
+    `cached_ntk` has it."""
     outputs, _, vjp = jacobian_products(f, params, x)
 
     def inner(c1, image1, c2, image2):

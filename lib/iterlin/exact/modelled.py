@@ -7,10 +7,10 @@ from jaxtyping import Array, Bool, PyTree
 from iterlin.exact import linear_model
 from iterlin.exact.flow import Objective
 from iterlin.exact.task import Position, Task, slice_size
-from iterlin.kernels.kept import KeptKernel
-from iterlin.kernels.ntk import kept_ntk
+from iterlin.kernels.cached import CachedKernel
+from iterlin.kernels.ntk import cached_ntk
 from iterlin.linearise.linearization import tree_add
-from iterlin.linearise.parameters import bound, join
+from iterlin.linearise.parameters import bind_fixed, combine
 
 
 class Modelled:
@@ -22,7 +22,7 @@ class Modelled:
 
     def __init__(self, task: Task, *, with_kernel: bool = False):
         self.task, self.with_kernel = task, with_kernel
-        self._kernel = (None, KeptKernel())
+        self._kernel = (None, CachedKernel())
         self._start = jax.jit(lambda model, before: self.start(self._objective(*model), before))
         self._go_on = jax.jit(
             lambda model, inner, steps: self.go_on(self._objective(*model), inner, steps)
@@ -61,10 +61,10 @@ class Modelled:
         """Of the compiled functions; the kernel is that of the latest anchor."""
         x, y = self.task.data
         if self.with_kernel and self._kernel[0] is not anchor:
-            self._kernel = (None, KeptKernel())  # two may be more than there is room for
-            kernel = kept_ntk(
+            self._kernel = (None, CachedKernel())  # two may be more than there is room for
+            kernel = cached_ntk(
                 self.task.f,
-                join(anchor, fixed),
+                combine(anchor, fixed),
                 x,
                 trainable=self.task.trainable,
                 memory_limit=self.task.memory_limit,
@@ -73,7 +73,7 @@ class Modelled:
         return anchor, fixed, x, y, self._kernel[1]
 
     def _objective(self, anchor, fixed, x, y, kernel) -> Objective:
-        task, f = self.task, bound(self.task.f, fixed)
+        task, f = self.task, bind_fixed(self.task.f, fixed)
         if self.with_kernel:
             model = linear_model.from_kernel(f, anchor, x, kernel.product)
         else:

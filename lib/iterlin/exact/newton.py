@@ -13,7 +13,12 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from iterlin.exact.flow import Objective
 from iterlin.linearise.krylov import axpy, conjugate_gradients
-from iterlin.linearise.validation import is_traced, open_unit, positive, positive_integer
+from iterlin.linearise.validation import (
+    check_open_unit_interval,
+    check_positive,
+    check_positive_integer,
+    is_traced,
+)
 
 # Armijo's fraction of the predicted decrease, and how often a Newton step may be halved.
 SUFFICIENT, HALVINGS = 1e-4, 30
@@ -49,11 +54,11 @@ def minimize(
     Raises ValueError unless tolerance is in (0, 1) and the penalty positive. It may stop early, at
     max_steps or where rounding leaves nothing to gain: the certificate says so.
     """
-    open_unit("tolerance", tolerance)
-    positive_integer("max_steps", max_steps)
-    positive_integer("max_inner_steps", max_inner_steps)
+    check_open_unit_interval("tolerance", tolerance)
+    check_positive_integer("max_steps", max_steps)
+    check_positive_integer("max_inner_steps", max_inner_steps)
     if not is_traced(objective.penalty):
-        positive("penalty, without which there may be no minimum,", objective.penalty)
+        check_positive("penalty, without which there may be no minimum,", objective.penalty)
     model = objective.model
     zero = jnp.zeros_like(model.outputs)
     slope = objective.slope(model.origin, zero)

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from iterlin.linearise import examples
-from iterlin.linearise.costs import kept_bytes
+from iterlin.linearise.costs import vjp_residual_bytes
 from iterlin.linearise.linearization import Network
 from iterlin.linearise.parameters import Trainable
 from iterlin.training.losses import Loss
@@ -57,10 +57,10 @@ class Position(NamedTuple):
 
 def slice_size(f: Network, params: PyTree, x: PyTree, memory_limit: int) -> int | None:
     """Examples whose activations may be kept together; None where all of them fit."""
-    needed = kept_bytes(f, params, x)
+    needed = vjp_residual_bytes(f, params, x)
     if needed <= memory_limit:
         return None
-    return max(1, int(examples.count(x) * memory_limit / needed))
+    return max(1, int(examples.num_examples(x) * memory_limit / needed))
 
 
 def quadratic(loss: Loss, y: PyTree) -> tuple[float, Array] | None:

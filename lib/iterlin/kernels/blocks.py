@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from iterlin.kernels.factors import PAIRWISE, Factors, product
+from iterlin.kernels.factors import PAIRWISE, Factors, multiply_factors
 from iterlin.linearise import examples
 from iterlin.linearise.validation import is_traced
 
@@ -19,8 +19,8 @@ from iterlin.linearise.validation import is_traced
 BLOCKS = 8
 LEAST_ROWS, MOST_ROWS = 128, 1024
 
-# Axes of the blocks of `product`, in the order in which each form keeps them, and of their mirror
-# images below the diagonal of a symmetric kernel.
+# Axes of the blocks of `multiply_factors`, in the order in which each form keeps them, and of their
+# mirror images below the diagonal of a symmetric kernel.
 LAYOUTS = {
     "full": ((0, 2, 1, 3), (2, 0, 3, 1)),
     "matrix": ((0, 1, 2, 3), (2, 3, 0, 1)),
@@ -29,7 +29,7 @@ LAYOUTS = {
 }
 
 
-def assemble(
+def assemble_kernel(
     factors_of: Callable[[PyTree, Array], Factors],
     first: tuple[PyTree, Array | np.ndarray],
     second: tuple[PyTree, Array | np.ndarray] | None,
@@ -44,10 +44,10 @@ def assemble(
     """
     symmetric = second is None
     sides = first, (first if symmetric else second)
-    (n1, o1), (n2, o2) = ((examples.count(x), len(outputs)) for x, outputs in sides)
+    (n1, o1), (n2, o2) = ((examples.num_examples(x), len(outputs)) for x, outputs in sides)
     shapes = {"full": (n1, n2, o1, o2), "matrix": (n1, o1, n2, o2), "diagonal": (n1, n2, o1)}
     shape = shapes.get(form, (n1, n2))
-    starts = [pieces(n, group) for n in (n1, n2)]
+    starts = [even_blocks(n, group) for n in (n1, n2)]
     order = _half(len(starts[0][0])) if symmetric else _all(len(starts[0][0]), len(starts[1][0]))
     # The only block's program makes the kernel as well.
     kernel = None if len(starts[0][0]) == len(starts[1][0]) == 1 else jnp.zeros(shape, dtype)
@@ -59,7 +59,7 @@ def assemble(
             if (side, index) not in alive:
                 x, outputs = sides[side]
                 begins, size = starts[side]
-                x = examples.part(x, begins[index], begins[index] + size)
+                x = examples.take_slice(x, begins[index], begins[index] + size)
                 alive[side, index] = factors_of(x, outputs)
         write = _write_traced if any(map(is_traced, jax.tree.leaves(alive))) else _write
         kernel = write(
@@ -77,7 +77,7 @@ def assemble(
     return kernel
 
 
-def pieces(count: int, largest: int) -> tuple[list[int], int]:
+def even_blocks(count: int, largest: int) -> tuple[list[int], int]:
     """Where pieces of one size, at most `largest`, begin in `count`; the last may overlap."""
     number = math.ceil(count / largest)
     size = math.ceil(count / number)
@@ -108,7 +108,7 @@ def _written(kernel, first, second, origin, *, sizes, outputs, form, mirrored, s
     The kernel has that shape and type; None is one of zeros.
     """
     kernel = jnp.zeros(shape, dtype) if kernel is None else kernel
-    (begins1, size1), (begins2, size2) = (pieces(n, _block(n, outputs)) for n in sizes)
+    (begins1, size1), (begins2, size2) = (even_blocks(n, _block(n, outputs)) for n in sizes)
     pairs = [(i, j) for i in begins1 for j in begins2 if not same or i <= j]
     pairs = jnp.asarray(np.asarray(pairs, dtype=np.uint32))  # signed places may count from the end
     layout, mirror = LAYOUTS[form]
@@ -117,7 +117,7 @@ def _written(kernel, first, second, origin, *, sizes, outputs, form, mirrored, s
     def block_into(kernel, pair):
         i, j = pair
         parts = (_cut(first, i, size1), _cut(second, j, size2))
-        block = product(*parts, form)
+        block = multiply_factors(*parts, form)
         place = [np.uint32(0)] * kernel.ndim
         place[rows], place[columns] = origin[0] + i, origin[1] + j
         shape = list(kernel.shape)

@@ -19,8 +19,8 @@ from jaxtyping import Array, Integer, PyTree, Shaped
 from iterlin.kernels.layers import find_layers
 from iterlin.kernels.lookups import Lookup, find_lookups, find_parts
 from iterlin.linearise import examples
-from iterlin.linearise.parameters import join
-from iterlin.linearise.programs import Program, compiled, flatten, run
+from iterlin.linearise.parameters import combine
+from iterlin.linearise.programs import Program, eval_program, jit_cached, trace_program
 
 PAIRWISE = ("full", "matrix")  # all pairs of outputs; the others pair each output with itself
 PRODUCT = "product"  # no pairs: factors that are kept, for products with J J^T
@@ -46,7 +46,7 @@ class Factors(NamedTuple):
     lookups: Sequence[tuple[Array, Array]] = ()
 
 
-def factors(
+def compute_factors(
     program: Program,
     moving: list[Array],
     fixed: list[Array],
@@ -73,11 +73,11 @@ def factors(
     ]
     given = [*moving, *fixed]
     one = partial(_example_factors, program, layers, lookups, given, len(moving), outputs, choice)
-    batch_size = min(examples.count(x), _slice_size(program, len(outputs)))
+    batch_size = min(examples.num_examples(x), _slice_size(program, len(outputs)))
     return jax.lax.map(one, x, batch_size=batch_size)
 
 
-class Traced(NamedTuple):
+class TracedNetwork(NamedTuple):
     """A network traced for a batch of one example, and the parameters that it takes."""
 
     program: Program
@@ -90,8 +90,8 @@ class Traced(NamedTuple):
         return self.program.types[self.program.result]
 
     def factors(self, x: PyTree, outputs: Array | np.ndarray, **settings) -> Factors:
-        """`factors`, compiled once for equal programs."""
-        call = compiled(factors, self.program, static_argnames=("form", "count", "total"))
+        """`compute_factors`, compiled once for equal programs."""
+        call = jit_cached(compute_factors, self.program, static_argnames=("form", "count", "total"))
         return call(self.moving, self.fixed, x, outputs, **settings)
 
     def shapes(self, x: PyTree, outputs: Array | np.ndarray, **settings) -> Factors:
@@ -99,10 +99,10 @@ class Traced(NamedTuple):
         return jax.eval_shape(lambda x, outputs: self.factors(x, outputs, **settings), x, outputs)
 
 
-def trace(f: Callable, moving: PyTree, fixed: PyTree, x: PyTree) -> Traced:
-    """f for a batch like x, with the parameters that `parameters.split` has parted."""
-    program = flatten(lambda *given: f(join(*given[:2]), given[2]), moving, fixed, x)
-    return Traced(program, jax.tree.leaves(moving), jax.tree.leaves(fixed))
+def trace_network(f: Callable, moving: PyTree, fixed: PyTree, x: PyTree) -> TracedNetwork:
+    """f for a batch like x, with the parameters that `parameters.partition` has made."""
+    program = trace_program(lambda *given: f(combine(*given[:2]), given[2]), moving, fixed, x)
+    return TracedNetwork(program, jax.tree.leaves(moving), jax.tree.leaves(fixed))
 
 
 def _slice_size(program: Program, outputs: int) -> int:
@@ -128,11 +128,11 @@ def _example_factors(
     types = {number: program.types[number] for number in shifted}
     zeros = {number: jnp.zeros(t.shape, t.dtype) for number, t in types.items()}
     wholes = {i: given[i] for i in others if i not in parts}
-    example = jax.tree.leaves(examples.single(example))
+    example = jax.tree.leaves(examples.add_batch_axis(example))
 
     def moved(shifts, wholes):
         leaves = [wholes.get(i, leaf) for i, leaf in enumerate(given)]
-        result, values = run(program, [*leaves, *example], shifts)
+        result, values = eval_program(program, [*leaves, *example], shifts)
         return result, {entry.operand: values[entry.operand] for entry in [*layers, *lookups]}
 
     result, pull, operands = jax.vjp(moved, zeros, wholes, has_aux=True)
@@ -182,7 +182,7 @@ def _lookup_is_cheaper(lookup: Lookup, *, outputs, form) -> bool:
     return s < rows and s**2 * outputs + pairs * s < pairs * rows
 
 
-def product(first: Factors, second: Factors, form: str) -> Array:
+def multiply_factors(first: Factors, second: Factors, form: str) -> Array:
     """Kernel between two groups: (N1, o1, N2, o2) if pairwise, or (N1, N2, o) or (N1, N2)."""
     outer = (
         "io,jq->iojq" if form in PAIRWISE else "io,jo->ijo" if form == "diagonal" else "io,jo->ij"

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PyTree
 
 from iterlin.kernels.ntk import ntk_matrix
 from iterlin.linearise.decomposition import thin_svd
-from iterlin.linearise.devices import on_automatic_axes
+from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.linearization import (
     Network,
     jacobian,
@@ -25,10 +25,10 @@ from iterlin.linearise.linearization import (
     output_shape,
     tree_sub,
 )
-from iterlin.linearise.parameters import Trainable, bound, join, split
+from iterlin.linearise.parameters import Trainable, bind_fixed, combine, partition
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.spectral_filters import (
-    MOST_STEPS,
+    MAX_STEPS,
     damping_filter,
     descent_filter,
     flow_filter,
@@ -36,22 +36,22 @@ from iterlin.linearise.spectral_filters import (
     steps_and_parity,
 )
 from iterlin.linearise.validation import (
-    factorable,
-    finite,
-    non_negative,
-    open_unit,
-    positive,
-    positive_integer,
-    same_shape,
-    whole_number,
+    check_finite,
+    check_float32_or_wider,
+    check_non_negative,
+    check_non_negative_integer,
+    check_open_unit_interval,
+    check_positive,
+    check_positive_integer,
+    check_targets,
 )
 
 
 class Eigenmodes(NamedTuple):
     """The linearised least-squares problem in its singular directions.
 
-    params: those that are trained, fixed the others (`parameters.split`). singular_values (R,) with
-    zeros where J is rank deficient; coefficients U^T z (R,); combine maps weights (R,) to the
+    params: those that are trained, fixed the others (`parameters.partition`). singular_values (R,)
+    with zeros where J is rank deficient; coefficients U^T z (R,); combine maps weights (R,) to the
     pytree sum_i weights_i v_i.
     """
 
@@ -70,30 +70,30 @@ class Eigenmodes(NamedTuple):
     def displaced(self, filtered: Float[Array, " R"]) -> PyTree:
         """All parameters, at theta_s - V S g U^T z for the filter values g (R,)."""
         moved = self.combine(self.singular_values * filtered * self.coefficients)
-        return join(tree_sub(self.params, moved), self.fixed)
+        return combine(tree_sub(self.params, moved), self.fixed)
 
     def flow(self, time) -> PyTree:
         """Parameters after gradient flow for `time` >= 0; infinity gives theta_s - J^+ z."""
-        non_negative("time", time, infinity=True)
+        check_non_negative("time", time, infinity=True)
         return self.displaced(flow_filter(self.eigenvalues, time))
 
     def descent(self, step_size, num_steps) -> PyTree:
         """Parameters after `num_steps` gradient steps of `step_size` on the linearised model."""
-        positive("step_size", step_size)
+        check_positive("step_size", step_size)
         if np.ndim(num_steps) == 0:
-            positive_integer("num_steps", num_steps, below=MOST_STEPS)
+            check_positive_integer("num_steps", num_steps, below=MAX_STEPS)
         return self.displaced(descent_filter(self.eigenvalues, step_size, num_steps))
 
     def damped(self, damping) -> PyTree:
         """The damped Gauss-Newton step of eq. (10); damping 0 is the minimum-norm step."""
-        non_negative("damping", damping)
+        check_non_negative("damping", damping)
         return self.displaced(damping_filter(self.eigenvalues, damping))
 
     def residual_ratio(self, step_size, num_steps) -> Float[Array, ""]:
         """||J^T z_K|| / ||J^T z|| after K steps: the beta for which they are a TGN step (Alg 2)."""
-        positive("step_size", step_size)
+        check_positive("step_size", step_size)
         if np.ndim(num_steps) == 0:
-            whole_number("num_steps", num_steps, below=MOST_STEPS)
+            check_non_negative_integer("num_steps", num_steps, below=MAX_STEPS)
         steps, _ = steps_and_parity(num_steps)
         weights = (self.singular_values * self.coefficients) ** 2
         total = jnp.sum(weights)
@@ -103,7 +103,7 @@ class Eigenmodes(NamedTuple):
         )
 
 
-@on_automatic_axes
+@with_auto_axes
 @full_precision()
 def eigenmodes(
     f: Network,
@@ -132,14 +132,14 @@ def eigenmodes(
     >>> print(modes.eigenvalues.round(2), modes.flow(jnp.inf).round(3))
     [29.87  0.13] [-1.  1.]
     """
-    positive_integer("memory_limit", memory_limit)
-    same_shape(output_shape(f, params, x), y)
-    moving, fixed = split(params, trainable)
-    network = bound(f, fixed)
+    check_positive_integer("memory_limit", memory_limit)
+    check_targets(output_shape(f, params, x), y)
+    moving, fixed = partition(params, trainable)
+    network = bind_fixed(f, fixed)
     flat, unravel = ravel_pytree(moving)
-    factorable("params", flat.dtype)
-    finite("params", moving)
-    finite("targets", y)
+    check_float32_or_wider("params", flat.dtype)
+    check_finite("params", moving)
+    check_finite("targets", y)
     size = y.size * flat.size * flat.dtype.itemsize
     if size > memory_limit and not independent:
         raise ValueError(
@@ -148,9 +148,9 @@ def eigenmodes(
         )
     if size <= memory_limit:
         outputs = network(moving, x)
-        finite("outputs of f", outputs)
+        check_finite("outputs of f", outputs)
         matrix = jacobian(network, moving, x, independent=independent)
-        finite("the Jacobian", matrix)
+        check_finite("the Jacobian", matrix)
         left, values, right = thin_svd(matrix)
         threshold = max(y.size, flat.size) * jnp.finfo(values.dtype).eps * jnp.max(values)
         values = jnp.where(values > threshold, values, 0)
@@ -159,9 +159,9 @@ def eigenmodes(
             return unravel(weights @ right)
     else:
         outputs, _, vjp = jacobian_products(network, moving, x)
-        finite("outputs of f", outputs)
+        check_finite("outputs of f", outputs)
         kernel = ntk_matrix(f, params, x, trainable=trainable, memory_limit=memory_limit)
-        finite("the kernel J J^T", kernel)
+        check_finite("the kernel J J^T", kernel)
         eigenvalues, left = jnp.linalg.eigh(kernel)
         threshold = y.size * jnp.finfo(eigenvalues.dtype).eps * jnp.max(eigenvalues)
         values = jnp.sqrt(jnp.where(eigenvalues > threshold, eigenvalues, 0))
@@ -188,7 +188,7 @@ def linearized_gradient_flow(
     >>> print(il.linearized_gradient_flow(f, jnp.zeros(2), x, y, time=1.0).round(3))
     [0.    1.264]
     """
-    non_negative("time", time, infinity=True)
+    check_non_negative("time", time, infinity=True)
     return eigenmodes(f, params, x, y, trainable=trainable).flow(time)
 
 
@@ -215,8 +215,8 @@ def linearized_gradient_descent(
     >>> print(il.linearized_gradient_descent(f, jnp.zeros(2), x, y, **settings).round(3))
     [0.    1.265]
     """
-    positive("step_size", step_size)
-    positive_integer("num_steps", num_steps, below=MOST_STEPS)
+    check_positive("step_size", step_size)
+    check_positive_integer("num_steps", num_steps, below=MAX_STEPS)
     return eigenmodes(f, params, x, y, trainable=trainable).descent(step_size, num_steps)
 
 
@@ -232,7 +232,7 @@ def steps_for_tolerance(modes: Eigenmodes, *, step_size: float, beta: float) -> 
     >>> il.steps_for_tolerance(modes, step_size=0.06, beta=0.01)
     118
     """
-    open_unit("beta", beta)
+    check_open_unit_interval("beta", beta)
     _stable(modes, step_size)
     if modes.residual_ratio(step_size, 1) <= beta:
         return 1
@@ -253,7 +253,7 @@ def worst_case_steps(modes: Eigenmodes, *, step_size: float, beta: float) -> int
     rho is the largest abs(1 - eta l) over the non-zero eigenvalues. Raises as
     `steps_for_tolerance`.
     """
-    open_unit("beta", beta)
+    check_open_unit_interval("beta", beta)
     _stable(modes, step_size)
     moving = modes.eigenvalues[modes.eigenvalues > 0]
     slowest = float(jnp.max(log_contraction(step_size * moving), initial=-jnp.inf))
@@ -261,7 +261,7 @@ def worst_case_steps(modes: Eigenmodes, *, step_size: float, beta: float) -> int
 
 
 def _stable(modes, step_size) -> None:
-    positive("step_size", step_size)
+    check_positive("step_size", step_size)
     largest = float(jnp.max(modes.eigenvalues))
     limit = 2 / largest if largest > 0 else math.inf
     if not step_size < limit:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from iterlin.linearise import examples
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.validation import whole_number
+from iterlin.linearise.validation import check_non_negative_integer
 
 
 @full_precision()
@@ -35,10 +35,10 @@ def relu_mlp_ntk(
     [[2.   1.41]
      [1.41 3.5 ]]
     """
-    whole_number("depth", depth)
+    check_non_negative_integer("depth", depth)
     x2 = x1 if x2 is None else x2
     for name, x in (("x1", x1), ("x2", x2)):
-        examples.count(x, name)
+        examples.num_examples(x, name)
         if x.ndim != 2 or x.shape[1] == 0:
             raise ValueError(f"{name} must be a matrix (N, D), got shape {x.shape}")
     if x1.shape[1] != x2.shape[1]:

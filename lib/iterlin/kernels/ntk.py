@@ -2,8 +2,8 @@
 
 Examples must not be coupled by f (no batch normalisation in training mode): each row of J is
 taken from its own example. The network is traced at each call, so that what it closes over is what
-it is then, and compiled if no equal program was before (`programs.compiled`). Nothing of it is kept
-alive.
+it is then, and compiled if no equal program was before (`programs.jit_cached`). Nothing of it is
+kept alive.
 """
 
 import math
@@ -14,21 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from iterlin.kernels.blocks import assemble
-from iterlin.kernels.factors import PAIRWISE, Traced, trace
-from iterlin.kernels.kept import KeptKernel, Sizes, kept_factors, sizes
+from iterlin.kernels.blocks import assemble_kernel
+from iterlin.kernels.cached import CachedKernel, CacheSizes, cache_factors, cache_sizes
+from iterlin.kernels.factors import PAIRWISE, TracedNetwork, trace_network
 from iterlin.linearise import examples, parameters
-from iterlin.linearise.devices import on_automatic_axes
+from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.linearization import Network, jacobian_products, require_independent
 from iterlin.linearise.parameters import Trainable
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.validation import flags, one_shape, positive_integer
+from iterlin.linearise.validation import check_bools, check_positive_integer, check_same_shape
 
 # Bytes of rows of J alive while a matrix is formed that is kept.
 WORKSPACE = 2**28
 
 
-@on_automatic_axes
+@with_auto_axes
 @full_precision()
 def empirical_ntk(
     f: Network,
@@ -72,7 +72,7 @@ def empirical_ntk(
     >>> il.empirical_ntk(net.apply, params, x, x[:2], trace=True, trainable=last).shape
     (5, 2)
     """
-    flags(trace=trace, diagonal=diagonal)
+    check_bools(trace=trace, diagonal=diagonal)
     if trace and diagonal:
         raise ValueError("trace and diagonal are two forms of the kernel: ask for one of them")
     form = "trace" if trace else "diagonal" if diagonal else "full"
@@ -81,7 +81,7 @@ def empirical_ntk(
     return kernel.reshape(*kernel.shape[:2], *shapes[form])
 
 
-@on_automatic_axes
+@with_auto_axes
 @full_precision()
 def ntk_matrix(
     f: Network,
@@ -105,17 +105,17 @@ def ntk_matrix(
     return kernel.reshape(kernel.shape[0] * kernel.shape[1], -1)
 
 
-@on_automatic_axes
+@with_auto_axes
 @full_precision()
-def kept_ntk(
+def cached_ntk(
     f: Network,
     params: PyTree,
     x: PyTree,
     *,
     trainable: Trainable = None,
     memory_limit: int = 2**31,
-) -> KeptKernel:
-    """J J^T of N examples, kept for many products with it: ``kept_ntk(...).product(v)``.
+) -> CachedKernel:
+    """J J^T of N examples, kept for many products with it: ``cached_ntk(...).product(v)``.
 
     v and its product are arrays like the outputs ``(N, *out)``; nothing is divided by N. Kept is
     what a product reads less of: the matrix, (N O)^2 numbers, or the inputs and cotangents of f's
@@ -126,7 +126,7 @@ def kept_ntk(
     Raises ValueError if neither fits into the limit, and as `empirical_ntk`.
 
     >>> net, x = il.mlp((2, 16, 3)), jnp.ones((5, 2))
-    >>> kernel = il.kept_ntk(net.apply, net.init(jax.random.key(0)), x)
+    >>> kernel = il.cached_ntk(net.apply, net.init(jax.random.key(0)), x)
     >>> kernel.product(jnp.ones((5, 3))).shape
     (5, 3)
     """
@@ -134,38 +134,38 @@ def kept_ntk(
     if found.form is None:
         size = network.result.dtype.itemsize
         raise ValueError(
-            f"J J^T of {examples.count(x)} examples takes {size * found.matrix} bytes as a matrix "
-            f"and {size * found.factors} as factors: with what it takes to make it, more than "
-            f"memory_limit={memory_limit}"
+            f"J J^T of {examples.num_examples(x)} examples takes {size * found.matrix} bytes as a "
+            f"matrix and {size * found.factors} as factors: with what it takes to make it, more "
+            f"than memory_limit={memory_limit}"
         )
     if found.form == "factors":
-        return KeptKernel(factors=kept_factors(network, x, number))
+        return CachedKernel(factors=cache_factors(network, x, number))
     workspace = min(memory_limit, WORKSPACE)
     matrix = ntk_matrix(f, params, x, trainable=trainable, memory_limit=workspace)
-    return KeptKernel(matrix=matrix)
+    return CachedKernel(matrix=matrix)
 
 
-@on_automatic_axes
-def kept_sizes(
+@with_auto_axes
+def cached_ntk_sizes(
     f: Network,
     params: PyTree,
     x: PyTree,
     *,
     trainable: Trainable = None,
     memory_limit: int = 2**31,
-) -> Sizes:
-    """What `kept_ntk` would keep, without computing it. Raises ValueError as `empirical_ntk`."""
+) -> CacheSizes:
+    """What `cached_ntk` would keep, without computing it. Raises ValueError as `empirical_ntk`."""
     return _kept(f, params, x, trainable, memory_limit)[2]
 
 
-def _kept(f, params, x, trainable, memory_limit) -> tuple[Traced, int, Sizes]:
+def _kept(f, params, x, trainable, memory_limit) -> tuple[TracedNetwork, int, CacheSizes]:
     """The network traced for one example, its number of outputs, what keeping J J^T takes."""
-    positive_integer("memory_limit", memory_limit)
-    examples.count(x, "x")
-    moving, fixed = parameters.split(params, trainable)
+    check_positive_integer("memory_limit", memory_limit)
+    examples.num_examples(x, "x")
+    moving, fixed = parameters.partition(params, trainable)
     network = _independent(f, moving, fixed, x)
     number = math.prod(network.result.shape[1:])
-    found = sizes(network, x, number, memory_limit)
+    found = cache_sizes(network, x, number, memory_limit)
     if found.form == "matrix" and not _can_be_made(network, x, number, memory_limit):
         held = network.result.dtype.itemsize * found.factors
         found = found._replace(form="factors" if held <= memory_limit else None)
@@ -174,7 +174,7 @@ def _kept(f, params, x, trainable, memory_limit) -> tuple[Traced, int, Sizes]:
 
 def _can_be_made(network, x, outputs: int, memory_limit: int) -> bool:
     """Whether the factors that a kernel's matrix is made of fit into its workspace."""
-    settings = {"form": "matrix", "count": examples.count(x), "total": outputs}
+    settings = {"form": "matrix", "count": examples.num_examples(x), "total": outputs}
     try:
         _largest_part(network, x, outputs, min(memory_limit, WORKSPACE), settings)
     except ValueError:
@@ -187,11 +187,11 @@ def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array,
 
     Returns the kernel and the shape of an example's outputs, which are counted in one axis.
     """
-    positive_integer("memory_limit", limit)
-    count = examples.count(x1, "x1")
-    other = count if x2 is None else examples.count(x2, "x2")
+    check_positive_integer("memory_limit", limit)
+    count = examples.num_examples(x1, "x1")
+    other = count if x2 is None else examples.num_examples(x2, "x2")
     x1, x2 = (x1, None) if x2 is None else _alike(x1, x2)
-    moving, fixed = parameters.split(params, trainable)
+    moving, fixed = parameters.partition(params, trainable)
     network = _independent(f, moving, fixed, x1 if count >= other else x2)
     out = network.result.shape[1:]
     number = math.prod(out)
@@ -207,7 +207,7 @@ def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array,
     def between(first, second):
         same = x2 is None and first is second
         against = None if same else (x1 if x2 is None else x2, second)
-        return assemble(factors_of, (x1, first), against, group, form, dtype)
+        return assemble_kernel(factors_of, (x1, first), against, group, form, dtype)
 
     parts = [np.arange(start, min(start + part, number)) for start in range(0, number, part)]
     if form in PAIRWISE:
@@ -245,15 +245,15 @@ def _alike(x1: PyTree, x2: PyTree) -> tuple[PyTree, PyTree]:
     return jax.tree.map(cast, x1, types), jax.tree.map(cast, x2, types)
 
 
-def _independent(f: Network, moving: PyTree, fixed: PyTree, x: PyTree) -> Traced:
+def _independent(f: Network, moving: PyTree, fixed: PyTree, x: PyTree) -> TracedNetwork:
     """The network traced for a batch of one, if it does not couple its examples."""
-    require_independent(parameters.bound(f, fixed), moving, x)
-    return trace(f, moving, fixed, examples.shapes(x, 1))
+    require_independent(parameters.bind_fixed(f, fixed), moving, x)
+    return trace_network(f, moving, fixed, examples.batch_shapes(x, 1))
 
 
 def _largest_part(network, x, outputs: int, memory_limit: int, settings) -> tuple[int, int]:
     """How many outputs at a time, and the bytes that one example's factors then take."""
-    one = examples.shapes(x, 1)
+    one = examples.batch_shapes(x, 1)
 
     def size(part):
         shapes = network.shapes(one, np.arange(part), **settings)
@@ -296,7 +296,7 @@ def kernel_alignment(k1: Float[Array, "..."], k2: Float[Array, "..."]) -> Float[
     >>> print(f"{il.kernel_alignment(jnp.eye(2), jnp.ones((2, 2))):.3f}")
     0.707
     """
-    one_shape(k1=k1, k2=k2)
+    check_same_shape(k1=k1, k2=k2)
     return jnp.sum(k1 * k2) / (jnp.linalg.norm(k1.ravel()) * jnp.linalg.norm(k2.ravel()))
 
 
@@ -308,7 +308,7 @@ def kernel_drift(k0: Float[Array, "..."], k1: Float[Array, "..."]) -> Float[Arra
     >>> print(f"{il.kernel_drift(jnp.eye(2), 1.1 * jnp.eye(2)):.3f}")
     0.100
     """
-    one_shape(k0=k0, k1=k1)
+    check_same_shape(k0=k0, k1=k1)
     return jnp.linalg.norm((k1 - k0).ravel()) / jnp.linalg.norm(k0.ravel())
 
 

@@ -13,20 +13,20 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from iterlin.kernels.ntk import kernel_matrix
-from iterlin.linearise.devices import on_automatic_axes
+from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.spectral_filters import MOST_STEPS, descent_filter, flow_filter
+from iterlin.linearise.spectral_filters import MAX_STEPS, descent_filter, flow_filter
 from iterlin.linearise.validation import (
-    factorable,
+    check_float32_or_wider,
+    check_non_negative,
+    check_positive,
+    check_positive_integer,
+    check_scalar,
     is_traced,
-    non_negative,
-    one_number,
-    positive,
-    positive_integer,
 )
 
 
-@on_automatic_axes
+@with_auto_axes
 @full_precision()
 def predict(
     kernel_dd: Float[Array, "N N *outs"],
@@ -66,11 +66,11 @@ def predict(
     [0.833]
     """
     filtered = _filter(time, step_size, num_steps)
-    non_negative("damping", damping)
-    one_number("damping", damping)
+    check_non_negative("damping", damping)
+    check_scalar("damping", damping)
     kernel_dd, kernel_td = jnp.asarray(kernel_dd), jnp.asarray(kernel_td)
     out = np.shape(y)[1:]
-    factorable("kernel_dd", kernel_dd.dtype)
+    check_float32_or_wider("kernel_dd", kernel_dd.dtype)
     _check_shapes(np.shape(y), kernel_dd.shape, kernel_td.shape)
     _number_or("outputs", outputs, np.shape(y))
     _number_or("test_outputs", test_outputs, (kernel_td.shape[0], *out))
@@ -88,14 +88,14 @@ def predict(
 
 def _filter(time, step_size, num_steps):
     if step_size is None and num_steps is None:
-        non_negative("time", time, infinity=True)
+        check_non_negative("time", time, infinity=True)
         return lambda eigenvalues: flow_filter(eigenvalues, time)
     if step_size is None or num_steps is None:
         raise ValueError(f"step_size and num_steps go together, got {step_size!r}, {num_steps!r}")
     if is_traced(time) or time != math.inf:
         raise ValueError(f"give either a time or step_size and num_steps, got also {time!r}")
-    positive("step_size", step_size)
-    positive_integer("num_steps", num_steps, below=MOST_STEPS)
+    check_positive("step_size", step_size)
+    check_positive_integer("num_steps", num_steps, below=MAX_STEPS)
     return lambda eigenvalues: descent_filter(eigenvalues, step_size, num_steps)
 
 

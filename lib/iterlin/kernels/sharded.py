@@ -14,13 +14,13 @@ from jaxtyping import Array, Float, PyTree
 
 from iterlin.kernels.ntk import empirical_ntk
 from iterlin.linearise import examples
-from iterlin.linearise.devices import on_automatic_axes
+from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.linearization import Network
 
 ROWS = "rows"
 
 
-@on_automatic_axes
+@with_auto_axes
 def sharded_ntk(
     f: Network,
     params: PyTree,
@@ -50,7 +50,7 @@ def sharded_ntk(
         raise ValueError("devices must name at least one device")
     mesh = Mesh(np.asarray(devices), (ROWS,))
     split, copied = PartitionSpec(ROWS), PartitionSpec()
-    count = examples.count(x1, "x1")
+    count = examples.num_examples(x1, "x1")
     x2 = x1 if x2 is None else x2
     padded = jax.tree.map(partial(_padded, multiple=len(devices)), x1)
 

@@ -18,7 +18,7 @@ def device_memory(on_cpu: int, share: float) -> int:
     return int(share * limit) if limit else on_cpu
 
 
-def operations(function: Callable, *arguments) -> int:
+def count_flops(function: Callable, *arguments) -> int:
     """Operations of the matrix products and convolutions in ``function(*arguments)``.
 
     Floating point ones; a multiplication and its addition count as 2. A loop of known length counts
@@ -28,7 +28,7 @@ def operations(function: Callable, *arguments) -> int:
     return _operations(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
-def kept_bytes(f: Network, params: PyTree, x: PyTree) -> int:
+def vjp_residual_bytes(f: Network, params: PyTree, x: PyTree) -> int:
     """Bytes of what one pass of f over x leaves behind for products with its Jacobian."""
     kept = jax.eval_shape(lambda p: jax.vjp(lambda q: f(q, x), p)[1], params)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))

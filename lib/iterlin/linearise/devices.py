@@ -12,7 +12,7 @@ from iterlin.linearise import examples
 from iterlin.linearise.validation import is_traced
 
 
-def on_device(tree: PyTree) -> PyTree:
+def to_auto_axes(tree: PyTree) -> PyTree:
     """The leaves as arrays on their devices; the compiler is left to spread what is made of them.
 
     A mesh with Explicit axes, as `jax.make_mesh` gives them, wants every gather and product to be
@@ -21,8 +21,8 @@ def on_device(tree: PyTree) -> PyTree:
     return jax.tree.map(_automatic, tree)
 
 
-def on_automatic_axes(function: Callable) -> Callable:
-    """The function, given the arrays among its arguments as `on_device` gives them.
+def with_auto_axes(function: Callable) -> Callable:
+    """The function, given the arrays among its arguments as `to_auto_axes` gives them.
 
     Arguments that hold no array on Explicit axes are passed on as they are.
     """
@@ -57,7 +57,7 @@ def _automatic_mesh(mesh: Mesh) -> Mesh:
     return Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
 
 
-def mesh_of(tree: PyTree) -> Mesh | None:
+def find_mesh(tree: PyTree) -> Mesh | None:
     """The devices of a mesh that a leaf lies on, spread over them or copied to each; None where
     there are not several."""
     for leaf in jax.tree.leaves(tree):
@@ -74,7 +74,7 @@ def sum_over_devices(term: Callable[..., PyTree], mesh: Mesh, *trees: PyTree) ->
     all slices of a sliced network. The N mod D examples that D devices cannot share are treated by
     each of them.
     """
-    count = examples.count(trees, "arrays")
+    count = examples.num_examples(trees, "arrays")
     whole = count - count % mesh.size
     if whole == 0:
         return term(*trees)
@@ -85,7 +85,7 @@ def sum_over_devices(term: Callable[..., PyTree], mesh: Mesh, *trees: PyTree) ->
         in_specs=PartitionSpec(axes),
         out_specs=PartitionSpec(),
         check_vma=False,  # a part's program is one device's, and not written for many
-    )(*examples.part(trees, 0, whole))
+    )(*examples.take_slice(trees, 0, whole))
     if whole == count:
         return summed
-    return jax.tree.map(jnp.add, summed, term(*examples.part(trees, whole)))
+    return jax.tree.map(jnp.add, summed, term(*examples.take_slice(trees, whole)))

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 
-def count(tree: PyTree, name: str = "inputs") -> int:
+def num_examples(tree: PyTree, name: str = "inputs") -> int:
     """N. Raises ValueError, by `name`, for no array at all, one without axes or examples,
     one of objects or text, or unequal lengths."""
     sizes = {}
@@ -36,16 +36,16 @@ def take(tree: PyTree, chosen: Any) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.take(leaf, chosen, 0), tree)
 
 
-def part(tree: PyTree, start: int | None, stop: int | None = None) -> PyTree:
+def take_slice(tree: PyTree, start: int | None, stop: int | None = None) -> PyTree:
     """Examples start to stop, as of a slice; ``part(tree, 1)`` is all but the first."""
     return jax.tree.map(lambda leaf: leaf[start:stop], tree)
 
 
-def shapes(tree: PyTree, number: int) -> PyTree:
+def batch_shapes(tree: PyTree, number: int) -> PyTree:
     """Shapes and types of the first examples, as many as there are of `number`; nothing runs."""
-    return jax.eval_shape(lambda tree: part(tree, 0, number), tree)
+    return jax.eval_shape(lambda tree: take_slice(tree, 0, number), tree)
 
 
-def single(tree: PyTree) -> PyTree:
+def add_batch_axis(tree: PyTree) -> PyTree:
     """One example, without an axis for it, as a batch of one."""
     return jax.tree.map(lambda leaf: leaf[None], tree)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from iterlin.linearise.validation import positive_integer
+from iterlin.linearise.validation import check_positive_integer
 
 
 def conjugate_gradients(
@@ -56,7 +56,7 @@ def power_iteration(
     """The largest eigenvalue of a positive semidefinite operator, from below, and its direction:
     ||product(v)|| for the v of norm 1 that the products before have led to. Raises ValueError for
     a number of iterations that is not a positive integer."""
-    positive_integer("iterations", iterations)
+    check_positive_integer("iterations", iterations)
 
     def iterate(_, carry):
         v, _ = carry

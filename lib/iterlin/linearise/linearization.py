@@ -3,7 +3,7 @@
 f(params, x) is any pure function from inputs of N examples, an array or a pytree of arrays, to
 outputs (N, ...) of any rank; params is any pytree. The Jacobian J = d f / d params, of shape
 (N O, P) with O outputs for each example, is never formed unless `jacobian` is called. Leaves of
-params that are not floating point, or not `trainable` (`parameters.split`), have no part in it.
+params that are not floating point, or not `trainable` (`parameters.partition`), have no part in it.
 """
 
 import math
@@ -17,11 +17,11 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from iterlin.linearise import examples
-from iterlin.linearise.devices import on_automatic_axes
-from iterlin.linearise.parameters import Trainable, bound, split, trainable_mask
+from iterlin.linearise.devices import with_auto_axes
+from iterlin.linearise.parameters import Trainable, bind_fixed, partition, trainable_mask
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.programs import Program, compiled, flatten, run
-from iterlin.linearise.validation import called, described, flags, is_traced
+from iterlin.linearise.programs import Program, eval_program, jit_cached, trace_program
+from iterlin.linearise.validation import check_bools, describe, is_traced, prefix_errors
 
 Network = Callable[[PyTree, Any], Array]
 
@@ -49,18 +49,18 @@ def linearize(f: Network, params: PyTree, *, trainable: Trainable = None) -> Net
     trained are not looked at: they stay those of params. Products are computed in the precision
     that f's are where it is called, so that proxy and network are equal at params.
 
-    Raises ValueError as `parameters.split`.
+    Raises ValueError as `parameters.partition`.
 
     >>> f_lin = il.linearize(lambda p, x: p**2 * x, jnp.array(3.0))
     >>> print(f_lin(jnp.array(4.0), jnp.array([1.0, 10.0])))  # (9 + 6) x
     [ 15. 150.]
     """
     mask = trainable_mask(params, trainable)
-    anchor, fixed = split(params, mask)
-    of_moving = bound(f, fixed)
+    anchor, fixed = partition(params, mask)
+    of_moving = bind_fixed(f, fixed)
 
     def f_lin(theta: PyTree, x: Any) -> Array:
-        displacement = tree_sub(split(theta, mask)[0], anchor)
+        displacement = tree_sub(partition(theta, mask)[0], anchor)
         outputs, tangents = jax.jvp(lambda p: of_moving(p, x), (anchor,), (displacement,))
         return outputs + tangents
 
@@ -70,8 +70,8 @@ def linearize(f: Network, params: PyTree, *, trainable: Trainable = None) -> Net
 class JacobianProducts(NamedTuple):
     """Outputs f(params, x) of shape (N, ...) and the two products with J at that point.
 
-    jvp maps a pytree like the trained part of params (`parameters.split`) to J v, of the shape of
-    the outputs; vjp maps such an array to J^T u, a pytree like that part.
+    jvp maps a pytree like the trained part of params (`parameters.partition`) to J v, of the shape
+    of the outputs; vjp maps such an array to J^T u, a pytree like that part.
     """
 
     outputs: Array
@@ -79,7 +79,7 @@ class JacobianProducts(NamedTuple):
     vjp: Callable[[Array], PyTree]
 
 
-@on_automatic_axes
+@with_auto_axes
 @full_precision()
 def jacobian_products(
     f: Network, params: PyTree, x: Any, *, trainable: Trainable = None
@@ -87,23 +87,23 @@ def jacobian_products(
     """J v and J^T u at (params, x), both from one primal pass, whose activations they share.
 
     Nothing is divided by N, and f may couple its examples. Outputs and products are computed in
-    full precision (`runtime.precision`). Raises ValueError as `parameters.split`.
+    full precision (`linearise.precision`). Raises ValueError as `parameters.partition`.
 
     >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     >>> outputs, jvp, vjp = il.jacobian_products(lambda p, x: x @ p, jnp.zeros(2), x)
     >>> print(jvp(jnp.ones(2)), vjp(jnp.ones(2)))
     [3. 7.] [4. 6.]
     """
-    moving, fixed = split(params, trainable)
-    of_moving = bound(f, fixed)
+    moving, fixed = partition(params, trainable)
+    of_moving = bind_fixed(f, fixed)
     outputs, jvp = jax.linearize(lambda p: of_moving(p, x), moving)
     transpose = jax.linear_transpose(jvp, moving)
     # The reverse rule of a custom_vjp is traced where J^T u is asked for.
     vjp = full_precision()(lambda u: transpose(u)[0])
-    return JacobianProducts(outputs, on_automatic_axes(jvp), on_automatic_axes(vjp))
+    return JacobianProducts(outputs, with_auto_axes(jvp), with_auto_axes(vjp))
 
 
-@on_automatic_axes
+@with_auto_axes
 @full_precision()
 def jacobian(
     f: Network,
@@ -122,7 +122,7 @@ def jacobian(
 
     Raises ValueError if `independent` is claimed of an f that couples its examples, for an f that
     does not return one array (N, ...) of floating point numbers, inputs without an example, and as
-    `parameters.split`.
+    `parameters.partition`.
 
     >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     >>> params = {"bias": jnp.zeros(()), "weight": jnp.zeros(2)}
@@ -130,9 +130,9 @@ def jacobian(
     [[1. 1. 2.]
      [1. 3. 4.]]
     """
-    flags(independent=independent)
-    moving, fixed = split(params, trainable)
-    of_moving = bound(f, fixed)
+    check_bools(independent=independent)
+    moving, fixed = partition(params, trainable)
+    of_moving = bind_fixed(f, fixed)
     if independent:
         require_independent(of_moving, moving, x)
         rows = jacobian_rows(of_moving, moving, x)
@@ -150,7 +150,9 @@ def jacobian_rows(
     flat, unravel = ravel_pytree(params)
 
     def rows_of(example):
-        value, vjp = jax.vjp(lambda p: f(unravel(p), examples.single(example)).reshape(-1), flat)
+        value, vjp = jax.vjp(
+            lambda p: f(unravel(p), examples.add_batch_axis(example)).reshape(-1), flat
+        )
         basis = jnp.eye(value.size, dtype=value.dtype)[outputs]
         return jax.vmap(lambda u: vjp(u)[0])(basis)
 
@@ -160,8 +162,8 @@ def jacobian_rows(
 def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
     """Shape and type of f(params, x); ValueError unless it is one array that leads with N, of at
     least one floating point number for each example."""
-    count = examples.count(x)
-    with called(f"f(params, x) of inputs {described(x)}"):
+    count = examples.num_examples(x)
+    with prefix_errors(f"f(params, x) of inputs {describe(x)}"):
         found = jax.eval_shape(f, params, x)
     if not isinstance(found, jax.ShapeDtypeStruct):
         raise ValueError(f"f must return one array (N, ...), got {jax.tree.structure(found)}")
@@ -183,10 +185,13 @@ def require_independent(f: Network, params: PyTree, x: Any) -> None:
     behind a weight that is zero shows elsewhere, or in the gradient. Only shapes are checked where
     JAX traces x, params or what f closes over.
     """
-    batch, single = output_shape(f, params, x), jax.eval_shape(f, params, examples.shapes(x, 1))
+    batch, single = (
+        output_shape(f, params, x),
+        jax.eval_shape(f, params, examples.batch_shapes(x, 1)),
+    )
     if single.shape != (1, *batch.shape[1:]):
         raise ValueError(COUPLED)
-    number = min(FEW, examples.count(x))
+    number = min(FEW, examples.num_examples(x))
     if number == 1 or any(map(is_traced, jax.tree.leaves((x, params)))):
         return
     rng = np.random.default_rng(0)
@@ -198,11 +203,14 @@ def require_independent(f: Network, params: PyTree, x: Any) -> None:
         size = np.where(leaf == 0, 0.5, 0.1 * np.abs(leaf))
         return leaf + (rng.normal(size=leaf.shape) * size).astype(leaf.dtype)
 
-    programs = [flatten(f, params, examples.shapes(x, size)) for size in (number, 1)]
+    programs = [trace_program(f, params, examples.batch_shapes(x, size)) for size in (number, 1)]
     found = []
     try:
         with jax.ensure_compile_time_eval():
-            compare, few = compiled(_together_and_alone, *programs), examples.part(x, 0, number)
+            compare, few = (
+                jit_cached(_together_and_alone, *programs),
+                examples.take_slice(x, 0, number),
+            )
             for at in (params, jax.tree.map(moved, params)):
                 found.append([_difference(*pair) for pair in compare(at, few, weights)])
     except Exception as error:
@@ -222,11 +230,13 @@ def _together_and_alone(together: Program, alone: Program, params, x, weights):
     """Pairs (together, alone) of the outputs and of the gradient of their weighted sum."""
 
     def in_batch(params):
-        return run(together, jax.tree.leaves((params, x)), {})[0]
+        return eval_program(together, jax.tree.leaves((params, x)), {})[0]
 
     def each(params):
         def of_one(example):
-            return run(alone, jax.tree.leaves((params, examples.single(example))), {})[0][0]
+            return eval_program(
+                alone, jax.tree.leaves((params, examples.add_batch_axis(example))), {}
+            )[0][0]
 
         return jax.lax.map(of_one, x)
 

@@ -1,7 +1,7 @@
 """Which parameters are trained. The others stay as they are, beside them, and cost no derivative.
 
-`split` parts a pytree into two of its shape, with None in place of what is in the other one. Where
-programs are compiled, the fixed part is one of their arguments and not a constant in them.
+`partition` parts a pytree into two of its shape, with None in place of what is in the other one.
+Where programs are compiled, the fixed part is one of their arguments and not a constant in them.
 """
 
 import warnings
@@ -17,8 +17,8 @@ from jaxtyping import PyTree
 Trainable = Callable[[str], bool] | PyTree | None
 
 
-def split(params: PyTree, trainable: Trainable = None) -> tuple[PyTree, PyTree]:
-    """(moving, fixed): leaves that are trained and those that are not; `join` undoes it.
+def partition(params: PyTree, trainable: Trainable = None) -> tuple[PyTree, PyTree]:
+    """(moving, fixed): leaves that are trained and those that are not; `combine` undoes it.
 
     Only floating point leaves can be trained, and without `trainable` all of these are.
 
@@ -33,7 +33,7 @@ def split(params: PyTree, trainable: Trainable = None) -> tuple[PyTree, PyTree]:
 
 
 def trainable_mask(params: PyTree, trainable: Trainable = None) -> PyTree:
-    """A bool for each leaf of params: whether it is trained. Errors as of `split`."""
+    """A bool for each leaf of params: whether it is trained. Errors as of `partition`."""
     paths, tree = jax.tree_util.tree_flatten_with_path(params)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
     types = [_type(name, leaf) for name, (_, leaf) in zip(names, paths, strict=True)]
@@ -70,8 +70,8 @@ def trainable_mask(params: PyTree, trainable: Trainable = None) -> PyTree:
     return jax.tree.unflatten(tree, chosen)
 
 
-def join(moving: PyTree, fixed: PyTree) -> PyTree:
-    """The parameters that `split` has parted."""
+def combine(moving: PyTree, fixed: PyTree) -> PyTree:
+    """The parameters that `partition` has parted."""
     if not jax.tree.leaves(fixed):
         return moving
     return jax.tree.map(
@@ -79,7 +79,7 @@ def join(moving: PyTree, fixed: PyTree) -> PyTree:
     )
 
 
-def bound(f: Callable, fixed: PyTree) -> Callable:
+def bind_fixed(f: Callable, fixed: PyTree) -> Callable:
     """f as a function of the moving parameters; f itself where all of them move.
 
     Fixed arrays of NumPy become JAX's, which can be indexed by what is traced.
@@ -87,12 +87,12 @@ def bound(f: Callable, fixed: PyTree) -> Callable:
     if not jax.tree.leaves(fixed):
         return f
     fixed = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, np.ndarray) else a, fixed)
-    if hasattr(f, "bound"):  # a wrapper around a network, such as `runtime.slices.Sliced`
-        return f.bound(fixed)
-    return lambda moving, *rest, **named: f(join(moving, fixed), *rest, **named)
+    if hasattr(f, "bind_fixed"):  # a wrapper around a network, such as `slices.Sliced`
+        return f.bind_fixed(fixed)
+    return lambda moving, *rest, **named: f(combine(moving, fixed), *rest, **named)
 
 
-def warn_of_statistics(params: PyTree) -> None:
+def warn_about_batch_stats(params: PyTree) -> None:
     """Warns where params hold running statistics, which no gradient should move.
 
     Those are leaves in a collection "batch_stats" (Flax Linen) or in a variable of the kind

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import jax
 
 
-def product_precision() -> str:
+def matmul_precision() -> str:
     """What products of float32 are computed in: "highest" (float32), or what the configuration
     of JAX names (`jax_default_matmul_precision`, such as "tensorfloat32")."""
     return jax.config.jax_default_matmul_precision or "highest"
@@ -19,12 +19,12 @@ def product_precision() -> str:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """In here, or in a function that it decorates, products are computed in `product_precision`.
+    """In here, or in a function that it decorates, products are computed in `matmul_precision`.
 
     A CPU does so anyway: nothing is changed there, not even the text of a program.
     """
     if jax.default_backend() == "cpu":
         yield
     else:
-        with jax.default_matmul_precision(product_precision()):
+        with jax.default_matmul_precision(matmul_precision()):
             yield

@@ -4,7 +4,7 @@ Calls that only group operations (jit, checkpoint) are opened; those with a deri
 control flow of their own (custom_jvp, scan, while, cond) stay one operation each.
 
 Functions are traced at each call, in milliseconds, so that what they close over is what it is then.
-`compiled` compiles what is made of them only if no equal program was compiled before.
+`jit_cached` compiles what is made of them only if no equal program was compiled before.
 """
 
 import re
@@ -71,7 +71,7 @@ class Program(NamedTuple):
         return found
 
 
-def flatten(function: Callable[..., Array], *arguments: PyTree) -> Program:
+def trace_program(function: Callable[..., Array], *arguments: PyTree) -> Program:
     """The operations that ``function(*arguments)``, traced or for shapes alone, depends on.
 
     Raises ValueError if the function returns anything but one array.
@@ -172,7 +172,7 @@ def _body(equation, constant) -> tuple[Any, list[int]]:
     return inner.jaxpr, [constant(value, var.aval) for value, var in pairs]
 
 
-def run(
+def eval_program(
     program: Program, arguments: list[Array], shifts: dict[int, Array]
 ) -> tuple[Array, dict[int, Any]]:
     """The result and all values, each value numbered in `shifts` moved by that much."""
@@ -191,7 +191,7 @@ def run(
 _compiled: OrderedDict[tuple, Callable] = OrderedDict()
 
 
-def compiled(function: Callable, *programs: Program, **options) -> Callable:
+def jit_cached(function: Callable, *programs: Program, **options) -> Callable:
     """``jax.jit(partial(function, *programs), **options)``, or the one of equal programs before.
 
     Programs are equal if they differ in their constants alone, which are arguments of what is

@@ -13,8 +13,8 @@ from jaxtyping import Array, PyTree
 
 from iterlin.linearise import examples
 from iterlin.linearise.linearization import Network, tree_add
-from iterlin.linearise.parameters import bound
-from iterlin.linearise.validation import positive_integer
+from iterlin.linearise.parameters import bind_fixed
+from iterlin.linearise.validation import check_positive_integer
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Sliced:
     size: int
 
     def __call__(self, params: PyTree, x: PyTree, *key: Array | None) -> PyTree:
-        count, size = examples.count(x), self.size
+        count, size = examples.num_examples(x), self.size
         if count <= size:
             return self.f(params, x, *key)
         whole = count - count % size
@@ -37,12 +37,12 @@ class Sliced:
         if whole == count:
             return outputs
         last = jax.tree.map(lambda k: k[-1], keys)
-        rest = self.f(params, examples.part(x, whole), *last)
+        rest = self.f(params, examples.take_slice(x, whole), *last)
         return jax.tree.map(lambda *a: jnp.concatenate(a), outputs, rest)
 
-    def bound(self, fixed: PyTree) -> "Sliced":
-        """The same of the moving parameters (`parameters.bound`)."""
-        return replace(self, f=bound(self.f, fixed))
+    def bind_fixed(self, fixed: PyTree) -> "Sliced":
+        """The same of the moving parameters (`parameters.bind_fixed`)."""
+        return replace(self, f=bind_fixed(self.f, fixed))
 
 
 def in_slices(f: Network, size: int) -> Sliced:
@@ -59,7 +59,7 @@ def in_slices(f: Network, size: int) -> Sliced:
     >>> f(net.init(jax.random.key(0)), jnp.ones((250, 2))).shape
     (250, 3)
     """
-    positive_integer("size", size)
+    check_positive_integer("size", size)
     return Sliced(f, size)
 
 
@@ -70,23 +70,23 @@ def sum_over_slices(term: Callable[..., PyTree], size: int, *trees: PyTree) -> P
 
     Raises ValueError if size is not a positive integer or the trees differ in length.
     """
-    positive_integer("size", size)
-    if examples.count(trees, "arrays") <= size:
+    check_positive_integer("size", size)
+    if examples.num_examples(trees, "arrays") <= size:
         return term(*trees)
-    shapes = jax.eval_shape(term, *examples.part(trees, 0, size))
+    shapes = jax.eval_shape(term, *examples.take_slice(trees, 0, size))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return fold_slices(lambda total, *part: tree_add(total, term(*part)), zero, size, *trees)
 
 
 def fold_slices(step: Callable[..., PyTree], start: PyTree, size: int, *trees: PyTree) -> PyTree:
     """``step(carry, *part)`` of one slice of the trees after another, the first from `start`."""
-    count = examples.count(trees, "arrays")
+    count = examples.num_examples(trees, "arrays")
     whole = count - count % size
     carry = start
     if whole:
         parts = _parts(trees, whole, size)
         carry, _ = jax.lax.scan(lambda carry, part: (step(carry, *part), None), carry, parts)
-    return step(carry, *examples.part(trees, whole)) if whole < count else carry
+    return step(carry, *examples.take_slice(trees, whole)) if whole < count else carry
 
 
 def _parts(tree: PyTree, whole: int, size: int) -> PyTree:

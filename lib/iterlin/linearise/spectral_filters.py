@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 # Numbers of steps beyond are no floating point numbers.
-MOST_STEPS = 1e308
+MAX_STEPS = 1e308
 
 
 def flow_filter(eigenvalues: Float[Array, " R"], time) -> Float[Array, " R"]:

@@ -27,7 +27,9 @@ def as_python(value):
     return value.item() if one and not is_traced(value) else value
 
 
-def positive_integer(name: str, value, *, infinity: bool = False, below: float = math.inf) -> None:
+def check_positive_integer(
+    name: str, value, *, infinity: bool = False, below: float = math.inf
+) -> None:
     """Refuses anything but a whole number of at least 1 (or infinity, where it has a meaning), or
     one that is not below the limit."""
     if is_traced(value):
@@ -42,18 +44,18 @@ def positive_integer(name: str, value, *, infinity: bool = False, below: float =
         raise ValueError(f"{name} must be below {below}")
 
 
-def positive_integers(name: str, values) -> None:
+def check_positive_integers(name: str, values) -> None:
     """Refuses anything but a sequence of whole numbers of at least 1."""
     try:
         for index in range(len(values)):
-            positive_integer(name, values[index])
+            check_positive_integer(name, values[index])
     except (TypeError, ValueError):
         raise ValueError(
             f"{name} must be a sequence of positive integers, got {values!r}"
         ) from None
 
 
-def whole_number(name: str, value, *, below: float = math.inf) -> None:
+def check_non_negative_integer(name: str, value, *, below: float = math.inf) -> None:
     """Refuses anything but an integer of at least 0, or one that is not below the limit."""
     if is_traced(value):
         return
@@ -64,12 +66,12 @@ def whole_number(name: str, value, *, below: float = math.inf) -> None:
         raise ValueError(f"{name} must be below {below}")
 
 
-def non_negative(name: str, value, *, infinity: bool = False) -> None:
+def check_non_negative(name: str, value, *, infinity: bool = False) -> None:
     """Refuses a negative, NaN or (unless allowed) infinite real number or array of them."""
     _real(name, value, infinity, "non-negative", lambda v: v >= 0)
 
 
-def positive(name: str, value, *, infinity: bool = False) -> None:
+def check_positive(name: str, value, *, infinity: bool = False) -> None:
     """Refuses a non-positive, NaN or (unless allowed) infinite real number or array of them."""
     _real(name, value, infinity, "positive", lambda v: v > 0)
 
@@ -93,27 +95,27 @@ def _real(name, value, infinity, sign, holds) -> None:
         raise ValueError(f"{name} must be {finite}{sign}, got {value!r}")
 
 
-def one_number(name: str, value) -> None:
+def check_scalar(name: str, value) -> None:
     """Refuses an array of several axes or numbers; what is in it is not looked at."""
     if not is_traced(value) and np.ndim(value) > 0:
         raise ValueError(f"{name} must be one number, got an array of shape {np.shape(value)}")
 
 
-def open_unit(name: str, value) -> None:
+def check_open_unit_interval(name: str, value) -> None:
     """Refuses anything outside the open interval (0, 1)."""
-    positive(name, value)
+    check_positive(name, value)
     if not is_traced(value) and not np.all(np.asarray(value) < 1):
         raise ValueError(f"{name} must lie strictly between 0 and 1, got {value!r}")
 
 
-def flags(**values) -> None:
+def check_bools(**values) -> None:
     """Refuses a value, given by name, that is neither True nor False."""
     for name, value in values.items():
         if not isinstance(value, bool | np.bool_):
             raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
-def same_shape(outputs, targets) -> None:
+def check_targets(outputs, targets) -> None:
     """Refuses targets that are no array, or whose shape differs from the outputs' (broadcasting
     would hide the error)."""
     if not hasattr(targets, "shape"):
@@ -125,14 +127,14 @@ def same_shape(outputs, targets) -> None:
         )
 
 
-def one_shape(**arrays) -> None:
+def check_same_shape(**arrays) -> None:
     """Refuses two arrays, given by name, of different shapes."""
     (first, a), (second, b) = ((name, np.shape(array)) for name, array in arrays.items())
     if a != b:
         raise ValueError(f"{first} and {second} must have one shape, got {a} and {b}")
 
 
-def finite(name: str, tree) -> None:
+def check_finite(name: str, tree) -> None:
     """Refuses a pytree with a number that is NaN or infinite, naming its leaf."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not is_traced(leaf) and not np.all(np.isfinite(leaf)):
@@ -143,7 +145,7 @@ class LabelError(ValueError):
     """A label is of none of the classes."""
 
 
-def labels(name: str, values, classes: int) -> None:
+def check_class_labels(name: str, values, classes: int) -> None:
     """Refuses integers outside [0, classes); values of another type are not looked at."""
     if is_traced(values) or not jnp.issubdtype(jnp.result_type(values), jnp.integer):
         return
@@ -155,34 +157,34 @@ def labels(name: str, values, classes: int) -> None:
         )
 
 
-def random_keys(name: str, values) -> None:
+def check_random_keys(name: str, values) -> None:
     """Refuses what is no array of several random keys."""
     try:
-        random_key(name, jax.tree.map(itemgetter(0), values))
+        check_random_key(name, jax.tree.map(itemgetter(0), values))
     except (IndexError, TypeError, ValueError):
         raise ValueError(
             f"{name} must be several random keys, as jax.random.split(key, 5): got "
-            f"{described(values)}"
+            f"{describe(values)}"
         ) from None
 
 
-def random_key(name: str, value) -> None:
+def check_random_key(name: str, value) -> None:
     """Refuses what is no single random key of JAX, of the new kind or the old."""
     dtype, shape = getattr(value, "dtype", None), np.shape(value)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if len(shape) != (0 if typed else 1) or not (typed or dtype == np.uint32):
         raise ValueError(
-            f"{name} must be a random key, as jax.random.key(0), got {described(value)}"
+            f"{name} must be a random key, as jax.random.key(0), got {describe(value)}"
         )
 
 
-def one_of(name: str, value, allowed) -> None:
+def check_one_of(name: str, value, allowed) -> None:
     """Refuses a value that is not among the allowed ones, and lists those."""
     if value not in allowed:
         raise ValueError(f"unknown {name} {value!r}; allowed: {', '.join(sorted(allowed))}")
 
 
-def like(name: str, tree, model) -> None:
+def check_same_tree(name: str, tree, model) -> None:
     """Refuses a pytree whose structure or shapes are not those of `model`."""
     structure, wanted = jax.tree.structure(tree), jax.tree.structure(model)
     if structure != wanted:
@@ -194,7 +196,7 @@ def like(name: str, tree, model) -> None:
             raise ValueError(f"{where} must have shape {np.shape(expected)}, got {np.shape(leaf)}")
 
 
-def factorable(name: str, dtype) -> None:
+def check_float32_or_wider(name: str, dtype) -> None:
     """Refuses a type narrower than those that matrices can be decomposed in."""
     if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 32:
         raise ValueError(
@@ -202,7 +204,7 @@ def factorable(name: str, dtype) -> None:
         )
 
 
-def accepts(name: str, function, arguments: tuple[str, ...], remedy: str = "") -> None:
+def check_signature(name: str, function, arguments: tuple[str, ...], remedy: str = "") -> None:
     """Refuses a function that says that it cannot be called with so many arguments; the remedy
     ends the message."""
     try:
@@ -225,13 +227,13 @@ VALUE_ASKED = (
 )
 
 
-def shown(function) -> str:
+def function_name(function) -> str:
     """The name of a function, as messages give it; that of the one within a partial."""
     function = getattr(function, "func", function)
     return getattr(function, "__name__", type(function).__name__)
 
 
-def described(value) -> str:
+def describe(value) -> str:
     """Arrays by type and shape, as float32[10, 3], also in a pytree; anything else as it prints,
     shortened."""
 
@@ -246,7 +248,7 @@ def described(value) -> str:
 
 
 @contextmanager
-def called(what: str):
+def prefix_errors(what: str):
     """Begin the message of a TypeError or ValueError of a user's function, often one of JAX's about
     shapes, with what was called."""
     try:
@@ -258,15 +260,15 @@ def called(what: str):
         raise ValueError(f"{what} fails: {first}") from error
 
 
-def one_bool(name: str, value, example: str) -> None:
+def check_returns_bool(name: str, value, example: str) -> None:
     """Refuses the answer of a function unless it is one bool, of Python or (traced or not) JAX."""
     array = hasattr(value, "dtype") and hasattr(value, "shape")
     if not (isinstance(value, bool) or (array and value.dtype == np.bool_ and value.shape == ())):
-        raise ValueError(f"{name} must return one bool, as `{example}` is: got {described(value)}")
+        raise ValueError(f"{name} must return one bool, as `{example}` is: got {describe(value)}")
 
 
 @contextmanager
-def without_values(name: str, argument: str, example: str):
+def explain_tracer_errors(name: str, argument: str, example: str):
     """Turn JAX's error where a function asks Python for a value that is traced into one line."""
     try:
         yield

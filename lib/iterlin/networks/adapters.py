@@ -191,7 +191,7 @@ def from_equinox(module, state=None, *, axis_name: str = "batch") -> Adapted:
 
     def run(params, statistics, x, key, training):
         net = eqx.nn.inference_mode(eqx.combine(params, fixed), not training)
-        each = None if key is None else jax.random.split(key, examples.count(x))
+        each = None if key is None else jax.random.split(key, examples.num_examples(x))
         keys = {"key": each} if keyed else {}
         if state is None:
             return jax.vmap(lambda x, keys: net(x, **keys))(x, keys), None

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from iterlin.linearise.validation import one_of, positive_integer
+from iterlin.linearise.validation import check_one_of, check_positive_integer
 from iterlin.networks import winograd
 
 PADDINGS = ("SAME", "VALID")
@@ -41,8 +41,8 @@ def conv2d(
     Raises ValueError for an unknown padding or method, a stride that is not a positive integer, a
     kernel for other channels, or one that does not fit into the image (VALID).
     """
-    one_of("method", method, METHODS)
-    positive_integer("stride", stride)
+    check_one_of("method", method, METHODS)
+    check_positive_integer("stride", stride)
     _output_size(x, kernel, stride, padding)
     if method == "auto":
         method = "patches" if jax.default_backend() == "cpu" else "direct"
@@ -76,7 +76,7 @@ def _windows(x, axis: int, size: int, stride: int):
 
 
 def _output_size(x, kernel, stride, padding) -> tuple[int, int]:
-    one_of("padding", padding, PADDINGS)
+    check_one_of("padding", padding, PADDINGS)
     if x.shape[-1] != kernel.shape[2]:
         raise ValueError(f"kernel is for {kernel.shape[2]} channels, images have {x.shape[-1]}")
     return output_size(x.shape[1:3], kernel.shape[:2], stride, padding)
@@ -127,7 +127,7 @@ def conv2d_max_pool2(
 
     Raises ValueError as these two do, and for a larger kernel with winograd.
     """
-    one_of("method", method, POOLED_METHODS)
+    check_one_of("method", method, POOLED_METHODS)
     if method == "auto" and len(x) > 1 and jax.default_backend() == "cpu":
         method = _fastest(kernel.shape)
     if method not in ("blocks", "winograd"):

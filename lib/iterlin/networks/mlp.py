@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from iterlin.linearise.validation import non_negative, one_of, positive_integers
+from iterlin.linearise.validation import check_non_negative, check_one_of, check_positive_integers
 
 ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "identity": lambda h: h}
 
@@ -44,14 +44,14 @@ def mlp(
     >>> params[0]["weight"].shape, net.apply(params, jnp.ones((5, 2))).shape
     ((2, 16), (5, 1))
     """
-    one_of("activation", activation, ACTIVATIONS)
-    one_of("parameterization", parameterization, ("standard", "ntk"))
-    positive_integers("widths", widths)
+    check_one_of("activation", activation, ACTIVATIONS)
+    check_one_of("parameterization", parameterization, ("standard", "ntk"))
+    check_positive_integers("widths", widths)
     if len(widths) < 2:
         raise ValueError(f"widths must hold at least inputs and outputs, got {tuple(widths)}")
-    non_negative("bias_scale", bias_scale)
+    check_non_negative("bias_scale", bias_scale)
     if weight_scale is not None:
-        non_negative("weight_scale", weight_scale)
+        check_non_negative("weight_scale", weight_scale)
         if parameterization == "ntk":
             raise ValueError(
                 "weight_scale has no meaning in the ntk parameterization: leave it out"

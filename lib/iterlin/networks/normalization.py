@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from iterlin.linearise.parameters import bound
+from iterlin.linearise.parameters import bind_fixed
 
 NORMALIZATIONS = (None, "batch", "frozen")
 
@@ -32,9 +32,11 @@ class Normalization(NamedTuple):
     apply: Callable[..., tuple[Array, PyTree]]
     evaluate: Callable[[PyTree, PyTree, Array], Array]
 
-    def bound(self, fixed: PyTree) -> "Normalization":
+    def bind_fixed(self, fixed: PyTree) -> "Normalization":
         """The same of the moving parameters, with the fixed ones as they are."""
-        return self._replace(apply=bound(self.apply, fixed), evaluate=bound(self.evaluate, fixed))
+        return self._replace(
+            apply=bind_fixed(self.apply, fixed), evaluate=bind_fixed(self.evaluate, fixed)
+        )
 
 
 class NormalizedModel(NamedTuple):

@@ -3,7 +3,7 @@
 from jaxtyping import PyTree
 
 from iterlin.linearise.linearization import Network
-from iterlin.linearise.validation import positive
+from iterlin.linearise.validation import check_positive
 
 
 def centred(f: Network, start: PyTree, scale=1.0) -> Network:
@@ -21,5 +21,5 @@ def centred(f: Network, start: PyTree, scale=1.0) -> Network:
     >>> print(il.centred(net.apply, params, 10.0)(params, x).ravel())
     [0. 0. 0. 0. 0.]
     """
-    positive("scale", scale)
+    check_positive("scale", scale)
     return lambda params, x: scale * (f(params, x) - f(start, x))

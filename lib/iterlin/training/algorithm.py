@@ -11,9 +11,14 @@ from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
 from iterlin.linearise.linearization import Network, tree_add, tree_sub
-from iterlin.linearise.parameters import Trainable, bound
+from iterlin.linearise.parameters import Trainable, bind_fixed
 from iterlin.linearise.slices import Sliced
-from iterlin.linearise.validation import accepts, is_traced, non_negative, positive
+from iterlin.linearise.validation import (
+    check_non_negative,
+    check_positive,
+    check_signature,
+    is_traced,
+)
 from iterlin.training.losses import Loss, loss_over_slices
 from iterlin.training.state import TrainState
 
@@ -31,7 +36,7 @@ class Algorithm:
         penalty: lambda of lambda ||theta - theta_s||^2, which is added to the loss of each
             linearisation (eq. (10); it equals damping 2 lambda).
         regularizer: R(params), added to the loss as it is, not linearised.
-        trainable: Which parameters are trained (`parameters.split`); None for all of them.
+        trainable: Which parameters are trained (`parameters.partition`); None for all of them.
         keyed: Whether f(params, x, key) takes a PRNG key, as for dropout: a new one at each step,
             None in evaluation.
         normalization: `networks.normalization.Normalization` of a network with running statistics;
@@ -64,19 +69,19 @@ class Algorithm:
             value = getattr(self, name)
             if not callable(value) and not (name == "regularizer" and value is None):
                 raise ValueError(f"{name} must be a function, got {value!r}")
-        accepts("loss", self.loss, ("outputs", "y"))
+        check_signature("loss", self.loss, ("outputs", "y"))
         if self.regularizer is not None:
-            accepts("regularizer", self.regularizer, ("params",))
+            check_signature("regularizer", self.regularizer, ("params",))
         if self.keyed:
-            accepts("f", self.f, ("params", "x", "key"))
+            check_signature("f", self.f, ("params", "x", "key"))
         else:
             remedy = "; with keyed=True it is f(params, x, key)"
-            accepts("f", self.f, ("params", "x"), remedy)
+            check_signature("f", self.f, ("params", "x"), remedy)
         if not isinstance(self.optimizer, optax.GradientTransformation | None):
-            positive("optimizer, as a step size,", self.optimizer)
+            check_positive("optimizer, as a step size,", self.optimizer)
             if jnp.ndim(self.optimizer) > 0:
                 raise ValueError("optimizer, as a step size, must be one number")
-        non_negative("penalty", self.penalty)
+        check_non_negative("penalty", self.penalty)
         if self.normalization is not None and not hasattr(self.normalization, "evaluate"):
             raise ValueError(
                 "normalization must be a `networks.normalization.Normalization`, "
@@ -99,15 +104,15 @@ class Algorithm:
             return optax.with_extra_args_support(self.optimizer)
         return optax.with_extra_args_support(optax.sgd(self.optimizer))
 
-    def bound(self, fixed: PyTree) -> "Algorithm":
+    def bind_fixed(self, fixed: PyTree) -> "Algorithm":
         """Return the algorithm as one of the trained parameters alone."""
         if not jax.tree.leaves(fixed):
             return self
-        changed = {"f": bound(self.f, fixed), "trainable": None}
+        changed = {"f": bind_fixed(self.f, fixed), "trainable": None}
         if self.regularizer is not None:
-            changed["regularizer"] = bound(self.regularizer, fixed)
+            changed["regularizer"] = bind_fixed(self.regularizer, fixed)
         if self.normalization is not None:
-            changed["normalization"] = self.normalization.bound(fixed)
+            changed["normalization"] = self.normalization.bind_fixed(fixed)
         return replace(self, **changed)
 
     def network(self, state: TrainState) -> Network:

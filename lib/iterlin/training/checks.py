@@ -10,8 +10,8 @@ from jaxtyping import Array, PyTree
 
 from iterlin.linearise import examples
 from iterlin.linearise.linearization import Network, output_shape
-from iterlin.linearise.parameters import split
-from iterlin.linearise.validation import called, described, is_traced, positive_integer
+from iterlin.linearise.parameters import partition
+from iterlin.linearise.validation import check_positive_integer, describe, is_traced, prefix_errors
 from iterlin.training.losses import check_labels, number_of
 from iterlin.training.state import TrainState
 from iterlin.training.step import Step
@@ -66,16 +66,16 @@ def check_functions(
         raise
     size = outputs.shape[0] if step.batch_size is None else step.batch_size
     batch = outputs.update(shape=(size, *outputs.shape[1:]))
-    number_of("loss", algorithm.loss, batch, examples.shapes(y, size))
+    number_of("loss", algorithm.loss, batch, examples.batch_shapes(y, size))
     if step.augment is not None:
-        inputs = examples.shapes(x, size)
-        with called(f"augment of inputs {described(inputs)}"):
+        inputs = examples.batch_shapes(x, size)
+        with prefix_errors(f"augment of inputs {describe(inputs)}"):
             augmented = jax.eval_shape(step.augment, key, inputs)
             found = outputs_of(augmented)
         if found.shape != batch.shape:
             raise ValueError(
-                f"augment must return as many inputs as it is given, {described(inputs)}: got "
-                f"{described(augmented)}"
+                f"augment must return as many inputs as it is given, {describe(inputs)}: got "
+                f"{describe(augmented)}"
             )
     if algorithm.regularizer is not None:
         number_of("regularizer", algorithm.regularizer, params)
@@ -110,7 +110,7 @@ def cached_outputs(f: Network, params: PyTree) -> Callable[[PyTree], jax.ShapeDt
         kind = structure, *((np.shape(leaf)[1:], jnp.result_type(leaf)) for leaf in leaves)
         if kind not in known:
             known[kind] = output_shape(f, params, x)
-        return known[kind].update(shape=(examples.count(x), *known[kind].shape[1:]))
+        return known[kind].update(shape=(examples.num_examples(x), *known[kind].shape[1:]))
 
     return outputs_of
 
@@ -121,7 +121,7 @@ def check_resumed(state: TrainState, step: Step, count: int) -> None:
         if state.order.size == 0:
             raise ValueError("the state is of a full-batch run: it cannot go on with a batch_size")
         raise ValueError(f"the state is of a run on {state.order.size} examples, not {count}")
-    moving = split(state.params, step.algorithm.trainable)[0]
+    moving = partition(state.params, step.algorithm.trainable)[0]
     wanted = jax.eval_shape(step.algorithm.transformation.init, moving)
     if jax.tree.structure(wanted) != jax.tree.structure(state.optimizer_state):
         raise ValueError(
@@ -136,8 +136,8 @@ def check_run(step: Step, data, num_steps, key, at, first=0) -> np.ndarray:
             raise ValueError(BATCHES)
         raise ValueError("data must be two: inputs and targets, each an array or a pytree")
     step.algorithm.transformation  # noqa: B018 (raises where there is none)
-    positive_integer("num_steps", num_steps, below=2**31)
-    count, targets = examples.count(data[0]), examples.count(data[1], "targets")
+    check_positive_integer("num_steps", num_steps, below=2**31)
+    count, targets = examples.num_examples(data[0]), examples.num_examples(data[1], "targets")
     if isinstance(data[0], list) and len(data[0]) == targets != count:
         raise ValueError(f"inputs are a list of the {targets} examples: give one array of them all")
     if count != targets and are_batches(data):

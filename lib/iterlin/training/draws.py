@@ -18,7 +18,7 @@ _AUGMENTATION, _NETWORK = 2**31 - 1, 2**31 - 2
 
 def chosen_examples(data) -> Int[Array, " N"]:
     """Which of the examples of x and y a run trains on."""
-    return data[2] if len(data) == 3 else jnp.arange(examples.count(data[1]))
+    return data[2] if len(data) == 3 else jnp.arange(examples.num_examples(data[1]))
 
 
 def all_of(data) -> tuple[PyTree, PyTree]:

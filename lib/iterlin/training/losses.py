@@ -20,11 +20,11 @@ from iterlin.linearise.devices import sum_over_devices
 from iterlin.linearise.slices import sum_over_slices
 from iterlin.linearise.validation import (
     LabelError,
-    called,
-    described,
+    check_class_labels,
+    check_targets,
+    describe,
     is_traced,
-    labels,
-    same_shape,
+    prefix_errors,
 )
 
 Loss = Callable[[Array, Array], Array]
@@ -35,7 +35,7 @@ def squared_error(outputs: Float[Array, "N ..."], targets: Float[Array, "N ..."]
 
     Raises ValueError if the shapes differ: broadcasting (N, 1) with (N,) would hide an error.
     """
-    same_shape(outputs, targets)
+    check_targets(outputs, targets)
     return 0.5 * jnp.sum((outputs - targets) ** 2)
 
 
@@ -61,7 +61,7 @@ def cross_entropy(outputs: Float[Array, "N ... O"], targets: Shaped[Array, "N ..
 def _checked(targets, classes):
     """Integer labels. Of concrete ones outside the classes an error tells; traced ones below 0,
     which would count from the last class, become too large, of which the loss is NaN."""
-    labels("targets", targets, classes)
+    check_class_labels("targets", targets, classes)
     if not is_traced(targets):
         return targets
     wide = targets.astype(jnp.promote_types(targets.dtype, jnp.int32))  # may hold `classes`
@@ -76,13 +76,13 @@ def check_loss(loss: Loss, outputs: jax.ShapeDtypeStruct, targets: PyTree) -> No
 
 def number_of(name: str, function: Callable, *given: PyTree) -> None:
     """Raises ValueError unless a function, by its name, returns one number; nothing runs."""
-    with called(f"{name} of {' and '.join(map(described, given))}"):
+    with prefix_errors(f"{name} of {' and '.join(map(describe, given))}"):
         value = jax.eval_shape(lambda *given: function(*given), *given)
     number = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
     if not number or value.shape != ():
         raise ValueError(
             f"{name} must return one number, such as a sum or a mean over the examples: got "
-            f"{described(value)}"
+            f"{describe(value)}"
         )
 
 
@@ -103,7 +103,7 @@ def check_labels(loss: Loss, outputs: jax.ShapeDtypeStruct, targets: PyTree) -> 
         return
     if total is cross_entropy or loss is accuracy:
         if hasattr(targets, "dtype"):
-            labels("targets", targets, outputs.shape[-1])
+            check_class_labels("targets", targets, outputs.shape[-1])
         return
     value_of = jax.jit(lambda *given: loss(*given))  # of a loss that has no hash, too
     size = max(1, PART * outputs.shape[0] // max(1, outputs.size))
@@ -114,7 +114,7 @@ def check_labels(loss: Loss, outputs: jax.ShapeDtypeStruct, targets: PyTree) -> 
             for start in range(0, outputs.shape[0], size):
                 stop = min(start + size, outputs.shape[0])
                 zeros = jnp.zeros((stop - start, *outputs.shape[1:]), outputs.dtype)
-                part = jax.tree.map(jnp.asarray, examples.part(numbers, start, stop))
+                part = jax.tree.map(jnp.asarray, examples.take_slice(numbers, start, stop))
                 if np.any(np.isnan(value_of(zeros, part))):
                     _blame(loss, value_of, zeros, part)
     except LabelError:
@@ -133,7 +133,7 @@ def _blame(loss, value_of, outputs, targets):
     within = jax.tree.map(into_range, targets)
     if not np.any(np.isnan(value_of(outputs, within))):
         for leaf in jax.tree.leaves(targets):
-            labels("targets", leaf, classes)
+            check_class_labels("targets", leaf, classes)
     with jax.disable_jit():  # the loss may have changed the targets: it sees its own
         loss(outputs, targets)
 
@@ -208,7 +208,7 @@ def loss_over_slices(
         of_part = partial(sum_over_slices, of_part, size)
     summed = of_part(x, y) if mesh is None else sum_over_devices(of_part, mesh, x, y)
     if isinstance(loss, Mean):
-        summed = jax.tree.map(lambda leaf: leaf / examples.count(y), summed)
+        summed = jax.tree.map(lambda leaf: leaf / examples.num_examples(y), summed)
     return summed
 
 

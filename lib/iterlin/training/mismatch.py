@@ -82,4 +82,4 @@ def loss_ratio(f: Network, loss: Loss, x: PyTree, y: PyTree) -> Measure:
 def _check(f, x):
     if not callable(f):
         raise ValueError(f"f must be a function (params, x), got {f!r}")
-    examples.count(x, "x")
+    examples.num_examples(x, "x")

@@ -15,15 +15,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
 from iterlin.linearise.validation import (
-    accepts,
     as_python,
+    check_non_negative,
+    check_positive,
+    check_positive_integer,
+    check_returns_bool,
+    check_signature,
+    explain_tracer_errors,
+    function_name,
     is_traced,
-    non_negative,
-    one_bool,
-    positive,
-    positive_integer,
-    shown,
-    without_values,
 )
 from iterlin.training.state import TrainState, whole
 
@@ -59,16 +59,16 @@ class Solved:
     slice_size: int = 500
 
     def __post_init__(self):
-        positive_integer("check_every", self.check_every)
-        positive_integer("slice_size", self.slice_size)
+        check_positive_integer("check_every", self.check_every)
+        check_positive_integer("slice_size", self.slice_size)
         if self.accuracy is None and self.gradient is None:
             raise ValueError("the rule `Solved` needs an accuracy or a gradient")
         if self.accuracy is not None:
-            positive("accuracy", self.accuracy)
+            check_positive("accuracy", self.accuracy)
             if not is_traced(self.accuracy) and self.accuracy > 1:
                 raise ValueError(f"accuracy must lie in (0, 1], got {self.accuracy!r}")
         if self.gradient is not None:
-            non_negative("gradient", self.gradient)
+            check_non_negative("gradient", self.gradient)
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ class Schedule:
     solved: Solved | None = None
 
     def __call__(self, step, state) -> Bool[Array, ""]:
-        name = f"the schedule {shown(self.due)}"
-        with without_values(name, "step", "jnp.isin(step, jnp.array([3, 7]))"):
+        name = f"the schedule {function_name(self.due)}"
+        with explain_tracer_errors(name, "step", "jnp.isin(step, jnp.array([3, 7]))"):
             answer = self.due(step, state)
-        one_bool(name, answer, "step % 5 == 0")
+        check_returns_bool(name, answer, "step % 5 == 0")
         return answer
 
 
@@ -128,10 +128,10 @@ class _WherePredicateHolds:
 
     def __call__(self, step, state):
         def ask():
-            name = f"the predicate {shown(self.predicate)}"
-            with without_values(name, "state", "jnp.where(...)"):
+            name = f"the predicate {function_name(self.predicate)}"
+            with explain_tracer_errors(name, "state", "jnp.where(...)"):
                 answer = self.predicate(state)
-            one_bool(name, answer, "drift(state) > 0.3")
+            check_returns_bool(name, answer, "drift(state) > 0.3")
             return jnp.asarray(answer)
 
         since = step - state.anchored_at
@@ -223,8 +223,8 @@ def when(
     """
     if not callable(predicate):
         raise ValueError(f"predicate must be a function of the state, got {predicate!r}")
-    accepts("predicate", predicate, ("state",))
-    positive_integer("check_every", check_every)
+    check_signature("predicate", predicate, ("state",))
+    check_positive_integer("check_every", check_every)
     max_period = _as_period("max_period", max_period)
     due = _WherePredicateHolds(predicate, check_every, max_period)
     return Schedule(due, check_every=check_every, max_period=max_period)
@@ -237,7 +237,7 @@ def as_schedule(schedule: Any) -> Schedule:
         return schedule
     if callable(schedule):
         makers = "; il.every(10), il.never(), il.when(...) and il.when_solved(...) return schedules"
-        accepts("schedule", schedule, ("step", "state"), remedy=makers)
+        check_signature("schedule", schedule, ("step", "state"), remedy=makers)
         return Schedule(schedule)
     try:
         return every(schedule)
@@ -286,7 +286,7 @@ def _as_period(name, period):
     number = as_python(period)
     if isinstance(number, float):
         period = int(number) if number.is_integer() else number
-    positive_integer(name, period, infinity=True)
+    check_positive_integer(name, period, infinity=True)
     return period if isinstance(period, Array) else int(min(period, NEVER))
 
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Bool, Int, PyTree
 
-from iterlin.linearise.parameters import Trainable, join, split
+from iterlin.linearise.parameters import Trainable, combine, partition
 
 NOT_YET = -1
 
@@ -44,10 +44,10 @@ RUN_AXES = TrainState(None, *[0] * (len(TrainState._fields) - 1))
 
 def parted(state: TrainState, trainable: Trainable) -> tuple[TrainState, PyTree]:
     """A state of the moving parameters alone, and the fixed ones; `whole` undoes it."""
-    params, fixed = split(state.params, trainable)
-    return state._replace(params=params, anchor=split(state.anchor, trainable)[0]), fixed
+    params, fixed = partition(state.params, trainable)
+    return state._replace(params=params, anchor=partition(state.anchor, trainable)[0]), fixed
 
 
 def whole(state: TrainState, fixed: PyTree) -> TrainState:
     """The state with all parameters, as schedules and users see it."""
-    return state._replace(params=join(state.params, fixed), anchor=join(state.anchor, fixed))
+    return state._replace(params=combine(state.params, fixed), anchor=combine(state.anchor, fixed))

@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, PyTree
 
 from iterlin.linearise.linearization import linearize, output_shape
-from iterlin.linearise.parameters import split
+from iterlin.linearise.parameters import partition
 from iterlin.linearise.slices import in_slices
-from iterlin.linearise.validation import accepts, positive, positive_integer
+from iterlin.linearise.validation import check_positive, check_positive_integer, check_signature
 from iterlin.training import draws
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.linear_problem import LinearProblem
@@ -67,11 +67,11 @@ class Step:
         if self.augment is not None:
             if not callable(self.augment):
                 raise ValueError(f"augment must be a function, got {self.augment!r}")
-            accepts("augment", self.augment, ("key", "x"))
+            check_signature("augment", self.augment, ("key", "x"))
         if self.batch_size is not None:
-            positive_integer("batch_size", self.batch_size)
+            check_positive_integer("batch_size", self.batch_size)
         if self.target_loss is not None:
-            positive("target_loss", self.target_loss)
+            check_positive("target_loss", self.target_loss)
         if not isinstance(self.mesh, Mesh | None):
             raise ValueError(f"mesh must be a jax.sharding.Mesh, got {self.mesh!r}")
 
@@ -79,7 +79,7 @@ class Step:
         """Return the steps of states that lack the fixed parameters."""
         if not jax.tree.leaves(fixed):
             return self
-        algorithm, schedule = self.algorithm.bound(fixed), of_whole(self.schedule, fixed)
+        algorithm, schedule = self.algorithm.bind_fixed(fixed), of_whole(self.schedule, fixed)
         return replace(self, algorithm=algorithm, schedule=schedule)
 
     def start(self, params: PyTree, data, key: Array) -> TrainState:
@@ -115,7 +115,7 @@ class Step:
         of their examples, whatever their schedules.
         """
         params = init(key)
-        moving = split(params, self.algorithm.trainable)[0]
+        moving = partition(params, self.algorithm.trainable)[0]
         state = self.start(moving, data, jax.random.fold_in(key, 1))
         output_shape(self.algorithm.network(state), params, data[0])
         return state

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from iterlin.linearise import examples
-from iterlin.linearise.devices import mesh_of, on_device
-from iterlin.linearise.parameters import split, warn_of_statistics
+from iterlin.linearise.devices import find_mesh, to_auto_axes
+from iterlin.linearise.parameters import partition, warn_about_batch_stats
 from iterlin.linearise.slices import Sliced
-from iterlin.linearise.validation import random_key
+from iterlin.linearise.validation import check_random_key
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.checks import (
     batches_of,
@@ -50,7 +50,7 @@ def train_by_steps(
     algorithm, schedule = step.algorithm, step.schedule
     check_call("train", step, (params, data, key), watch, checkpoint)
     if key is not None:
-        random_key("key", key)
+        check_random_key("key", key)
     begun = params if isinstance(params, TrainState) else None
     if begun and key is not None:
         raise ValueError("the state has the key that its run began with: leave key out")
@@ -62,14 +62,14 @@ def train_by_steps(
             raise ValueError("data has no batch")
     looks = check_run(step, data, num_steps, key, watch.at, first)
     if begun:
-        check_resumed(begun, step, examples.count(data[1]))
+        check_resumed(begun, step, examples.num_examples(data[1]))
         state, fixed = parted(begun, algorithm.trainable)
     else:
-        moving, fixed = split(params, algorithm.trainable)
-        warn_of_statistics(moving)
+        moving, fixed = partition(params, algorithm.trainable)
+        warn_about_batch_stats(moving)
         state = step.start(moving, data, jax.random.key(0) if key is None else key)
     # On the device once, and arguments of programs: constants would be copied into these.
-    data, state, fixed, sets = on_device((tuple(data), state, fixed, dict(watch.sets)))
+    data, state, fixed, sets = to_auto_axes((tuple(data), state, fixed, dict(watch.sets)))
     check_functions(step, whole(state, fixed).params, key, data, watch)
     check_answer(of_whole(schedule, fixed), state)
     step = on_mesh_of(step, data)
@@ -94,7 +94,7 @@ def on_mesh_of(step: Step, data) -> Step:
     """Return the step on the devices of its data, if the network is in slices and so declared to
     treat its examples independently; for any other network `mesh` says so."""
     if step.mesh is None and isinstance(step.algorithm.f, Sliced):
-        return replace(step, mesh=mesh_of(data))
+        return replace(step, mesh=find_mesh(data))
     return step
 
 
@@ -133,7 +133,7 @@ def _with_batches(advance, first, batches):
             batch = waiting.pop() if waiting else next(batches, None)
             if batch is None:
                 raise ValueError(f"data ended at step {int(state.step)}: give more batches")
-            state = advance(state, on_device(tuple(batch)), jnp.asarray(1, jnp.int32), fixed)
+            state = advance(state, to_auto_axes(tuple(batch)), jnp.asarray(1, jnp.int32), fixed)
         return state
 
     return steps

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from iterlin.linearise import examples
 from iterlin.linearise.krylov import power_iteration
-from iterlin.linearise.validation import open_unit, positive
+from iterlin.linearise.validation import check_open_unit_interval, check_positive
 from iterlin.training.losses import smoothness
 from iterlin.training.schedules import Schedule
 
@@ -56,8 +56,8 @@ def for_time(time: float, *, fraction: float = 0.5) -> Timed:
     >>> print(state.updates, f(state.params, x).round(3))
     11 [ 0.5 -0.5]
     """
-    positive("time", time)
-    open_unit("fraction", fraction)
+    check_positive("time", time)
+    check_open_unit_interval("fraction", fraction)
 
     def init(params):
         return TimedState(jnp.zeros(()), jnp.zeros((), jnp.int32))
@@ -66,7 +66,7 @@ def for_time(time: float, *, fraction: float = 0.5) -> Timed:
         def measured():
             largest = SAFETY * _largest_eigenvalue(value_fn.outputs, params)
             algorithm = value_fn.algorithm
-            bound = smoothness(algorithm.loss, examples.count(value_fn.y)) * largest
+            bound = smoothness(algorithm.loss, examples.num_examples(value_fn.y)) * largest
             bound = bound + 2 * algorithm.penalty
             steps = jnp.maximum(jnp.ceil(time * bound / (2 * fraction)), 1)
             return TimedState((time / steps).astype(state.step_size.dtype), steps.astype(jnp.int32))

@@ -17,10 +17,10 @@ from iterlin.linearise.linearization import linearize
 from iterlin.linearise.slices import in_slices
 from iterlin.linearise.validation import (
     LabelError,
-    called,
-    described,
-    positive_integer,
-    without_values,
+    check_positive_integer,
+    describe,
+    explain_tracer_errors,
+    prefix_errors,
 )
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.losses import Loss, check_labels
@@ -83,10 +83,10 @@ def observer(algorithm: Algorithm, watch: Watch, taken: tuple[str, ...] = ("step
             x, y = chosen
             found = {}
             for suffix, model in {"": network, "_proxy": proxy}.items():
-                size = watch.batch_size or examples.count(x)
+                size = watch.batch_size or examples.num_examples(x)
                 outputs = in_slices(model, size)(state.params, x)
                 for metric, function in metrics.items():
-                    with called(f"the metric '{metric}' of watch"):
+                    with prefix_errors(f"the metric '{metric}' of watch"):
                         found[metric + suffix] = function(outputs, y)
             return found
 
@@ -94,12 +94,12 @@ def observer(algorithm: Algorithm, watch: Watch, taken: tuple[str, ...] = ("step
             seen |= {f"{name}_{metric}": value for metric, value in values.items()}
         if watch.observe is None:
             return seen
-        with without_values("observe of watch", "state", "jnp.linalg.norm(...)"):
+        with explain_tracer_errors("observe of watch", "state", "jnp.linalg.norm(...)"):
             more = watch.observe(state)
         if not isinstance(more, Mapping):
-            raise ValueError(f"observe of watch must return {{name: array}}, got {described(more)}")
+            raise ValueError(f"observe of watch must return {{name: array}}, got {describe(more)}")
         named_once(taken, seen, more)
-        with called("observe of watch"):
+        with prefix_errors("observe of watch"):
             return seen | {name: jnp.asarray(value) for name, value in more.items()}
 
     return observe
@@ -156,15 +156,15 @@ def check_watch(watch) -> None:
     if watch.observe is not None and not callable(watch.observe):
         raise ValueError(f"observe of watch must be a function, got {watch.observe!r}")
     if watch.batch_size is not None:
-        positive_integer("batch_size of watch", watch.batch_size)
+        check_positive_integer("batch_size of watch", watch.batch_size)
 
 
 def check_sets(watch: Watch, loss: Loss, outputs_of: Callable) -> None:
     """Raises ValueError for a set whose inputs do not lead with one number of examples or more, or
     with a label of none of the classes of outputs_of(x), their shape and type."""
     for name, (x, y) in watch.sets.items():
-        examples.count(x, f"watch.sets[{name!r}][0]")
-        with called(f"the set '{name}' of watch"):
+        examples.num_examples(x, f"watch.sets[{name!r}][0]")
+        with prefix_errors(f"the set '{name}' of watch"):
             outputs = outputs_of(x)
         for metric in _metrics(watch, loss).values():
             try:

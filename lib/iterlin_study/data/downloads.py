@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
-from iterlin.linearise.validation import one_of
+from iterlin.linearise.validation import check_one_of
 from tqdm import tqdm
 
 REGISTRY = Path(__file__).with_name("registry.yml")
@@ -57,7 +57,7 @@ def fetch(name: str) -> list[Path]:
     in the folder ITERLIN_DATA with that name but another content is an error, not downloaded over.
     """
     known = registry()
-    one_of("data set to fetch", name, known)
+    check_one_of("data set to fetch", name, known)
     return [_in_folder(file) or _download(file) for file in known[name]["files"]]
 
 

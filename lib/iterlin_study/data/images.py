@@ -10,7 +10,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from iterlin.linearise.validation import one_of, positive_integer, whole_number
+from iterlin.linearise.validation import (
+    check_non_negative_integer,
+    check_one_of,
+    check_positive_integer,
+)
 from iterlin.training.files import replaced
 from jaxtyping import Array, Float
 
@@ -49,12 +53,12 @@ def load(
     test set. Raises ValueError for unknown names and for sizes beyond what there is, DownloadError
     (`iterlin_study.data.downloads`) for files that cannot be had.
     """
-    one_of("image data set", name, _READERS)
-    whole_number("validation", validation)
-    whole_number("seed", seed)
+    check_one_of("image data set", name, _READERS)
+    check_non_negative_integer("validation", validation)
+    check_non_negative_integer("seed", seed)
     for part, size in (("train", train), ("test", test)):
         if size is not None:
-            positive_integer(part, size)
+            check_positive_integer(part, size)
     x, y, x_test, y_test = _READERS[name]()
     if validation + (train or 1) > len(y):
         raise ValueError(
@@ -80,7 +84,7 @@ def load(
 
 def describe(name: str) -> str:
     """One line for a record: what the images are and the SHA-256 they were accepted by."""
-    one_of("image data set", name, _READERS)
+    check_one_of("image data set", name, _READERS)
     if name == "digits":
         return "scikit-learn's digits, 8x8"
     entry = downloads.registry()[name]
@@ -95,7 +99,7 @@ def augment(key: Array, x: Float[Array, "N H W C"], *, padding: int = 4) -> Floa
     padding] down and across, and the mirroring are drawn from the key for each image by itself.
     For photographs: a mirrored digit is another sign.
     """
-    whole_number("padding", padding)
+    check_non_negative_integer("padding", padding)
     size, height, width, channels = x.shape
     crop_key, flip_key = jax.random.split(key)
     # int32 whatever the precision of the run: one key, one draw.

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from iterlin.linearise.validation import (
-    finite,
-    non_negative,
-    positive_integer,
-    random_key,
-    whole_number,
+    check_finite,
+    check_non_negative,
+    check_non_negative_integer,
+    check_positive_integer,
+    check_random_key,
 )
 from jaxtyping import Array, Float, Shaped
 
@@ -33,9 +33,9 @@ def xor(key: Array, size: int, *, variance: float = 0.1) -> Dataset:
     Section 4.2 of the paper (labels as printed: the product of the noisy coordinates). x is
     (size, 2), y is (size, 1).
     """
-    random_key("key", key)
-    positive_integer("size", size)
-    non_negative("variance", variance)
+    check_random_key("key", key)
+    check_positive_integer("size", size)
+    check_non_negative("variance", variance)
     corner_key, noise_key = jax.random.split(key)
     z = jax.random.rademacher(corner_key, (size, 2), dtype=jnp.result_type(float))
     x = z + jnp.sqrt(variance) * jax.random.normal(noise_key, (size, 2))
@@ -49,10 +49,10 @@ def quintic_polynomial(x: Float[Array, "..."]) -> Float[Array, "..."]:
 
 def quintic(low: float = -4.0, high: float = 4.0, *, train: int = 20, test: int = 1000) -> Split:
     """Uniformly spaced points of the quintic on [low, high] to train and test on; (N, 1)."""
-    positive_integer("train", train)
-    positive_integer("test", test)
+    check_positive_integer("train", train)
+    check_positive_integer("test", test)
     for name, limit in (("low", low), ("high", high)):
-        finite(name, limit)
+        check_finite(name, limit)
     if not low < high:
         raise ValueError(f"the input range [{low}, {high}] is empty: low must be below high")
 
@@ -71,7 +71,7 @@ def digits(train: int = 200, *, seed: int = 0) -> Split:
     """
     from sklearn.datasets import load_digits
 
-    positive_integer("train", train)
+    check_positive_integer("train", train)
     x, y = load_digits(return_X_y=True)
     if train >= len(y):
         raise ValueError(f"train must be below the {len(y)} digits there are, got {train}")
@@ -93,8 +93,8 @@ def nested_subset(labels, size: int, seed) -> np.ndarray:
     """
     labels = np.asarray(labels)
     for one in seed if isinstance(seed, tuple | list) else (seed,):
-        whole_number("seed", one)
-    whole_number("size", size)
+        check_non_negative_integer("seed", one)
+    check_non_negative_integer("size", size)
     if size > len(labels):
         raise ValueError(f"a subset of size {size} cannot be drawn from {len(labels)} examples")
     # NumPy may change what its distributions draw, but not the raw stream of a bit generator.

@@ -12,7 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from iterlin.linearise.slices import in_slices
-from iterlin.linearise.validation import one_of, positive_integer, positive_integers
+from iterlin.linearise.validation import (
+    check_one_of,
+    check_positive_integer,
+    check_positive_integers,
+)
 from iterlin.networks.adapters import from_nnx
 from iterlin.networks.convolution import METHODS, PADDINGS, POOLED_METHODS, output_size
 from iterlin.networks.mlp import Model
@@ -56,13 +60,13 @@ def lenet(
     method, or an image too small for the kernels and pools.
     """
     height, width, depth = _check_images(input_shape, classes=classes, channels=channels)
-    positive_integer("kernel_size", kernel_size)
-    positive_integers("hidden", hidden)
-    one_of("padding", padding, PADDINGS)
-    one_of("weight", weight, GAINS)
-    one_of("method", method, POOLED_METHODS)
+    check_positive_integer("kernel_size", kernel_size)
+    check_positive_integers("hidden", hidden)
+    check_one_of("padding", padding, PADDINGS)
+    check_one_of("weight", weight, GAINS)
+    check_one_of("method", method, POOLED_METHODS)
     if slice_size not in (None, "auto"):
-        positive_integer("slice_size", slice_size)
+        check_positive_integer("slice_size", slice_size)
     patches, kernel = 0, (kernel_size, kernel_size)
     for inputs in (depth, channels):
         fits = padding == "SAME" or min(height, width) >= kernel_size
@@ -132,7 +136,7 @@ def resnet18(
     height, image_width, depth = _check_images(input_shape, classes=classes, width=width)
     if normalization not in NORMALIZATIONS:
         raise ValueError(f"unknown normalization {normalization!r}; allowed: None, batch, frozen")
-    one_of("method", method, METHODS)
+    check_one_of("method", method, METHODS)
     if min(height, image_width) < math.prod(RESNET_STRIDES):
         raise ValueError(f"an image of {height} x {image_width} is too small: 8 x 8 at least")
     net = from_nnx(ResNet18(depth, width, classes, normalization=normalization, method=method))
@@ -163,9 +167,9 @@ def _init(params: PyTree, gain: float = 1.0):
 
 
 def _check_images(shape, **sizes) -> tuple[int, int, int]:
-    positive_integers("input_shape", shape)
+    check_positive_integers("input_shape", shape)
     if len(shape) != 3:
         raise ValueError(f"input_shape must be (height, width, channels), got {tuple(shape)}")
     for name, size in sizes.items():
-        positive_integer(name, size)
+        check_positive_integer(name, size)
     return tuple(shape)

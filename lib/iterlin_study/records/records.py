@@ -14,8 +14,8 @@ from io import BytesIO
 from pathlib import Path
 
 import xarray as xr
-from iterlin.linearise.precision import product_precision
-from iterlin.linearise.validation import one_of, whole_number
+from iterlin.linearise.precision import matmul_precision
+from iterlin.linearise.validation import check_non_negative_integer, check_one_of
 from iterlin.training.files import replaced
 from iterlin.training.loop import OutOfTime
 
@@ -31,7 +31,7 @@ class NotWritten(OSError):
 
 def path_of(experiment: str, tier: str) -> Path:
     """Return the path of a record. Raises ValueError for an unknown tier."""
-    one_of("tier", tier, TIERS)
+    check_one_of("tier", tier, TIERS)
     root = provenance.project_root()
     folder = root / "_build" / "records" if tier == "quick" else root / "data" / "results"
     return folder / experiment / f"{tier}.nc"
@@ -63,8 +63,8 @@ def save(
         if environment.out_of_time():
             raise OutOfTime("{}: the deadline came before share {}/{}".format(experiment, *share))
         raise environment.ShareDone("all runs of share {}/{} are kept".format(*share))
-    one_of("tier", tier, TIERS)
-    whole_number("missing", missing)
+    check_one_of("tier", tier, TIERS)
+    check_non_negative_integer("missing", missing)
     stamped = dataset.assign_attrs(
         format=FORMAT,
         experiment=experiment,
@@ -73,7 +73,7 @@ def save(
         commit=provenance.commit(),
         versions=json.dumps(provenance.versions()),
         device=provenance.device(),
-        products=product_precision(),
+        products=matmul_precision(),
         data=data_note,
         missing=int(missing),
         wall_time=float(wall_time),

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from iterlin.linearise.validation import open_unit, positive_integer
+from iterlin.linearise.validation import check_open_unit_interval, check_positive_integer
 from scipy import stats
 
 
@@ -31,7 +31,7 @@ def mean_interval(samples, axis: int = 0, confidence: float = 0.95) -> Interval:
 
     Raises ValueError without a sample, or for a confidence outside (0, 1).
     """
-    open_unit("confidence", confidence)
+    check_open_unit_interval("confidence", confidence)
     samples = np.asarray(samples, dtype=float)
     if samples.ndim == 0 or samples.shape[axis] == 0:
         raise ValueError(f"samples are empty along axis {axis}: their shape is {samples.shape}")
@@ -55,8 +55,8 @@ def bootstrap_interval(
     Raises ValueError for no sample, empty ones or ones of different lengths, a confidence outside
     (0, 1), or a number of resamples that is not a positive integer.
     """
-    open_unit("confidence", confidence)
-    positive_integer("resamples", resamples)
+    check_open_unit_interval("confidence", confidence)
+    check_positive_integer("resamples", resamples)
     samples = [np.asarray(sample, dtype=float) for sample in samples]
     lengths = {len(sample) for sample in samples}
     if len(lengths) != 1 or 0 in lengths:

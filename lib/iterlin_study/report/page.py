@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import xarray as xr
 from IPython.display import display
-from iterlin.linearise.precision import product_precision
+from iterlin.linearise.precision import matmul_precision
 
 from iterlin_study.records import comparison, experiment_pages, extension, records
 from iterlin_study.report import claims, claims_table, plotting
@@ -50,7 +50,7 @@ class Page:
         except (FileNotFoundError, ValueError):  # one that is damaged is made anew
             return None, []
         seeds = extension.whole_seeds(record, experiment_pages.plain(self.parameters))
-        if not seeds or record.attrs.get("products") != product_precision():
+        if not seeds or record.attrs.get("products") != matmul_precision():
             return None, []
         if comparison.since(self.experiment):
             grids.say(f"{self.experiment}: its quick run has changed: all seeds are trained anew")

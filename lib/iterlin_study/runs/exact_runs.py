@@ -12,7 +12,7 @@ from iterlin.exact.checks import unfit_for_engines
 from iterlin.exact.choice import ENGINES
 from iterlin.exact.integrator import Integrator
 from iterlin.exact.trainer import SPENT
-from iterlin.linearise.validation import one_of
+from iterlin.linearise.validation import check_one_of
 from iterlin.training.loop import OutOfTime
 from iterlin.training.step import Step
 
@@ -58,7 +58,7 @@ def exact_grid(
     engines = [engine(run) for run in runs]
     for run, name in zip(runs, engines, strict=True):
         check_settings(problem, run)
-        one_of("engine", name, ENGINES)
+        check_one_of("engine", name, ENGINES)
         if run.optimizer != "sgd" or run.momentum or run.halve_after:
             raise ValueError(f"exact engines are for plain gradient descent, got {run}")
         if why := unfit_for_engines(_exact_step(problem, run)):

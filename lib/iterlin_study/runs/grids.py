@@ -19,11 +19,11 @@ import xarray as xr
 from iterlin.linearise import costs
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import (
-    non_negative,
-    one_of,
-    positive,
-    positive_integer,
-    whole_number,
+    check_non_negative,
+    check_non_negative_integer,
+    check_one_of,
+    check_positive,
+    check_positive_integer,
 )
 from iterlin.training.checks import check_functions
 from iterlin.training.identity import digest
@@ -237,15 +237,15 @@ def say(line: str) -> None:
 def check_settings(problem: Problem, run: Run) -> None:
     """Raise ValueError, naming the run, for settings with which the problem cannot be run."""
     try:
-        whole_number("seed", run.seed, below=2**32)
-        positive_integer("period", run.period, infinity=True)
-        positive("step_size", run.step_size)
-        non_negative("penalty", run.penalty)
-        one_of("optimizer", run.optimizer, OPTIMIZERS)
+        check_non_negative_integer("seed", run.seed, below=2**32)
+        check_positive_integer("period", run.period, infinity=True)
+        check_positive("step_size", run.step_size)
+        check_non_negative("penalty", run.penalty)
+        check_one_of("optimizer", run.optimizer, OPTIMIZERS)
         steps = np.asarray(run.eval_steps)
         if steps.size == 0 or steps.dtype.kind != "i" or np.any(np.diff(steps, prepend=-1) <= 0):
             raise ValueError("eval_steps must be whole, increasing and not negative")
-        whole_number("the last of eval_steps", steps[-1], below=2**31)
+        check_non_negative_integer("the last of eval_steps", steps[-1], below=2**31)
         size = len(problem.train[1]) if run.examples is None else run.examples
         if not 0 < size <= len(problem.train[1]):
             raise ValueError(f"{size} examples asked of the {len(problem.train[1])} there are")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from iterlin.linearise.validation import labels, positive
+from iterlin.linearise.validation import check_class_labels, check_positive
 from iterlin.training import losses
 from jaxtyping import Array, Float, Int, PyTree
 
@@ -107,9 +107,9 @@ def probe(
     classes.
     """
     for penalty in l2:
-        positive("l2", penalty)
+        check_positive("l2", penalty)
     for name, (_, y) in (("train", train), ("validation", validation), ("test", test)):
-        labels(f"targets of {name}", y, classes)
+        check_class_labels(f"targets of {name}", y, classes)
     penalties = jnp.asarray(sorted(l2, reverse=True))
     mean, std = train[0].mean(0), train[0].std(0)
     # Of a constant feature the variance that is left is rounding.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-from iterlin.linearise.validation import one_of
+from iterlin.linearise.validation import check_one_of
 from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.watching import Watch
@@ -46,7 +46,7 @@ def image_problem(
 
     Raises ValueError for an unknown data set, network or reduction, and as those functions do.
     """
-    one_of("reduction", reduction, REDUCTIONS)
+    check_one_of("reduction", reduction, REDUCTIONS)
     split = images.load(dataset, train=train, validation=validation, test=test, seed=seed)
     model = create(network, split.train.x.shape[1:])
     entropy = losses.mean(losses.cross_entropy)
@@ -97,7 +97,7 @@ def create(network: Mapping, input_shape):
     """The network that a parameter file describes; ValueError names what is unknown."""
     settings = dict(network)
     name = settings.pop("name", None)
-    one_of("network", name, NETWORKS)
+    check_one_of("network", name, NETWORKS)
     if "hidden" in settings:
         settings["hidden"] = tuple(settings["hidden"])
     try:

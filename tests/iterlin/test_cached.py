@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from iterlin.kernels import kept, ntk
+from iterlin.kernels import cached, ntk
 from iterlin_study.networks import convnets
 
 N = 7
@@ -60,17 +60,17 @@ FIELD = {"dense": "dense", "convolutions": "rows", "lookups": "lookups", "places
 def test_factors_give_the_products_of_the_dense_jacobian(name):
     f, params, x = NETWORKS[name]()
     network, outputs, _ = ntk._kept(f, params, x, None, 2**30)
-    factors = kept.kept_factors(network, x, outputs)
+    factors = cached.cache_factors(network, x, outputs)
     if name in FIELD:
         assert len(getattr(factors, FIELD[name])) > 0
-    assert sum(leaf.size for leaf in jax.tree.leaves(factors)) == kept.numbers_kept(
+    assert sum(leaf.size for leaf in jax.tree.leaves(factors)) == cached.numbers_kept(
         network, x, outputs
     )
     jacobian = problems.dense(f, params, x)
     shape = f(params, x).shape
     v = jax.random.normal(jax.random.key(2), shape)
     expected = (jacobian @ (jacobian.T @ v.reshape(-1))).reshape(shape)
-    found = kept.KeptKernel(factors=factors).product(v)
+    found = cached.CachedKernel(factors=factors).product(v)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -78,12 +78,12 @@ def test_matrix_and_factors_agree():
     trainable = lambda path: path.startswith("0/")  # noqa: E731
     f, params, x, _ = problems.network((3, 40, 2), examples=60)
     v = jax.random.normal(jax.random.key(0), (60, 2))
-    few, many = (il.kept_ntk(f, params, x[:n], trainable=trainable) for n in (2, 60))
+    few, many = (il.cached_ntk(f, params, x[:n], trainable=trainable) for n in (2, 60))
     assert few.factors is None
     expected = few.matrix @ v[:2].reshape(-1)
     np.testing.assert_allclose(few.product(v[:2]).reshape(-1), expected, rtol=1e-12)
     assert (many.matrix is None) == (
-        ntk.kept_sizes(f, params, x, trainable=trainable).form == "factors"
+        ntk.cached_ntk_sizes(f, params, x, trainable=trainable).form == "factors"
     )
     matrix = il.ntk_matrix(f, params, x, trainable=trainable)
     np.testing.assert_allclose(many.product(v).reshape(-1), matrix @ v.reshape(-1), rtol=1e-10)
@@ -92,17 +92,17 @@ def test_matrix_and_factors_agree():
 def test_the_form_that_is_read_faster_is_kept_and_fits_the_limit():
     f, params, x, _ = problems.network((3, 40, 2), examples=4)
     many = x[jnp.arange(128) % 4]
-    assert ntk.kept_sizes(f, params, x).form == "matrix"
-    sizes = ntk.kept_sizes(f, params, many)
+    assert ntk.cached_ntk_sizes(f, params, x).form == "matrix"
+    sizes = ntk.cached_ntk_sizes(f, params, many)
     assert (sizes.form, sizes.matrix, sizes.read) == ("factors", 256**2, 2 * sizes.factors)
     assert sizes.read < sizes.matrix
     # More examples than fit: by factors of the bytes that are allowed, and not of one less.
     wide, params, x, _ = problems.network((1, 2, 1), examples=100)
-    sizes = ntk.kept_sizes(wide, params, x, memory_limit=8 * 100**2 - 1)
+    sizes = ntk.cached_ntk_sizes(wide, params, x, memory_limit=8 * 100**2 - 1)
     assert sizes.form == "factors"
-    assert ntk.kept_sizes(wide, params, x, memory_limit=8 * sizes.factors) == sizes
+    assert ntk.cached_ntk_sizes(wide, params, x, memory_limit=8 * sizes.factors) == sizes
     limit = 8 * sizes.factors - 1
     with pytest.raises(ValueError, match=rf"100 examples takes .* bytes .* memory_limit={limit}"):
-        il.kept_ntk(wide, params, x, memory_limit=limit)
+        il.cached_ntk(wide, params, x, memory_limit=limit)
     with pytest.raises(ValueError, match="memory_limit must be a positive integer"):
-        il.kept_ntk(wide, params, x, memory_limit=0)
+        il.cached_ntk(wide, params, x, memory_limit=0)

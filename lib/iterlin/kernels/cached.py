@@ -12,18 +12,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from iterlin.kernels.factors import PRODUCT, Factors, Traced
+from iterlin.kernels.factors import PRODUCT, Factors, TracedNetwork
 from iterlin.linearise import examples
-from iterlin.linearise.devices import on_automatic_axes
+from iterlin.linearise.devices import with_auto_axes
 
 
-class KeptKernel(NamedTuple):
+class CachedKernel(NamedTuple):
     """J J^T of N examples with O outputs each: one of a matrix (N O, N O) and factors."""
 
     matrix: Float[Array, "NO NO"] | None = None
     factors: Factors | None = None
 
-    @on_automatic_axes
+    @with_auto_axes
     def product(self, v: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
         """J J^T v, of an array like the outputs; not divided by N."""
         if self.factors is None:
@@ -31,7 +31,7 @@ class KeptKernel(NamedTuple):
         return _product(self.factors, v.reshape(len(v), -1)).reshape(v.shape)
 
 
-class Sizes(NamedTuple):
+class CacheSizes(NamedTuple):
     """Numbers that J J^T takes as a matrix and as factors; which of these it is to be kept as, or
     None if neither is within the memory limit."""
 
@@ -45,26 +45,26 @@ class Sizes(NamedTuple):
         return self.matrix if self.form == "matrix" else 2 * self.factors
 
 
-def sizes(network: Traced, x: PyTree, outputs: int, memory_limit: int) -> Sizes:
+def cache_sizes(network: TracedNetwork, x: PyTree, outputs: int, memory_limit: int) -> CacheSizes:
     """What keeping it takes, from the shapes alone; kept as what a product reads less of."""
-    matrix, factors = (examples.count(x) * outputs) ** 2, numbers_kept(network, x, outputs)
+    matrix, factors = (examples.num_examples(x) * outputs) ** 2, numbers_kept(network, x, outputs)
     reads = {"matrix": (matrix, matrix), "factors": (2 * factors, factors)}
     limit = memory_limit // network.result.dtype.itemsize
     within = [(read, form) for form, (read, held) in reads.items() if held <= limit]
-    return Sizes(matrix, factors, min(within)[1] if within else None)
+    return CacheSizes(matrix, factors, min(within)[1] if within else None)
 
 
-def kept_factors(network: Traced, x: PyTree, outputs: int) -> Factors:
+def cache_factors(network: TracedNetwork, x: PyTree, outputs: int) -> Factors:
     """The factors of all examples, of a network traced for a batch of one."""
-    count = examples.count(x)
+    count = examples.num_examples(x)
     settings = {"form": PRODUCT, "count": count, "total": outputs}
     return network.factors(x, jnp.arange(outputs), **settings)
 
 
-def numbers_kept(network: Traced, x: PyTree, outputs: int) -> int:
+def numbers_kept(network: TracedNetwork, x: PyTree, outputs: int) -> int:
     """How many numbers these are, from their shapes."""
-    one = jax.eval_shape(lambda: kept_factors(network, examples.part(x, 0, 1), outputs))
-    return examples.count(x) * sum(leaf.size for leaf in jax.tree.leaves(one))
+    one = jax.eval_shape(lambda: cache_factors(network, examples.take_slice(x, 0, 1), outputs))
+    return examples.num_examples(x) * sum(leaf.size for leaf in jax.tree.leaves(one))
 
 
 def _product(kept: Factors, v: Float[Array, "N o"]) -> Float[Array, "N o"]:
