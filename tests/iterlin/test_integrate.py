@@ -332,7 +332,7 @@ def test_resume_is_bit_identical(engine, loss, schedule, stopped_by, tmp_path, m
     in_all, looks, stop_at = looks, 0, looks - 2
     settings["checkpoint"] = tmp_path / "run.npz"
     seconds = 0.0 if stopped_by == "crash" else 60.0
-    monkeypatch.setitem(loop.run.__kwdefaults__, "checkpoint_seconds", seconds)
+    monkeypatch.setattr(loop, "CHECKPOINT", seconds)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt if stopped_by == "crash" else OutOfTime):
         run(params, **settings)

@@ -399,7 +399,6 @@ MISTAKES = [
     (TRAIN, {"optimizer": np.array([0.1, 0.2])}, "must be one number"),
     (TRAIN, {"penalty": -1.0}, "penalty must be finite and non-negative"),
     (TRAIN, {"normalization": 3}, "normalization must be a"),
-    (TRAIN, {"mesh": 3}, "mesh must be a jax.sharding.Mesh"),
     (TRAIN, {"f": 3}, "f must be a function, got 3"),
     (TRAIN, {"f": lambda p: p}, r"as f\(params, x\), but it takes \(p\)"),
     (TRAIN, {"f": lambda p, x, key: x}, "but it takes .*; with keyed=True it is"),

@@ -48,8 +48,10 @@ from iterlin.training.schedules import NEVER, Schedule, check_answer, of_whole, 
 from iterlin.training.state import TrainState, whole
 from iterlin.training.step import Step
 from iterlin.training.steps import train_by_steps
-from iterlin.training.watching import UPDATES, Watch, check_sets, check_watch, observer
+from iterlin.training.watching import UPDATES, check_sets, check_watch, observer
 
+# Names of the history that no watch may give to anything else.
+TAKEN = ("step", "engine", *SPENT)
 # Examples that tell one network from another between versions of JAX.
 SAMPLE = 64
 
@@ -63,11 +65,11 @@ def train_by_engine(
     engine: str,
     tolerance: float,
     memory_limit: int | None,
-    num_steps: int,
+    num_steps,
     key,
-    watch: Watch,
-    checkpoint: str | Path | None,
-    progress: bool | None,
+    watch,
+    checkpoint,
+    progress,
 ) -> tuple[TrainState, History]:
     """Train with any engine of `train` but "steps"; "auto" may choose that, too."""
     settings = {"tolerance": tolerance, "memory_limit": memory_limit}
@@ -107,7 +109,7 @@ class Integrator:
         *,
         engine: str,
         tolerance: float = 1e-3,
-        watch: Watch = UPDATES,
+        watch=UPDATES,
         memory_limit: int | None = None,
     ):
         check_one_of("engine", engine, [name for name, make in ENGINES.items() if make])
@@ -120,8 +122,7 @@ class Integrator:
 
         @jax.jit
         def observe(state, sets, fixed):
-            taken = ("step", "engine", *SPENT)
-            return observer(algorithm, measures, taken)(whole(state, fixed), sets)
+            return observer(algorithm, measures, TAKEN)(whole(state, fixed), sets)
 
         @jax.jit
         def at_target(params, fixed, x, y):
@@ -265,7 +266,7 @@ def _task(step: Step, data, tolerance: float, memory_limit: int | None) -> Task:
 def _by_steps(step: Step, params, data, **settings):
     """Train by steps, with the history of the other engines."""
     begun = time.monotonic()
-    state, history = train_by_steps(step, params, data, **settings)
+    state, history = train_by_steps(step, params, data, **settings, taken=TAKEN)
     unknown = np.full(len(history["step"]), np.nan)
     seconds = np.append(unknown[1:], time.monotonic() - begun)
     spent = {"evaluations": history["step"], "stability": unknown, "seconds": seconds}

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ class OutOfTime(RuntimeError):
     """A run was stopped because its time is over; its checkpoint is written."""
 
 
+@runtime_checkable
 class Trainer(Protocol):
     """What `run` asks of an engine.
 
@@ -92,7 +93,6 @@ def run(
     checkpoint: str | Path | None = None,
     identity: Identity | None = None,
     out_of_time: Callable[[], bool] = never,
-    checkpoint_seconds: float = CHECKPOINT,
 ) -> tuple[History, float]:
     """Train from look to look; return the history and the seconds that it took.
 
@@ -108,7 +108,6 @@ def run(
         identity: Tells the run from others; needed with a checkpoint.
         out_of_time: Asked before each piece of work. Once it returns True, the run writes its
             checkpoint and raises OutOfTime.
-        checkpoint_seconds: The least time between two checkpoints.
 
     Raises:
         OutOfTime: See out_of_time.
@@ -147,7 +146,7 @@ def run(
                     raise OutOfTime(
                         f"{label or 'the run'} stopped at step {trainer.step}: out of time"
                     )
-                if time.monotonic() - written >= checkpoint_seconds:
+                if time.monotonic() - written >= CHECKPOINT:
                     write()
             rows.append(trainer.look(elapsed()))
             report.update(trainer)

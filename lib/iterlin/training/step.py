@@ -6,6 +6,7 @@ says when theta_s, the anchor, becomes the current theta.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from iterlin.training import draws
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.linear_problem import LinearProblem
 from iterlin.training.losses import loss_over_slices
-from iterlin.training.schedules import Schedule, as_schedule, of_whole
+from iterlin.training.schedules import as_schedule, of_whole
 from iterlin.training.state import NOT_YET, TrainState
 
 
@@ -56,7 +57,7 @@ class Step:
     """
 
     algorithm: Algorithm
-    schedule: Schedule
+    schedule: Any
     batch_size: int | None = None
     augment: Callable[[Array, PyTree], PyTree] | None = None
     target_loss: float | None = None

@@ -1,6 +1,7 @@
 """Training that takes every step: one run, or several as one program."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -42,11 +43,16 @@ def train_by_steps(
     *,
     num_steps,
     key,
-    watch: Watch,
+    watch,
     checkpoint,
     progress,
+    taken: tuple[str, ...] = ("step",),
 ) -> tuple[TrainState, History]:
-    """Train with engine "steps" of `train`, whose arguments are checked here."""
+    """Train with engine "steps" of `train`, whose arguments are checked here.
+
+    Args:
+        taken: Names that the history has besides what is recorded.
+    """
     algorithm, schedule = step.algorithm, step.schedule
     check_call("train", step, (params, data, key), watch, checkpoint)
     if key is not None:
@@ -63,17 +69,17 @@ def train_by_steps(
     looks = check_run(step, data, num_steps, key, watch.at, first)
     if begun:
         check_resumed(begun, step, examples.num_examples(data[1]))
-        state, fixed = parted(begun, algorithm.trainable)
+        state, given = parted(begun, algorithm.trainable)
     else:
-        moving, fixed = partition(params, algorithm.trainable)
+        moving, given = partition(params, algorithm.trainable)
         warn_about_batch_stats(moving)
         state = step.start(moving, data, jax.random.key(0) if key is None else key)
     # On the device once, and arguments of programs: constants would be copied into these.
-    data, state, fixed, sets = to_auto_axes((tuple(data), state, fixed, dict(watch.sets)))
+    data, state, fixed, sets = to_auto_axes((tuple(data), state, given, dict(watch.sets)))
     check_functions(step, whole(state, fixed).params, key, data, watch)
     check_answer(of_whole(schedule, fixed), state)
     step = on_mesh_of(step, data)
-    advance, observe = _advance(step), _observe(algorithm, watch)
+    advance, observe = _advance(step), _observe(algorithm, watch, taken)
     advance.trace(state, data, jnp.asarray(1, jnp.int32), fixed)  # errors come before any compute
     settings = plain_fields(algorithm=algorithm, schedule=schedule, rule=schedule.solved, run=step)
     state, history = run_steps(
@@ -87,7 +93,7 @@ def train_by_steps(
         progress=progress,
         settings=settings,
     )
-    return whole(state, fixed), history
+    return whole(state, given), history
 
 
 def on_mesh_of(step: Step, data) -> Step:
@@ -100,28 +106,23 @@ def on_mesh_of(step: Step, data) -> Step:
 
 def _advance(step: Step):
     """Return the compiled `Step.advance`, kept with the algorithm for the next call."""
-    own = replace(step, algorithm=None) if _is_hashable(step) else object()
-    return step.algorithm.program(own, lambda: jax.jit(step.advance, donate_argnums=0))
+    advance = partial(jax.jit, step.advance, donate_argnums=0)
+    try:
+        return step.algorithm.program(step, advance)
+    except TypeError:  # no hash: a traced period, or a schedule that holds arrays
+        return advance()
 
 
-def _observe(algorithm: Algorithm, watch: Watch):
+def _observe(algorithm: Algorithm, watch: Watch, taken: tuple[str, ...]):
     """Return the compiled observe(state, sets, fixed), kept with the algorithm."""
     measures = watch._replace(sets={}, at=None)
     metrics = None if watch.metrics is None else tuple(watch.metrics.items())
 
     def observe(state, sets, fixed):
-        return observer(algorithm, measures)(whole(state, fixed), sets)
+        return observer(algorithm, measures, taken)(whole(state, fixed), sets)
 
-    own = ("observe", metrics, watch.observe, watch.batch_size)
+    own = ("observe", metrics, watch.observe, watch.batch_size, taken)
     return algorithm.program(own, lambda: jax.jit(observe))
-
-
-def _is_hashable(step: Step) -> bool:
-    try:
-        hash(step)
-    except TypeError:  # a traced period, or a schedule that holds arrays
-        return False
-    return True
 
 
 def _with_batches(advance, first, batches):
