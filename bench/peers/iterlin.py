@@ -14,8 +14,9 @@ from iterlin.kernels.cached import CachedKernel
 from iterlin.linearise import costs
 from iterlin.linearise.devices import find_mesh
 from iterlin.networks.mlp import mlp, parameter_count
-from iterlin.training import losses, schedules
+from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
+from iterlin.training.step import Step
 from iterlin.training.watching import Watch
 from iterlin_study.data import toy
 from iterlin_study.networks import convnets
@@ -90,28 +91,20 @@ def step(settings, arrays):
     if jax.device_count() > 1:
         mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
         data = jax.device_put(data, jax.NamedSharding(mesh, jax.P("data")))
-    algorithm = Algorithm(
-        f=model.apply,
-        loss=ENTROPY,
-        optimizer=settings["step_size"],
-        batch_size=len(data[1]),
-        mesh=find_mesh(data),
-    )
     plain = settings["step"] == "plain"
-    schedule = schedules.every(1) if plain else schedules.never()
-    state = algorithm.start(anchor, data, jax.random.key(0))
+    algorithm = Algorithm(model.apply, ENTROPY, optimizer=settings["step_size"])
+    step = Step(algorithm, 1 if plain else np.inf, len(data[1]), mesh=find_mesh(data))
+    state = step.start(anchor, data, jax.random.key(0))
     if not plain:
         state = state._replace(params=given["params"], step=jnp.asarray(1, jnp.int32))
-    advance = jax.jit(lambda state, data, count: algorithm.advance(state, data, count, schedule))
+    advance = jax.jit(step.advance)
 
     def run(steps=in_a_run):
         return jax.block_until_ready(advance(state, data, jnp.asarray(steps, jnp.int32)))
 
     # Operations are those of the convolutions as defined, not of shorter products.
-    defined = replace(algorithm, f=network(settings, "patches").apply, mesh=None)
-    operations = costs.count_flops(
-        lambda state, data: defined.step(state, data, schedule), state, data
-    )
+    defined = replace(algorithm, f=network(settings, "patches").apply)
+    operations = costs.count_flops(replace(step, algorithm=defined, mesh=None), state, data)
     return Prepared(
         run=run,
         results=lambda _: {"displacement": flat(run(1).params) - flat(state.params)},
@@ -144,13 +137,13 @@ def sweep(settings, arrays):
         model = mlp([64, settings["hidden"], 10])
         examples = tuple(toy.digits(settings["examples"]).train)
     watch = Watch({"train": tuple(part[:EVALUATED] for part in examples)})
-    algorithm = Algorithm(model.apply, ENTROPY, batch_size=settings["batch"])
+    algorithm, of_run = Algorithm(model.apply, ENTROPY), {"batch_size": settings["batch"]}
     runs = [
         Run(seed, period, settings["step_size"], (settings["steps"],))
         for period in settings["periods"]
         for seed in range(settings["seeds"])
     ]
-    train = trainer(Problem(algorithm, model.init, examples, watch), runs[0])
+    train = trainer(Problem(algorithm, model.init, examples, watch, **of_run), runs[0])
     groups = [runs] if settings["together"] else [[run] for run in runs]
 
     def run():
