@@ -65,10 +65,12 @@ browser: book $(DEV) ## open every page in Debian's chromium: requests, errors, 
 pdf: book $(DEV) ## print the book with chromium: _build/iterlin.pdf
 	@$(BIN)/python -m iterlin_book.pdf
 
-lint: $(DEV) ## check the style of the code, that of the pages included
+lint: $(DEV) ## check style, types and layers of the code, and the style of the pages' code
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python -m iterlin_book.lint
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(DEV) ## bring the code into that style
 	@$(BIN)/ruff check --fix .
