@@ -69,7 +69,7 @@ lint: $(DEV) ## check style, types and layers of the code, and the style of the 
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python -m iterlin_book.lint
-	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(DEV) ## bring the code into that style
