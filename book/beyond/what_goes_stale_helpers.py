@@ -93,6 +93,6 @@ def partly_stale(
 
 
 def problem_with(problem: Problem, *, residual: str, jacobian: str | Collection[str]) -> Problem:
-    """Return the problem trained by such steps, for `runs.grid`."""
+    """Return the problem trained by such steps, for `grids.grid`."""
     algorithm = partly_stale(problem.algorithm, residual=residual, jacobian=jacobian)
     return replace(problem, algorithm=algorithm)

@@ -88,7 +88,7 @@ def check_record(root, page, tier):
 
 def keeps_runs(root, page, tier):
     """Whether a page's runs at the tier can be shared out between processes."""
-    return tier != pages.QUICK and "runs.store(" in pages.source(root, page).read_text("utf8")
+    return tier != pages.QUICK and "grids.store(" in pages.source(root, page).read_text("utf8")
 
 
 def stamp_of(root, page, tier, digest, share):

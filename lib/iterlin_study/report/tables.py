@@ -71,7 +71,7 @@ def readings(
 ) -> HTML:
     """How runs end, a row per value of `axis`: accuracies in per cent, updates, diverged runs.
 
-    label(value) names a row. The data set has the variables of `runs.grid` and those of
+    label(value) names a row. The data set has the variables of `grids.grid` and those of
     `early_stopping` as "accuracy_oracle" and "accuracy_validated", in per cent.
     """
     rows = []

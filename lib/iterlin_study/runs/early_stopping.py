@@ -2,7 +2,7 @@
 
 'Optimal early stopping' chooses the reading by the very test set it reports, which flatters every
 run by the noise of its curve; both readings are given. The data sets are those
-of `runs.grid`, with a dimension "evaluation".
+of `grids.grid`, with a dimension "evaluation".
 """
 
 import numpy as np

@@ -43,15 +43,15 @@ def exact_grid(
     label: str = "",
     folder: Path | None = None,
 ) -> xr.Dataset:
-    """Train as `runs.grid`, with an engine of `train` for each run, one run after the other.
+    """Train as `grids.grid`, with an engine of `train` for each run, one run after the other.
 
-    engine(run) names it; "steps" stands for `runs.run_all`. The variables are those of `runs.grid`
-    without kernel diagnostics, and "evaluations" (products with J J^T by then), "stability" and
-    "seconds" as `train` gives them. A seed draws the same initial parameters and examples as in
-    `runs.grid`.
+    engine(run) names it; "steps" stands for `grids.run_all`. The variables are those of
+    `grids.grid` without kernel diagnostics, and "evaluations" (products with J J^T by then),
+    "stability" and "seconds" as `train` gives them. A seed draws the same initial parameters and
+    examples as in `grids.grid`.
 
     Raises ValueError, before any compute, for a problem with minibatches, augmentation or running
-    statistics, a run with another optimiser than plain gradient descent, and as `runs.grid`.
+    statistics, a run with another optimiser than plain gradient descent, and as `grids.grid`.
     """
     problem = replace(problem, diagnose=0)
     runs = combined(axes, make)

@@ -3,8 +3,8 @@
 A grid is a list of `Run`s of one `Problem`. Runs that differ only in numbers (period, seed, step
 size, penalty, examples) share a program; how many of them go through it together is decided by an
 estimate of the memory that one takes. Finished and half finished groups of runs lie in a folder
-under the digest of their settings (`runtime.identity`), so that the same call after an interruption
-goes on, and a changed setting is another run.
+under the digest of their settings (`training.identity`), so that the same call after an
+interruption goes on, and a changed setting is another run.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """The runs that Figures 2, 5 and 6 look at: a CNN at K = 1 and at one large period.
 
-Three pages make them by one call. Where runs are kept (`runs.store`) the first of the pages makes
+Three pages make them by one call. Where runs are kept (`grids.store`) the first of the pages makes
 them, and the others find them there.
 """
 
@@ -38,7 +38,7 @@ def run(
     proxy is seen both half trained and as it is left behind. `settings` are those of
     `problems.image_problem`.
 
-    The data set is that of `runs.grid`, with the params at every evaluation as vectors "snapshot"
+    The data set is that of `grids.grid`, with the params at every evaluation as vectors "snapshot"
     (period, seed, snapshot_0, evaluation), which `problems.restored` makes params again, and "time"
     (evaluation): the sum of the step sizes over 1 - momentum.
 
