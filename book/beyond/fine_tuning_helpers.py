@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
+import xarray as xr
 from iterlin.linearise.validation import check_one_of
 from jaxtyping import Array, Bool, Float, PyTree
 
@@ -354,3 +355,20 @@ def _renamed(weights: dict[str, np.ndarray], depth: int) -> PyTree:
     }
     tree = {"embedding": embedding, "layers": [one(number) for number in range(depth)]}
     return jax.tree.map(jnp.asarray, tree)
+
+
+def chosen(runs: xr.Dataset, axis: str, suffix: str = "") -> tuple[xr.DataArray, xr.DataArray]:
+    """Choose a step size by the mean validation accuracy over seeds.
+
+    Args:
+        runs: Has "validation_accuracy" and "test_accuracy" over "seed" and `axis`.
+        axis: Step sizes. One whose runs are all missing is not chosen.
+        suffix: "_proxy" reads the accuracies of the proxy.
+
+    Returns:
+        Test accuracy (%) of each seed at the step size chosen, and that step size.
+    """
+    score = runs[f"validation_accuracy{suffix}"].mean("seed").fillna(-1.0)
+    best = score.argmax(axis)
+    accuracy = 100 * runs[f"test_accuracy{suffix}"].isel({axis: best}).drop_vars(axis)
+    return accuracy, runs[axis][best]

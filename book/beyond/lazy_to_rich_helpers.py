@@ -5,15 +5,18 @@ the loss mean (u - y)^2 / (2 alpha^2): outputs move as fast for every alpha, par
 far. The kernels are those of f, J J^T on the training inputs, not divided by N.
 """
 
+from itertools import product
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 from iterlin.kernels.ntk import kernel_alignment, kernel_drift, ntk_matrix
 from iterlin.linearise.linearization import Network, tree_add
 from iterlin.linearise.spectral_filters import flow_filter
 from iterlin.networks.scaled import centred
+from iterlin_study.report import intervals
 from jaxtyping import Array, Float, Int, PyTree
 from scipy.stats import linregress
 
@@ -21,6 +24,9 @@ from scipy.stats import linregress
 SOLVED = 0.9
 BISECTIONS = 60
 LONGEST = 1e9
+
+LEVELS = (0.01, 0.1)  # of the kernel's drift, at which the critical times are read
+RUNS = ("task", "dial", "seed")
 
 
 class KernelPath(NamedTuple):
@@ -200,3 +206,110 @@ def power(x, y) -> float:
     if paired.sum() < 2:
         return np.nan
     return float(linregress(x[paired], y[paired]).slope)
+
+
+def common_dials(runs: xr.Dataset) -> xr.Dataset:
+    """Return the runs of the common width and initialisation, over "scale" in place of "dial"."""
+    chosen = (runs.width == runs.attrs["width"]) & (runs.size_of_weights == 1)
+    return runs.isel(dial=np.flatnonzero(chosen)).swap_dims(dial="scale").sortby("scale")
+
+
+def flow_prediction(runs: xr.Dataset, times, scales) -> np.ndarray:
+    """Predict the critical time at each scale from the displacement of the first flow.
+
+    The displacement ||v|| at the critical time is proportional to the scale. Its constant is the
+    geometric mean over the critical times that were found.
+
+    Args:
+        runs: Has "reach", ||v|| over "seed" and "moment", and "scale".
+        times: Critical times at runs.scale; NaN where there is none.
+        scales: Where to predict.
+
+    Returns:
+        Times at `scales`; NaN beyond the displacements of `runs`, and if no time was found.
+    """
+    reach, moments = np.log(runs.reach.mean("seed").values), np.log(runs.moment.values)
+    times, found = np.log(times), np.isfinite(times)
+    if not np.any(found):
+        return np.full(len(scales), np.nan)
+    moved = np.interp(times[found], moments, reach)
+    constant = np.mean(moved - np.log(runs.scale.values[found]))
+    return np.exp(np.interp(constant + np.log(scales), reach, moments, np.nan, np.nan))
+
+
+def critical_times(runs: xr.Dataset, level: float, step: float, drift: str = "drift_largest"):
+    """Return the time of a linearisation at which its drift passes `level`, over `RUNS`.
+
+    step: the step size of K = 1 at scales from 1 on; below, it is multiplied by the scale. NaN
+    where the drift does not pass the level.
+    """
+    times = np.append(np.nan, runs.time.values[1:-1])
+    found = np.full([runs.sizes[name] for name in RUNS], np.nan)
+    for place in np.ndindex(found.shape):
+        at = runs.isel(dict(zip(RUNS, place, strict=True)))
+        times[0] = step * min(1, float(at.scale))
+        found[place] = crossing(times, at[drift].values[:-1], level)
+    return found
+
+
+def scale_powers(runs: xr.Dataset, times: xr.DataArray) -> np.ndarray:
+    """Return the powers p of alpha in critical times and in displacements, (2, seeds).
+
+    times: critical times over "scale" and "seed". The first power is of the times at which ||v||
+    is still above half of its linear growth; the second of ||v|| at all critical times.
+    """
+    moments, found = np.log(runs.moment.values), []
+    for seed in runs.seed:
+        one, when = runs.sel(seed=seed), times.sel(seed=seed).values
+        moved = np.log(one.reach.values)
+        there = np.exp(np.interp(np.log(when), moments, moved))
+        linear = there / when > 0.5 * np.exp(moved[0] - moments[0])
+        of_times = power(one.scale, np.where(linear, when, np.nan))
+        found.append((of_times, power(one.scale, there)))
+    return np.transpose(found)
+
+
+def explained(runs: xr.Dataset, variable: str, outcome: xr.DataArray) -> list[float]:
+    """Return `variance_explained` of the outcome by the variable for each seed, over all runs."""
+    x, y = xr.broadcast(runs[variable], outcome)
+    return [variance_explained(x.sel(seed=s).values, y.sel(seed=s).values) for s in runs.seed]
+
+
+def add_statistics(runs: xr.Dataset, step: float) -> xr.Dataset:
+    """Add the critical times, and for each task what its claims are judged by.
+
+    step: as for `critical_times`. The statistics have the task's name in front, and an interval
+    over seeds.
+    """
+    runs = runs.assign_coords(level=list(LEVELS))
+    critical = [critical_times(runs, level, step) for level in LEVELS]
+    runs["critical"] = (("level", *RUNS), critical)
+    runs["critical_first"] = (RUNS, critical_times(runs, LEVELS[0], step, "drift_first"))
+    for task in runs.task.values:
+        for name, samples in _statistics_of(runs.sel(task=task)).items():
+            runs[f"{task}_{name}"] = intervals.over_seeds(samples)
+    return runs
+
+
+def _statistics_of(runs: xr.Dataset) -> dict:
+    """One sample a seed of each statistic of a task."""
+    common = common_dials(runs)
+    found = {"fitted": runs.fitted.where(np.isfinite(runs.time)).mean(("dial", "time"))}
+    for level in LEVELS:
+        both = scale_powers(common, common.critical.sel(level=level)) - 1
+        found[f"power_{100 * level:g}"], found[f"reach_power_{100 * level:g}"] = both
+    found["first_power"] = scale_powers(common, common.critical_first)[1] - 1
+    for over, outcome in product((runs, common), ("accuracy", "alignment")):
+        ending = outcome if over is runs else f"grid_{outcome}"
+        value = over[outcome]
+        lost = value.isel(time=0) - value
+        found[f"r2_drift_{ending}"] = explained(over, "drift_largest", value)
+        found[f"r2_own_{ending}"] = explained(over, "drift_largest", lost)
+        found[f"r2_total_{ending}"] = explained(over, "drift_total", value)
+    ends = common.accuracy
+    found["rich"] = ends.isel(time=0, scale=0) - ends.isel(time=-1, scale=0)
+    found["lazy"] = ends.isel(time=0, scale=0) - ends.isel(time=0, scale=-1)
+    same = runs.isel(dial=np.flatnonzero((runs.scale == 1) & (runs.size_of_weights == 1)))
+    drift = same.drift_first.isel(time=1)
+    found["width_power"] = [power(same.width, drift.sel(seed=s)) for s in runs.seed]
+    return found

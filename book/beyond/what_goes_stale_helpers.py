@@ -10,14 +10,20 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 
 import jax
+import numpy as np
+import xarray as xr
 from iterlin.linearise.linearization import tree_add
 from iterlin.linearise.slices import Sliced
 from iterlin.linearise.validation import check_one_of
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.losses import loss_over_slices
+from iterlin_study.report import intervals
+from iterlin_study.runs import early_stopping
 from iterlin_study.runs.groups import Problem
 
 FRESH, STALE = "fresh", "stale"
+GUESSING = 10.0  # test accuracy (%) of a run that diverged, with ten classes
+KEPT = ["step", "train_accuracy", "train_loss", "test_accuracy", "diverged_at"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,3 +102,67 @@ def problem_with(problem: Problem, *, residual: str, jacobian: str | Collection[
     """Return the problem trained by such steps, for `grids.grid`."""
     algorithm = partly_stale(problem.algorithm, residual=residual, jacobian=jacobian)
     return replace(problem, algorithm=algorithm)
+
+
+def judged(sgd: xr.Dataset, corners: xr.Dataset, blocks: xr.Dataset, compared) -> xr.Dataset:
+    """Put the runs into one data set, with what the claims are judged by.
+
+    Args:
+        sgd: Runs of gradient descent, as of `grids.grid`.
+        corners: Runs over "corner" (jacobian, residual, both: what is stale) and "time".
+        blocks: Runs with a stale Jacobian in one block of layers, over "block": the first
+            convolution, the second, and others.
+        compared: The time of a period at which effects are read.
+    """
+    parts = {"sgd": sgd, "corner": corners, "block": blocks}
+    found = xr.merge([_kept(runs, prefix) for prefix, runs in parts.items()])
+    for name, reading in (("accuracy", "test_accuracy"), ("fit", "train_accuracy")):
+        found[f"sgd_{name}"], found[name] = at_end(sgd, reading), at_end(corners, reading)
+    found["block_fit"] = at_end(blocks, "train_accuracy")
+    found["block_cost"] = found.sgd_accuracy - at_end(blocks, "test_accuracy")
+    found["cost"] = found.sgd_accuracy - found.accuracy
+    matched = early_stopping.at_loss(sgd, corners.train_loss.isel(evaluation=-1))
+    found["cost_matched"] = 100 * matched - found.accuracy
+    for reading, cost in (("end", found.cost), ("matched", found.cost_matched)):
+        for name, effect in effects(cost.sel(time=compared)).items():
+            found[f"{name}_{reading}"] = intervals.over_seeds(effect)
+    cost = found.cost.sel(time=compared)
+    both, residual = cost.sel(corner="both"), effects(cost)["residual"]
+    found["cost_both"] = intervals.over_seeds(both)
+    found["residual_share"] = intervals.bootstrap_interval(
+        lambda part, whole: np.mean(part) / np.mean(whole), residual.values, both.values
+    ).variable()
+    first, second, *others = found.block.values
+    for name, block in {"first": first, **dict(zip(others, others, strict=True))}.items():
+        apart = found.block_cost.sel(block=second) - found.block_cost.sel(block=block)
+        found[f"second_less_{name}"] = intervals.over_seeds(apart)
+    fits = found.sgd_fit, found.fit.sel(corner="both", time=compared)
+    found["compared_fit"] = intervals.over_seeds(np.minimum(*fits))
+    for corner in found.corner.values:
+        longest = found.fit.sel(corner=corner).isel(time=-1)
+        found[f"{corner}_far_fit"] = intervals.over_seeds(longest)
+    return found
+
+
+def at_end(runs: xr.Dataset, name: str) -> xr.DataArray:
+    """Return an accuracy at the end in per cent; a run that diverged counts as guessing."""
+    last = 100 * runs[name].isel(evaluation=-1)
+    return last.where(~(runs.diverged_at >= 0), GUESSING)
+
+
+def effects(cost: xr.DataArray) -> dict[str, xr.DataArray]:
+    """Return main effects, interaction and difference of the costs of the three corners."""
+    jacobian, residual, both = (
+        cost.sel(corner=corner, drop=True) for corner in ("jacobian", "residual", "both")
+    )
+    return {
+        "jacobian": (jacobian + both - residual) / 2,
+        "residual": (residual + both - jacobian) / 2,
+        "interaction": both - jacobian - residual,
+        "difference": residual - jacobian,
+    }
+
+
+def _kept(runs, prefix):
+    kept = runs[KEPT].rename({name: f"{prefix}_{name}" for name in KEPT})
+    return kept.rename(evaluation="sgd_look" if prefix == "sgd" else "look")

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
 from book.beyond import fine_tuning_helpers as helpers
 
@@ -241,3 +242,19 @@ def test_the_seed_decides_which_functions_are_where(packages):
 def test_sizes_that_do_not_fit_are_refused(packages, train, message):
     with pytest.raises(ValueError, match=message):
         helpers.load_sentences(packages, train=train, validation=4, test=4)
+
+
+def test_the_step_size_is_chosen_by_validation_alone():
+    """At 0.2 validation is best on average; the test set would take 0.3, one seed 0.1."""
+    axes = ("seed", "step_size")
+    runs = xr.Dataset(
+        {
+            "validation_accuracy": (axes, [[0.9, 0.8, 0.5, np.nan], [0.1, 0.8, 0.6, np.nan]]),
+            "test_accuracy": (axes, [[0.2, 0.4, 0.9, 1.0], [0.3, 0.6, 0.9, 1.0]]),
+        },
+        {"step_size": [0.1, 0.2, 0.3, 0.4]},
+    )
+    accuracy, step_size = helpers.chosen(runs, "step_size")
+    assert float(step_size) == 0.2
+    np.testing.assert_allclose(accuracy, [40.0, 60.0])
+    assert accuracy.dims == ("seed",)

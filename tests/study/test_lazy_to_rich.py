@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 from jax.flatten_util import ravel_pytree
 
 from book.beyond import lazy_to_rich_helpers as helpers
@@ -123,3 +124,70 @@ def test_where_a_power_law_crosses_and_its_power():
     assert crossing([1.0, 2.0, 8.0], [0.2, 0.5, 0.5], 0.5) == pytest.approx(2.0)
     assert power([*x, np.nan], [*(3 * x**-1.5), 1.0]) == pytest.approx(-1.5)
     assert np.isnan(power([1.0, np.nan], [1.0, 2.0]))
+
+
+def lawful(width=64, seeds=3):
+    """Runs whose drift is 0.001 tau / alpha and 1 / width, and whose accuracy falls with it."""
+    dials = [(0.1, width, 1.0), (1.0, width, 1.0), (10.0, width, 1.0), (1.0, 2 * width, 1.0)]
+    scale, widths, sizes = (np.array(column) for column in zip(*dials, strict=True))
+    times = np.array([0.0, 2, 8, 32, 128, 512, 2048, np.inf])
+    taken = np.tile(np.minimum(times, 5000), (len(dials), 1))
+    taken[:, 0] = 0.2 * np.minimum(1, scale)  # a step at K = 1
+    drift = 1e-3 * taken / scale[:, None] * (width / widths)[:, None]
+    total = 1 / (1 + drift)
+    found = {
+        "drift_largest": drift,
+        "drift_first": drift,
+        "drift_total": total,
+        "accuracy": 100 * total**3,
+        "alignment": total,
+        "fitted": np.full(drift.shape, 100.0),
+    }
+    runs = xr.Dataset(
+        {
+            name: (("task", "dial", "time", "seed"), np.tile(v[None, ..., None], (1, 1, 1, seeds)))
+            for name, v in found.items()
+        },
+        {"task": ["xor"], "time": times, "seed": range(seeds), "moment": np.geomspace(0.01, 1e4)},
+        {"width": width},
+    ).assign_coords(scale=("dial", scale), width=("dial", widths), size_of_weights=("dial", sizes))
+    runs["reach"] = ("task", "seed", "moment"), np.tile(3 * runs.moment.values, (1, seeds, 1))
+    return runs
+
+
+def test_statistics_of_runs_that_follow_the_laws():
+    found = helpers.add_statistics(lawful(), 0.2)
+    critical = helpers.common_dials(found.sel(task="xor")).critical
+    for level, times in ((0.01, (1, 10, 100)), (0.1, (10, 100, 1000))):
+        expected = np.tile(np.transpose([times]), (1, 3))
+        np.testing.assert_allclose(critical.sel(level=level), expected, rtol=1e-6)
+    zero = ("power_1", "power_10", "reach_power_1", "reach_power_10", "first_power")
+    for name in zero:
+        np.testing.assert_allclose(found[f"xor_{name}"], 0, atol=1e-6)
+    np.testing.assert_allclose(found.xor_width_power, -1)
+    np.testing.assert_allclose(found.xor_fitted, 100)
+    for ending in ("accuracy", "grid_accuracy", "alignment", "grid_alignment"):
+        np.testing.assert_allclose(found[f"xor_r2_total_{ending}"], 1)
+        np.testing.assert_allclose(found[f"xor_r2_drift_{ending}"], 1)
+    accuracy = 100 * np.array([1 + 2e-4, 1 + 1e-3 * 5000 / 0.1, 1 + 2e-5]) ** -3.0
+    np.testing.assert_allclose(found.xor_rich, accuracy[0] - accuracy[1])
+    np.testing.assert_allclose(found.xor_lazy, accuracy[0] - accuracy[2])
+
+
+def test_accuracy_that_is_no_function_of_the_drift_is_not_explained():
+    runs = lawful()
+    random = np.random.default_rng(0).uniform(size=runs.accuracy.shape)
+    found = helpers.add_statistics(runs.assign(accuracy=(runs.accuracy.dims, random)), 0.2)
+    assert float(found.xor_r2_total_accuracy[2]) < 0.5
+    np.testing.assert_allclose(found.xor_r2_total_alignment, 1)
+
+
+def test_the_flow_predicts_critical_times_from_one_of_them():
+    """v grows as the square root of tau: the critical time as the square of alpha."""
+    runs = helpers.common_dials(lawful().sel(task="xor"))
+    runs["reach"] = np.sqrt(runs.moment) * xr.ones_like(runs.seed)
+    times = np.array([np.nan, 5.0, np.nan])  # at scales 0.1, 1, 10
+    scales = np.array([0.5, 2.0, 1e3])
+    predicted = helpers.flow_prediction(runs, times, scales)
+    np.testing.assert_allclose(predicted, [1.25, 20.0, np.nan], rtol=1e-6)
+    assert np.isnan(helpers.flow_prediction(runs, np.full(3, np.nan), scales)).all()
