@@ -1,6 +1,7 @@
 """The README, CONTRIBUTING and the pages name numbers, commands, files and names that exist."""
 
 import importlib
+import inspect
 import re
 import shutil
 import subprocess
@@ -76,7 +77,8 @@ def test_dotted_names_exist(path):
 def test_public_name_is_explained_and_listed(name):
     value = getattr(iterlin, name)
     assert value.__doc__
-    assert f"`~{value.__module__}.{name}`" in API
+    place = value.__name__ if inspect.ismodule(value) else f"~{value.__module__}.{name}"
+    assert f"`{place}`" in API
 
 
 def test_example_of_the_reference_runs(capsys):
