@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import xarray as xr
-from iterlin_study.runs.early_stopping import at_loss, oracle, validated
+from iterlin_study.runs.early_stopping import add_accuracies, at_loss, oracle, validated
 from numpy.testing import assert_allclose
 
 RUN = ("period", "seed", "evaluation")
@@ -78,3 +78,10 @@ def test_a_training_loss_of_zero_is_read_like_any_other():
     runs = xr.Dataset({"train_loss": (RUN, losses), "test_accuracy": (RUN, tests)})
     found = at_loss(runs, xr.DataArray([0.1, 0.0], dims="loss"))
     assert_allclose(found[0, 0], [0.3, 0.6], atol=1e-9)
+
+
+def test_accuracies_at_both_readings_are_added_in_per_cent():
+    found = add_accuracies(curves(), first_step=100)
+    assert_allclose(found.accuracy_oracle, 100 * oracle(curves(), first_step=100))
+    assert_allclose(found.accuracy_validated, 100 * validated(curves(), first_step=100))
+    assert "accuracy_oracle" not in curves()

@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 import xarray as xr
-from iterlin_study.report.intervals import bootstrap_interval, mean_interval, over_seeds
+from iterlin_study.report.intervals import (
+    bootstrap_interval,
+    mean_interval,
+    over_seeds,
+    slope_per_decade,
+)
 from scipy import stats
 
 
@@ -75,3 +80,13 @@ def test_bootstrap_of_a_mean_ends_where_normal_tails_do(confidence, deviations):
 def test_bad_samples_are_refused(find, message):
     with pytest.raises(ValueError, match=message):
         find()
+
+
+def test_slope_per_decade_is_that_of_a_line_and_missing_samples_leave_none():
+    size, rng = np.array([10.0, 50.0, 1000.0]), np.random.default_rng(0)
+    values = rng.normal(size=(2, 3))
+    samples = xr.DataArray(values, {"size": size}, ("seed", "size"))
+    lines = [stats.linregress(np.log10(size), row).slope for row in values]
+    np.testing.assert_allclose(slope_per_decade(samples, "size"), lines)
+    missing = samples.where((samples["size"] > 10) | (samples.seed > 0))
+    np.testing.assert_array_equal(np.isnan(slope_per_decade(missing, "size")), [True, False])

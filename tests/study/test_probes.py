@@ -4,10 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 from iterlin.training import losses
 from iterlin_study.networks import convnets
 from iterlin_study.runs import probes
 from sklearn.linear_model import LogisticRegression
+
+from book.experiments.probes_helpers import add_statistics
 
 # Compiled once for each shape.
 fit = jax.jit(probes.fit, static_argnames=("classes", "tolerance", "max_iterations"))
@@ -119,3 +122,50 @@ def test_wrong_penalties_and_labels_are_refused():
         probes.probe(*sets(), l2=[0.1, 0.0], classes=4)
     with pytest.raises(ValueError, match=r"targets of test .* got 4"):
         probes.probe(train, validation, (x, y + 4), classes=4)
+
+
+def test_layers_are_probed_by_their_features():
+    model = convnets.lenet((8, 8, 1), channels=3, kernel_size=3, padding="SAME", hidden=(5,))
+    params = model.init(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (60, 8, 8, 1))
+    y = jax.random.randint(jax.random.key(2), (60,), 0, 10)
+    sets = {
+        name: (x[part], y[part])
+        for name, part in (
+            ("train", slice(40)),
+            ("validation", slice(40, 50)),
+            ("test", slice(50, 60)),
+        )
+    }
+    found = probes.of_layers(params, sets, l2=[1.0, 0.1], padding="SAME")
+    for layer in probes.LAYERS:
+        features = {
+            name: (probes.lenet_features(params, images, padding="SAME")[layer], labels)
+            for name, (images, labels) in sets.items()
+        }
+        expected = probe(**features, l2=(1.0, 0.1))
+        assert float(found[layer].test) == float(expected.test)
+        assert float(found[layer].l2) == float(expected.l2)
+
+
+def test_gaps_are_at_the_end_over_training_and_at_equal_movement():
+    dims = ("period", "seed", "layer", "snapshot")
+    accuracies = np.empty((2, 2, 2, 3))
+    accuracies[0], accuracies[1] = [50, 70, 80], [50, 60, 65]
+    moved = np.array([[[0.0, 0.4, 0.8]] * 2, [[0.0, 0.1, 0.2]] * 2])
+    found = add_statistics(
+        xr.Dataset(
+            {
+                "probe_accuracy": (dims, accuracies),
+                "filters_moved": (("period", "seed", "snapshot"), moved),
+                "time": ("snapshot", [0.0, 2.0, 8.0]),
+            },
+            {"period": [1, 50], "seed": [0, 1], "layer": ["conv1", "conv2"]},
+        )
+    )
+    # K = 1 has moved 0.2 at the time 1: an eighth of training, with 60 % there.
+    np.testing.assert_allclose(found.fraction_reached, 1 / 8)
+    for layer in ("conv1", "conv2"):
+        np.testing.assert_allclose(found[f"final_gap_{layer}"], 15)
+        np.testing.assert_allclose(found[f"area_gap_{layer}"], 0.25 * 5 + 0.75 * 12.5)
+        np.testing.assert_allclose(found[f"match_{layer}"], 60 - 65)

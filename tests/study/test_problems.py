@@ -9,7 +9,8 @@ import pytest
 from iterlin.training import losses
 from iterlin_study.data import images
 from iterlin_study.runs import problems
-from problems import flat
+from iterlin_study.runs.groups import key_of
+from problems import dense, flat
 
 NETWORK = {"name": "lenet", "channels": 2, "kernel_size": 3, "padding": "SAME", "hidden": [5]}
 
@@ -63,3 +64,19 @@ def test_what_is_unknown_is_named(change, message):
     settings = {"dataset": "digits", "network": NETWORK, "train": 20} | change
     with pytest.raises(ValueError, match=message):
         problems.image_problem(**settings)
+
+
+def test_the_boundary_is_that_of_the_first_kernel_of_each_seed():
+    problem = problems.image_problem("digits", NETWORK, train=6, test=10)
+    problem = problem.but(loss=problems.half_squared)
+    for seed, found in enumerate(problems.boundary_step_sizes(problem, 2)):
+        jacobian = dense(problem.algorithm.f, problem.init(key_of(seed)), problem.train[0])
+        largest = np.linalg.norm(jacobian, 2) ** 2 / 6
+        assert found == pytest.approx(2 / largest, rel=0.05)  # ten steps of power iteration
+        assert found >= 2 / largest * (1 - 1e-6)
+
+
+def test_half_squared_is_half_the_mean_squared_distance_to_one_hot_labels():
+    outputs = jnp.array([[1.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
+    found = problems.half_squared(outputs, jnp.array([0, 2]))
+    assert float(found) == pytest.approx(4 / 2 / 2)

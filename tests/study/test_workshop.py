@@ -2,9 +2,18 @@
 
 import numpy as np
 import pytest
+import xarray as xr
+from curves import along, runs
 from scipy import optimize, stats
 
-from book.experiments.workshop_helpers import exact_share, half_point
+from book.experiments.workshop_helpers import (
+    counted,
+    exact_share,
+    failed,
+    half_failing,
+    half_point,
+    in_linearization,
+)
 
 
 def logistic(m, b, x):
@@ -58,3 +67,41 @@ def test_half_point_knows_what_outcomes_cannot_tell():
     assert beyond.lower == -np.inf
     assert beyond.upper == pytest.approx(2, abs=1e-3)
     assert half_point([1, 2, np.nan, 9], [0, 1, 1, np.nan]) == half_point([1, 2], [0, 1])
+
+
+def test_a_run_fails_that_diverges_or_ends_with_a_higher_loss_of_what_is_trained():
+    axes = {"period": [1.0, np.inf], "seed": [0, 1, 2]}
+    loss = np.array([[1.0, 0.5], [1.0, 2.0], [1.0, 0.5]])
+    live = runs(axes, np.zeros(2), train_loss=loss, train_loss_proxy=loss[::-1])
+    live["diverged_at"] = ("period", "seed"), [[-1, -1, 9], [-1, -1, np.nan]]
+    np.testing.assert_array_equal(failed(live), [[0, 1, 1], [0, 1, np.nan]])
+
+
+def test_periods_count_that_have_three_updates():
+    live = runs({"period": [1.0, 5.0, 10.0, 30.0, 40.0, np.inf]}, np.zeros(3), step=[0, 50, 100])
+    np.testing.assert_array_equal(counted(live), [10, 30])
+    with pytest.raises(ValueError, match="no period above 5 has three updates in 100 steps"):
+        counted(live.sel(period=[1.0, 40.0]))
+
+
+def test_a_linearisation_fails_that_the_proxy_leaves_with_a_higher_loss_than_it_met():
+    axes = {"period": [10, 50], "multiple": [0.5, 1.5], "seed": [0, 1]}
+    ends = np.ones((2, 2, 2, 4)) * [3.0, 2.0, 1.0, 0.5]
+    ends[:, 1, :, 2] = 9.0  # at the larger step the second linearisation fails
+    eigenvalue = np.array([2.0, 3.0, 8.0, 100.0])  # the last is of no linearisation
+    network = np.ones((2, 2, 2, 4)) * [3.0, 2.0, 1.0, 0.5]
+    live = runs(
+        axes,
+        np.zeros(4),
+        train_loss=network,
+        train_loss_proxy=ends,
+        next_eigenvalue=eigenvalue,
+    )
+    live["step_size"] = live.multiple / 2 + 0 * live.seed
+    sharpness, fails = in_linearization(live)
+    np.testing.assert_array_equal(fails, along(1, [0, 1]) * np.ones((2, 2, 2)))
+    np.testing.assert_allclose(sharpness.sel(multiple=0.5), 0.25 * 8)
+    np.testing.assert_allclose(sharpness.sel(multiple=1.5), 0.75 * 3)
+    about = xr.Dataset({"sharpness": sharpness, "fails": fails})
+    half = half_failing(about, [10, 50])
+    assert half.estimate == pytest.approx(np.sqrt(2 * 2.25), rel=0.02)

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+import xarray as xr
 
-from book.experiments.xor_helpers import stretch
+from book.experiments.xor_helpers import STEP_SIZE, add_statistics, stretch
 
 AXIS = np.geomspace(0.1, 1e4, 26)
 THIRDS = np.geomspace(1.0, 3e3, 13)  # of a decade, and shorter
@@ -28,3 +29,25 @@ def test_stretch_the_other_way_is_its_inverse():
     back = stretch(u, bend(AXIS), AXIS, bend(AXIS))
     assert there == pytest.approx(1 / 0.3, rel=0.03)
     assert there * back == pytest.approx(1, rel=0.05)
+
+
+def test_the_exchange_rate_is_that_of_the_runs_that_fit():
+    periods, rate = np.geomspace(10, 1e5, 17), 0.4
+    times = STEP_SIZE * periods
+    dampings = np.append(rate / times, 2.0)
+    dampings[dampings.argmin()] = 2e-4
+    alignment = {"period": bend(times), "damping": bend(rate / dampings)}
+    coordinates = {"period": periods, "damping": dampings, "scale": ["small"], "seed": range(12)}
+    live = xr.Dataset(coords=coordinates)
+    for axis, values in alignment.items():
+        shape = (1, len(values), 12)
+        fit = np.where(np.arange(12) < 11, 0.5, 2.0) * np.ones(shape)  # the last seed does not fit
+        full = np.where(fit > 1, 0.1, values[:, None])[..., None]
+        live[f"alignment_{axis}"] = ("scale", axis, "seed", "unit"), full
+        live[f"train_mse_{axis}"] = ("scale", axis, "seed"), fit
+    live["test_accuracy_period"] = ("scale", "period", "seed"), np.ones((1, 17, 12))
+    found = add_statistics(live)
+    assert float(found.exchange_rate[0]) == pytest.approx(rate, rel=0.05)
+    drop = bend(times[0]) - bend(times[-1])
+    np.testing.assert_allclose(found.alignment_drop_period_small[0], drop)
+    np.testing.assert_allclose(found.accuracy_change_small, 0)

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+import xarray as xr
 from iterlin.linearise.validation import check_open_unit_interval, check_positive_integer
 from scipy import stats
 
@@ -42,6 +43,16 @@ def mean_interval(samples, axis: int = 0, confidence: float = 0.95) -> Interval:
         half = stats.t.ppf(0.5 + confidence / 2, count - 1) * np.sqrt(variance / count)
     half = np.where(count > 1, half, np.inf)
     return Interval(mean, mean - half, mean + half)
+
+
+def slope_per_decade(samples: xr.DataArray, axis: str) -> xr.DataArray:
+    """Return the least-squares slope of the samples over log10 of an axis, for each run.
+
+    A run that lacks a sample has the slope NaN: one of the other samples would be another number.
+    """
+    decades = np.log10(samples[axis])
+    centred = decades - decades.mean()
+    return (samples * centred).sum(axis, skipna=False) / (centred**2).sum()
 
 
 def bootstrap_interval(

@@ -62,3 +62,13 @@ def at_loss(dataset: xr.Dataset, loss: xr.DataArray) -> xr.DataArray:
 
 # What a run is judged by, under the names that its statistics carry.
 READINGS = {"oracle": oracle, "validated": validated}
+
+
+def add_accuracies(dataset: xr.Dataset, **settings) -> xr.Dataset:
+    """Return the data set with the test accuracy of each run at both readings, in per cent.
+
+    The new variables are "accuracy_oracle" and "accuracy_validated". settings: those of `oracle`
+    and `validated`.
+    """
+    readings = {name: 100 * read(dataset, **settings) for name, read in READINGS.items()}
+    return dataset.assign({f"accuracy_{name}": values for name, values in readings.items()})

@@ -4,12 +4,14 @@ A probe is a multinomial logistic regression on standardised features. Its penal
 strongly convex, so that how far a fit is from the minimum is known, not guessed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import check_class_labels, check_positive
 from iterlin.training import losses
 from jaxtyping import Array, Float, Int, PyTree
@@ -17,6 +19,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from iterlin_study.networks.convnets import lenet_activations
 
 SLICE = 250
+LAYERS = ("conv1", "conv2")
 
 
 class Fit(NamedTuple):
@@ -149,3 +152,28 @@ def lenet_features(
         return {name: layer.reshape(-1) for name, layer in found.items()}
 
     return jax.lax.map(features, x, batch_size=SLICE)
+
+
+def of_layers(
+    params: PyTree,
+    sets: Mapping[str, tuple[Array, Array]],
+    *,
+    l2: Sequence[float],
+    padding: str = "VALID",
+) -> dict[str, Probe]:
+    """Probe each layer of a `convnets.lenet`; return {"conv1": Probe, "conv2": Probe}.
+
+    sets: "train", "validation" and "test", each (images, labels). l2: the penalties to choose from.
+    `padding` must be the network's own.
+    """
+    return _of_layers(params, dict(sets), l2=tuple(l2), padding=padding)
+
+
+@full_precision()
+@partial(jax.jit, static_argnames=("l2", "padding"))
+def _of_layers(params, sets, *, l2, padding):
+    features = {name: lenet_features(params, x, padding=padding) for name, (x, _) in sets.items()}
+    return {
+        layer: probe(**{name: (features[name][layer], y) for name, (_, y) in sets.items()}, l2=l2)
+        for layer in LAYERS
+    }

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
+from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import check_one_of
 from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
@@ -13,7 +14,8 @@ from jaxtyping import PyTree
 
 from iterlin_study.data import images
 from iterlin_study.networks import convnets
-from iterlin_study.runs.groups import Problem
+from iterlin_study.runs.diagnostics import kernel_diagnostics
+from iterlin_study.runs.groups import Problem, key_of
 
 NETWORKS = {"lenet": convnets.lenet, "resnet18": convnets.resnet18}
 REDUCTIONS = ("mean", "sum")
@@ -78,6 +80,29 @@ def image_problem(
         batch_size=batch_size,
         augment=images.augment if augment else None,
     ).but(**settings)
+
+
+def half_squared(outputs, labels):
+    """The loss 1/2 ||outputs - one-hot labels||^2, the mean over examples."""
+    targets = jax.nn.one_hot(labels, outputs.shape[-1], dtype=outputs.dtype)
+    return losses.mean(losses.squared_error)(outputs, targets)
+
+
+def boundary_step_sizes(problem: Problem, num_seeds: int) -> list[float]:
+    """Return 2 / lambda_max of each seed's first kernel J J^T / N on the N training examples.
+
+    Full-batch gradient descent on `half_squared` is stable at a frozen kernel up to this step size.
+    """
+    loss = problem.algorithm.loss
+
+    @full_precision()
+    @jax.jit
+    def eigenvalue(key):
+        params = problem.init(key)
+        seen = kernel_diagnostics(problem.algorithm.f, params, params, problem.train, loss)
+        return seen["kernel_eigenvalue"]
+
+    return [2 / float(eigenvalue(key_of(seed))) for seed in range(num_seeds)]
 
 
 def snapshot(state) -> dict[str, jnp.ndarray]:

@@ -1,0 +1,97 @@
+"""What is judged of runs to convergence, on made-up curves and movements."""
+
+import jax
+import numpy as np
+import xarray as xr
+from curves import along, runs
+from iterlin_study.runs import problems
+from numpy.testing import assert_allclose
+
+from book.experiments.converged_helpers import (
+    add_statistics,
+    from_other_weights,
+    kept,
+    probed,
+)
+
+NETWORK = {"name": "lenet", "channels": 2, "kernel_size": 3, "padding": "SAME", "hidden": [5]}
+TIMES, SIZES, SEEDS = [1, 20], [30, 300], [0, 1]
+
+
+def problem():
+    return problems.image_problem(
+        "digits", NETWORK, train=60, validation=20, test=20, observe=problems.snapshot
+    )
+
+
+def with_snapshots(task, ds, growth):
+    """The runs with params whose first filters grow to so many times what they were."""
+
+    def vector(factor):
+        params = task.init(jax.random.key(0))
+        params["conv1"] = params["conv1"] | {"kernel": factor * params["conv1"]["kernel"]}
+        return np.asarray(jax.flatten_util.ravel_pytree(params)[0])
+
+    looks = np.stack([vector(factor) for factor in np.linspace(1, growth, ds.sizes["evaluation"])])
+    dims = [*ds.diverged_at.dims, "snapshot_0", "evaluation"]
+    shape = (*ds.diverged_at.shape, *looks.T.shape)
+    return ds.assign(snapshot=(dims, np.broadcast_to(looks.T, shape)))
+
+
+def live():
+    """Accuracies at the end of (time, size), SGD and the frozen network; filters that grow."""
+    task, ends = problem(), np.array([0.2, 1.0])
+    axes = {"size": SIZES, "seed": SEEDS}
+    flow = np.array([[0.50, 0.70], [0.45, 0.60]])[..., None, None] * ends
+    parts = {
+        "flow": with_snapshots(task, runs({"time": TIMES} | axes, flow, train_loss=[2, 0.5]), 1.5),
+        "sgd": with_snapshots(
+            task, runs(axes, along(2, [0.5, 0.8]) * ends, train_loss=[2, 0.5]), 2
+        ),
+        "lazy": with_snapshots(task, runs(axes, along(2, [0.3, 0.4]) * ends), 1.0),
+    }
+    found = xr.merge([kept(task, ds, name) for name, ds in parts.items()])
+    layers = {"layer": ["conv1", "conv2"]}
+    found["sgd_probe"] = xr.DataArray([[60.0, 70.0]] * 2, {"seed": SEEDS} | layers)
+    found["flow_probe"] = xr.DataArray(
+        [[[58.0, 69.0]] * 2, [[50.0, 60.0]] * 2], {"time": TIMES, "seed": SEEDS} | layers
+    )
+    other = {"size": [30], "seed": SEEDS}
+    few = runs({"time": [20]} | other, 0.40 * ends)
+    others = from_other_weights(few, runs(other, 0.1 * ends), runs(other, 0.48 * ends))
+    return found.merge(others)
+
+
+def test_gaps_shares_slopes_and_movements():
+    found = add_statistics(live(), few=1, long=20, other_size=30)
+    for name, expected in {
+        "few_gap_end": 10,
+        "few_gap_matched": 10,
+        "few_gap_oracle": 10,
+        "few_share": (70 - 40) / (80 - 40),
+        "few_slope": 20 - 30,
+        "few_moved": 0.5,
+        "few_probe_gap_conv2": 1,
+        "long_gap_end": 20,
+        "long_share": (60 - 40) / (80 - 40),
+        "long_slope": 15 - 30,
+        "long_probe_gap_conv1": 10,
+        "middle_rise": -10,
+        "lazy_gap": 40,
+        "lazy_slope": 10 - 30,
+        "other_gap": 8,
+        "other_lazy_gap": 38,
+        "other_change": 8 - 0,
+    }.items():
+        assert_allclose(found[name][0], expected, atol=1e-9, err_msg=name)
+    assert found.attrs["diverged"] == 0
+
+
+def test_a_probe_of_each_layer_is_fitted_at_the_end_of_finite_runs():
+    task = problem()
+    ds = with_snapshots(task, runs({"size": SIZES, "seed": SEEDS}, [0.1, 0.2]), 1.0)
+    ds["snapshot"] = ds.snapshot.where(ds.seed == 0)
+    found = probed(task, ds, 40, [0.1], "SAME")
+    assert found.dims == ("seed", "layer")
+    assert (found[0] > 15).all()  # of ten classes
+    assert np.isnan(found[1]).all()
