@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin import linearize
-from iterlin.curvature.products import ggn_product, loss_blocks
-from iterlin.linearise.parameters import partition
+from iterlin.curvature.products import ggn_product, loss_hessian_blocks
 from iterlin.training import losses
 from problems import bare, dense, flat, network, paired
 
@@ -83,7 +82,7 @@ def test_blocks_are_the_dense_hessian_of_the_loss(loss):
     outputs = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
     y = jnp.asarray([0, 2, 1, 1]) if loss is losses.cross_entropy else jnp.ones((4, 3))
     whole = np.asarray(jax.hessian(loss)(outputs, y))
-    found = loss_blocks(loss, outputs, y)
+    found = loss_hessian_blocks(loss, outputs, y)
     np.testing.assert_allclose(found, np.einsum("nonp->nop", whole), atol=1e-12)
 
 
@@ -95,8 +94,10 @@ def test_a_loss_that_couples_any_two_examples_has_no_blocks():
         lambda outputs, y: outputs[3, 0] * outputs[4, 0],
     ):
         with pytest.raises(ValueError, match="loss couples its examples"):
-            loss_blocks(loss, jnp.ones((5, 3)), jnp.zeros((5, 3)))
-    blocks = loss_blocks(lambda outputs, y: outputs[0, 0] ** 2, jnp.ones((1, 3)), jnp.zeros((1, 3)))
+            loss_hessian_blocks(loss, jnp.ones((5, 3)), jnp.zeros((5, 3)))
+    blocks = loss_hessian_blocks(
+        lambda outputs, y: outputs[0, 0] ** 2, jnp.ones((1, 3)), jnp.zeros((1, 3))
+    )
     np.testing.assert_array_equal(blocks[0], np.diag([2.0, 0, 0]))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from iterlin import every, gauss_newton, iterative_linearization, truncated_gauss_newton
-from iterlin.curvature import iteration
+from iterlin.curvature import outer_loop
 from iterlin.curvature.gauss_newton import Status
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.training import losses
@@ -418,7 +418,7 @@ def test_max_steps_may_be_as_many_as_it_takes(monkeypatch):
     assert found.history["loss"].size <= 10**5 + 1
     np.testing.assert_allclose(found.params, jnp.log(y), atol=1e-6)
     # With fewer entries than steps the same steps are taken.
-    monkeypatch.setattr(iteration, "MOST_KEPT", 3)
+    monkeypatch.setattr(outer_loop, "HISTORY_LIMIT", 3)
     few = gauss_newton(f, jnp.zeros(2), x, y, max_steps=100, tolerance=1e-6)
     assert (few.num_steps, few.status) == (found.num_steps, found.status)
     np.testing.assert_array_equal(few.params, found.params)

@@ -1,1 +1,1 @@
-"""The curvature of any loss: products with it, Gauss-Newton by it, what it says of errors."""
+"""Gauss-Newton methods: solvers, products with J^T H J, and the Laplace approximation."""

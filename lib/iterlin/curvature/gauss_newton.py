@@ -1,8 +1,9 @@
-"""Gauss-Newton (Algorithm 1), its damped form (eq. 10) and Algorithm 3 in closed form.
+"""Gauss-Newton (Algorithm 1), damped Gauss-Newton (eq. 10) and Algorithm 3 in closed form.
 
-All minimise 1/2 ||f(params, x) - y||^2 (a sum, not divided by N) by full steps, without line
-search, as the paper does; a run that does not converge says so. All can be vmapped and jitted.
-Algorithm 2, and other losses, are in `truncated_gauss_newton`.
+Every solver here minimises 1/2 ||f(params, x) - y||^2, summed over examples and outputs and not
+divided by N. As in the paper, it takes full steps without a line search, so that a run may fail to
+converge: `Solution.status` reports how it ended. The solvers work under `jax.jit` and `jax.vmap`.
+`truncated_gauss_newton` has Algorithm 2, and other losses.
 """
 
 import math
@@ -12,15 +13,14 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from iterlin.curvature.iteration import Solution, Status, iterate, prepare
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
+from iterlin.curvature.outer_loop import Solution, Status, make_problem, run_outer_loop
 from iterlin.curvature.truncated_gauss_newton import truncated_gauss_newton
 from iterlin.kernels.gradient_flow import eigenmodes
 from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.linearization import Network, jacobian, require_independent
 from iterlin.linearise.parameters import Trainable
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.spectral_filters import MAX_STEPS
 from iterlin.linearise.validation import (
     check_bools,
     check_float32_or_wider,
@@ -49,43 +49,58 @@ def gauss_newton(
     x: PyTree,
     y: Array,
     *,
-    damping=0.0,
+    damping: float | Array | LevenbergMarquardt = 0.0,
     max_steps: int,
-    tolerance: float,
-    target_loss: float = 0.0,
+    tolerance: float | Array,
+    target_loss: float | Array = 0.0,
     solver: str = "svd",
     independent: bool = True,
     trainable: Trainable = None,
 ) -> Solution:
-    """Full steps theta <- theta - (J^T J + damping I)^-1 J^T (f - y), eq. (10).
+    """Minimise 1/2 ||f(params, x) - y||^2 by full Gauss-Newton steps (Algorithm 1, eq. 10).
 
-    Both solvers work on the smaller of the primal (P x P) and dual (N O x N O) problems. "svd"
-    takes the thin singular value decomposition of J: J's condition number is not squared, and
-    damping 0 gives the minimum-norm step -J^+ (f - y) at any rank. "cholesky" factorises
-    J J^T + damping I (or its primal): faster, for a damping well above eps lambda_max. Stops as
-    converged when the loss is at most `target_loss`, or when it changes by at most `tolerance`
-    relative to itself in one step. A damping that is a `LevenbergMarquardt` adapts to how the steps
-    turn out, and rejects those that would raise the loss; a rejected one counts as a step.
-    `independent=False` is for an f that couples its examples (see `jacobian`).
+    Each step is theta <- theta - (J^T J + damping I)^-1 J^T (f - y). With damping 0 it is the
+    minimum-norm step -J^+ (f - y), for a J of any rank. A run has converged when the loss is at
+    most `target_loss`, or changes in one step by at most `tolerance` relative to itself.
 
-    x is an array or a pytree of arrays that lead with N; outputs and y have one shape, of any rank.
-    Only what is `trainable` moves (`linearise.parameters`); the Solution's params are whole.
-    Everything is computed in the precision of the trained parameters.
+    Args:
+        f: network, a pure function of (params, x) that returns outputs (N, ...).
+        params: initial parameters, a pytree.
+        x: inputs of N examples, an array (N, ...) or a pytree of such arrays.
+        y: targets, of the shape of the outputs.
+        damping: non-negative number in the units of J^T J, or a `LevenbergMarquardt`, which adapts
+            the damping and rejects steps that would raise the loss. Rejected steps count as steps.
+        max_steps: largest number of steps, below 2^31.
+        tolerance: relative change of the loss in one step at which the run ends.
+        target_loss: loss at which the run ends.
+        solver: "svd" takes the thin singular value decomposition of J, which does not square its
+            condition number. "cholesky" factorises J J^T + damping I (N O, N O) or
+            J^T J + damping I (P, P), whichever is smaller. It is faster, and accurate for a
+            damping well above eps lambda_max(J J^T).
+        independent: False if f couples its examples (see `jacobian`).
+        trainable: which parameters are trained (`linearise.parameters`); None for all.
 
-    Raises ValueError for a negative or non-finite damping, tolerance or target_loss, a damping that
-    is an array, a max_steps that is not a positive integer below 2^31, targets that are not one
-    array of the shape of the outputs, parameters narrower than float32, or (unless traced) an f
-    that couples examples said to be independent.
+    Returns:
+        A `Solution` whose params hold all parameters, also those that are not trained. Everything
+        is computed in the precision of the trained parameters.
 
-    >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
-    >>> found = il.gauss_newton(f, jnp.zeros(2), x, y, max_steps=20, tolerance=1e-6)
-    >>> print(found.params.round(3), found.num_steps)  # the logarithms of y
-    [0.    1.099] 6
+    Raises:
+        ValueError: if damping, tolerance or target_loss is negative or not finite, or damping is an
+            array of several numbers; if damping is 0 and the solver is "cholesky"; if max_steps is
+            not a positive integer below 2^31; if y is not one array of the shape of the outputs; if
+            the trained parameters are narrower than float32; or if f couples its examples although
+            independent is True (not checked under tracing).
+
+    Example:
+        >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
+        >>> found = il.gauss_newton(f, jnp.zeros(2), x, y, max_steps=20, tolerance=1e-6)
+        >>> print(found.params.round(3), found.num_steps)  # the logarithms of y
+        [0.    1.099] 6
     """
     check_bools(independent=independent)
-    problem = prepare(f, params, x, y, trainable)
-    if independent:  # here, because inside the loop there is no concrete value to check
-        require_independent(problem.f, problem.start, x)
+    problem = make_problem(f, params, x, y, trainable)
+    if independent:  # checked here, because the loop traces the parameters
+        require_independent(problem.f, problem.initial, x)
     check_one_of("solver", solver, ("svd", "cholesky"))
     if not isinstance(damping, LevenbergMarquardt):
         check_non_negative("damping", damping)
@@ -95,12 +110,12 @@ def gauss_newton(
 
     def step(theta, damping):
         if solver == "cholesky":
-            return _damped_step(problem.f, theta, x, problem.y, damping, independent)
+            return _cholesky_step(problem.f, theta, x, problem.y, damping, independent)
         modes = eigenmodes(problem.f, theta, x, problem.y, independent=independent)
         gradient_norm = jnp.linalg.norm(modes.singular_values * modes.coefficients)
         return modes.damped(damping), {"gradient_norm": gradient_norm}
 
-    return iterate(
+    return run_outer_loop(
         problem,
         step,
         damping,
@@ -110,22 +125,22 @@ def gauss_newton(
     )
 
 
-def _damped_step(f, theta, x, y, damping, independent):
-    """One step by the normal equations of the smaller problem; damping must be positive."""
+def _cholesky_step(f, theta, x, y, damping, independent):
+    """Take one damped step by the smaller of the primal (P) and the dual (N O) normal equations."""
     flat, unravel = ravel_pytree(theta)
     check_float32_or_wider("params", flat.dtype)
     matrix = jacobian(f, theta, x, independent=independent)
     residual = (y - f(theta, x)).reshape(-1)
     gradient = residual @ matrix
     if matrix.shape[0] <= matrix.shape[1]:
-        displacement = _solve(matrix @ matrix.T, damping, residual) @ matrix
+        displacement = _solve_damped(matrix @ matrix.T, damping, residual) @ matrix
     else:
-        displacement = _solve(matrix.T @ matrix, damping, gradient)
-    info = {"gradient_norm": jnp.linalg.norm(gradient)}
-    return unravel(flat + displacement), info
+        displacement = _solve_damped(matrix.T @ matrix, damping, gradient)
+    return unravel(flat + displacement), {"gradient_norm": jnp.linalg.norm(gradient)}
 
 
-def _solve(gram, damping, right_hand_side):
+def _solve_damped(gram, damping, right_hand_side):
+    """Solve (gram + damping I) s = right_hand_side by a Cholesky factorisation."""
     factor = jax.scipy.linalg.cho_factor(gram + damping * jnp.eye(gram.shape[0], dtype=gram.dtype))
     return jax.scipy.linalg.cho_solve(factor, right_hand_side)
 
@@ -138,48 +153,66 @@ def iterative_linearization(
     x: PyTree,
     y: Array,
     *,
-    step_size: float,
-    period,
+    step_size: float | Array,
+    period: float | Array,
     max_steps: int,
-    tolerance: float = 0.0,
-    target_loss: float = 0.0,
+    tolerance: float | Array = 0.0,
+    target_loss: float | Array = 0.0,
     independent: bool = True,
     trainable: Trainable = None,
 ) -> Solution:
-    """Algorithm 3 for full batch and squared loss, each period of K gradient steps in closed form.
+    """Run Algorithm 3 on the full batch and the squared error, each period in closed form.
 
-    One step of the Solution is one linearisation: K steps of size `step_size` on the summed loss
-    (for a loss divided by N pass eta / N), at a cost independent of K; `period` may be traced, and
-    infinite for the minimum-norm Gauss-Newton step. "certificate" in the history is the tolerance
-    beta at which each of them is a step of truncated Gauss-Newton. Arguments and when it stops: as
-    `gauss_newton`.
+    One step of the outer loop is one linearisation: it takes the `period` K gradient steps of size
+    `step_size` on 1/2 ||f_lin - y||^2 at once, at a cost that does not depend on K (Lemma 3.2.1).
+    The run ends as `gauss_newton` does.
 
-    Raises ValueError for a step size that is not positive and finite, or a period that is not a
-    positive integer or infinity, and as `gauss_newton`.
+    Args:
+        f: network, a pure function of (params, x) that returns outputs (N, ...).
+        params: initial parameters, a pytree.
+        x: inputs of N examples, an array (N, ...) or a pytree of such arrays.
+        y: targets, of the shape of the outputs.
+        step_size: learning rate eta on the summed loss. For a loss divided by N pass eta / N.
+        period: number of gradient steps K for each linearisation, which may be traced. Infinity
+            gives the minimum-norm Gauss-Newton step.
+        max_steps: largest number of linearisations, below 2^31.
+        tolerance: relative change of the loss in one period at which the run ends.
+        target_loss: loss at which the run ends.
+        independent: False if f couples its examples (see `jacobian`).
+        trainable: which parameters are trained (`linearise.parameters`); None for all.
 
-    >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
-    >>> settings = {"step_size": 0.01, "period": 100, "max_steps": 20}
-    >>> found = il.iterative_linearization(f, jnp.zeros(2), x, y, **settings)
-    >>> print(found.params.round(3), found.history["certificate"][:3].round(3))
-    [0.    1.099] [0.366 0.    0.   ]
+    Returns:
+        A `Solution`. Its history has a "certificate": the tolerance beta at which each period is a
+        step of truncated Gauss-Newton (Algorithm 2).
+
+    Raises:
+        ValueError: if step_size is not positive and finite, if period is not a positive integer or
+            infinity, and as `gauss_newton`.
+
+    Example:
+        >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
+        >>> settings = {"step_size": 0.01, "period": 100, "max_steps": 20}
+        >>> found = il.iterative_linearization(f, jnp.zeros(2), x, y, **settings)
+        >>> print(found.params.round(3), found.history["certificate"][:3].round(3))
+        [0.    1.099] [0.366 0.    0.   ]
     """
     check_positive("step_size", step_size)
     check_positive_integer("period", period, infinity=True, below=MAX_STEPS)
     check_bools(independent=independent)
-    problem = prepare(f, params, x, y, trainable)
+    problem = make_problem(f, params, x, y, trainable)
     if independent:
-        require_independent(problem.f, problem.start, x)
-    solved = not is_traced(period) and math.isinf(period)
+        require_independent(problem.f, problem.initial, x)
+    to_the_end = not is_traced(period) and math.isinf(period)
 
     def step(theta, _):
         modes = eigenmodes(problem.f, theta, x, problem.y, independent=independent)
-        ratio = jnp.zeros(()) if solved else modes.residual_ratio(step_size, period)
-        info = {
+        ratio = jnp.zeros(()) if to_the_end else modes.residual_ratio(step_size, period)
+        record = {
             "gradient_norm": jnp.linalg.norm(modes.singular_values * modes.coefficients),
             "certificate": ratio.astype(modes.singular_values.dtype),
         }
-        return modes.damped(0.0) if solved else modes.descent(step_size, period), info
+        return modes.damped(0.0) if to_the_end else modes.descent(step_size, period), record
 
-    return iterate(
-        problem, step, None, max_steps=max_steps, tolerance=tolerance, target_loss=target_loss
+    return run_outer_loop(
+        problem, step, 0.0, max_steps=max_steps, tolerance=tolerance, target_loss=target_loss
     )

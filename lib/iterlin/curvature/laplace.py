@@ -1,9 +1,10 @@
-"""Laplace's approximation for the linearised network: its uncertainty, and its evidence.
+"""The Laplace approximation for the linearised network: predictive variance and evidence.
 
-With a Gaussian prior of precision delta on the parameters and the log-likelihood -loss / s^2, the
-posterior of the linearised network at params is the Gaussian of precision J^T H J / s^2 + delta I
-(MacKay 1992; Immer, Korzepa & Bauer 2021). For the squared error it is exact, and its predictions
-are those of the Gaussian process whose kernel is J J^T / delta (Khan et al. 2019).
+The prior of the parameters is a Gaussian of precision delta, and the log-likelihood is -loss / s^2.
+The posterior of the linearised network at params is then the Gaussian of precision
+J^T H J / s^2 + delta I (MacKay 1992; Immer, Korzepa & Bauer 2021). For the squared error this is
+exact, and the predictions are those of the Gaussian process with the kernel J J^T / delta (Khan et
+al. 2019).
 """
 
 import math
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from iterlin.curvature.products import loss_blocks, require_function
+from iterlin.curvature.products import loss_hessian_blocks, require_callable
 from iterlin.kernels.ntk import ntk_matrix
 from iterlin.linearise import examples
 from iterlin.linearise.decomposition import ASPECT, thin_svd
@@ -29,7 +30,7 @@ from iterlin.linearise.linearization import (
 )
 from iterlin.linearise.parameters import Trainable, bind_fixed, partition, trainable_mask
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.slices import fold_slices, in_slices
+from iterlin.linearise.slices import Sliced, fold_slices, in_slices
 from iterlin.linearise.validation import (
     check_float32_or_wider,
     check_positive,
@@ -42,18 +43,29 @@ from iterlin.training.losses import Loss, Mean, check_loss, squared_error
 
 
 class Laplace(NamedTuple):
-    """The posterior of the trained parameters, of covariance (J^T H J / s^2 + delta I)^-1.
+    """Gaussian posterior of the trained parameters, of covariance (J^T H J / s^2 + delta I)^-1.
 
-    prior_precision delta and noise_variance s^2 may be replaced at no cost, and differentiated in:
-    ``posterior._replace(prior_precision=0.1).log_marginal_likelihood()``.
+    `laplace` makes it. prior_precision and noise_variance may be replaced, at no cost, and
+    differentiated: ``posterior._replace(prior_precision=0.1).log_marginal_likelihood()``.
 
-    W = H^(1/2) J = U S V^T has the squared singular values `eigenvalues` (R,). project(x_new) gives
-    the rows of J there as coordinates (M, O, R) in V, and the Gram matrices (M, O, O) of what is
-    orthogonal to V; or (dual, where U is of the kernel) U^T W j for each row j, and the Gram
-    matrices of the rows. For the squared error residual (R,) is U^T r of the residuals r of the
-    linearised network at the prior's mean, misfit ||r - U U^T r||^2, normal their number; for
-    another loss misfit is twice the loss at params, and distance ||params - prior_mean||^2. out is
-    the shape of an example's outputs.
+    Below, W = H^(1/2) J = U S V^T is the weighted Jacobian (N O, P), of rank at most R.
+
+    Attributes:
+        prior_precision: precision delta of the prior.
+        noise_variance: noise variance or temperature s^2.
+        eigenvalues: squared singular values S^2 of W, (R,).
+        dual: whether the kernel W W^T was decomposed, and not W.
+        project: function from M inputs to a pair (coordinates, grams) of arrays (M, O, R) and
+            (M, O, O). If dual is False, coordinates are those of the rows of J at the inputs in V,
+            and grams the products of what is orthogonal to V. If dual is True, coordinates are
+            U^T W j for each row j, and grams the products of the rows.
+        projected_residual: U^T r, (R,), for the residuals r of the linearised network at the mean
+            of the prior; zero unless the loss is the squared error.
+        misfit: ||r - U U^T r||^2 for the squared error, twice the loss at params for another loss.
+        squared_distance: ||params - prior_mean||^2; 0 for the squared error.
+        output_shape: shape of the outputs of one example.
+        num_observations: N O for the squared error, 0 for another loss. It multiplies the
+            normalisation log(2 pi s^2) of the likelihood.
     """
 
     prior_precision: Any
@@ -61,48 +73,68 @@ class Laplace(NamedTuple):
     eigenvalues: Float[Array, " R"]
     dual: bool
     project: Callable[[PyTree], tuple[Array, Array]]
-    residual: Float[Array, " R"]
+    projected_residual: Float[Array, " R"]
     misfit: Float[Array, ""]
-    distance: Float[Array, ""]
-    out: tuple[int, ...]
-    normal: int
+    squared_distance: Float[Array, ""]
+    output_shape: tuple[int, ...]
+    num_observations: int
 
     @full_precision()
     def variance(self, x_new: PyTree) -> Float[Array, "..."]:
-        """Covariance ``(M, *out, *out)`` of outputs ``(M, *out)`` at M examples, squared units.
+        """Return the predictive covariance of the network's outputs at new inputs.
 
-        Of the network's outputs: the noise of observations is not included. Takes memory for
-        M O min(P, N O) numbers: pass some examples at a time if need be. Warns where the kernel is
-        too coarse in its precision (see `laplace`).
+        It does not contain the noise of the observations.
 
-        Raises ValueError for examples that are not shaped as those of x, or a replaced
-        prior_precision or noise_variance that is not positive and finite.
+        Args:
+            x_new: inputs of M examples, shaped as those of x. The memory needed is
+                M O min(P, N O) numbers: for many inputs, call this function on a few at a time.
+
+        Returns:
+            The covariance (M, *out, *out) of the outputs (M, *out), in squared units of the
+            outputs.
+
+        Raises:
+            ValueError: if the examples are not shaped as those of x, or a replaced prior_precision
+                or noise_variance is not positive and finite.
+
+        Warns:
+            UserWarning: if the kernel is too coarse in its precision (see `laplace`).
         """
         examples.num_examples(x_new, "x_new")
         weights = self._weights()
-        coordinates, gram = self.project(x_new)
+        coordinates, grams = self.project(x_new)
         inner = jnp.einsum("mir,r,mjr->mij", coordinates, weights, coordinates)
         delta, noise = self.prior_precision, self.noise_variance
-        found = (gram - inner) / delta if self.dual else gram / delta + noise * inner
-        return found.reshape(len(found), *self.out, *self.out)
+        found = (grams - inner) / delta if self.dual else grams / delta + noise * inner
+        return found.reshape(len(found), *self.output_shape, *self.output_shape)
 
     @full_precision()
     def log_marginal_likelihood(self) -> Float[Array, ""]:
-        """log p(y) of the linearised network (MacKay 1992; Immer, Bauer et al. 2021).
+        """Return the evidence log p(y) of the linearised network.
 
-        Exact for the squared error, at any params. For another loss params are taken for the mode,
-        which they are once loss / s^2 + delta/2 ||params - prior_mean||^2 has been minimised, and
-        what exp(-loss / s^2) lacks to be normalised in y is left out (nothing for cross-entropy).
-        Warns and raises as `variance`.
+        For the squared error it is exact, at any params. For another loss it is the Laplace
+        approximation, which takes params for the mode of the posterior: the minimum of
+        loss / s^2 + delta/2 ||params - prior_mean||^2. A factor that normalises exp(-loss / s^2) in
+        y is then left out (for the cross-entropy it is 1).
+
+        Source: MacKay (1992), Bayesian interpolation; Immer, Bauer et al. (2021), Scalable marginal
+        likelihood estimation for model selection in deep learning.
+
+        Raises:
+            ValueError: if a replaced prior_precision or noise_variance is not positive and finite.
+
+        Warns:
+            UserWarning: if the kernel is too coarse in its precision (see `laplace`).
         """
         weights = self._weights()
         delta, noise = self.prior_precision, self.noise_variance
-        fit = delta * jnp.sum(weights * self.residual**2) + self.misfit / noise
-        volume = jnp.sum(jnp.log1p(self.eigenvalues / (noise * delta)))
-        normal = self.normal * jnp.log(2 * math.pi * noise)
-        return -0.5 * (fit + delta * self.distance + volume + normal)
+        fit = delta * jnp.sum(weights * self.projected_residual**2) + self.misfit / noise
+        log_determinant = jnp.sum(jnp.log1p(self.eigenvalues / (noise * delta)))
+        normalisation = self.num_observations * jnp.log(2 * math.pi * noise)
+        return -0.5 * (fit + delta * self.squared_distance + log_determinant + normalisation)
 
     def _weights(self) -> Float[Array, " R"]:
+        """Return 1 / (S^2 + s^2 delta), and warn if rounding of the kernel dominates it."""
         delta, noise = self.prior_precision, self.noise_variance
         check_positive("prior_precision", delta)
         check_positive("noise_variance", noise)
@@ -128,39 +160,59 @@ def laplace(
     y: PyTree,
     *,
     loss: Loss,
-    prior_precision,
-    noise_variance=1.0,
+    prior_precision: float | Array,
+    noise_variance: float | Array = 1.0,
     prior_mean: PyTree | None = None,
     trainable: Trainable = None,
     memory_limit: int = 2**28,
 ) -> Laplace:
-    """The posterior of the linearised network at params, given the N examples (x, y).
+    """Return the Laplace approximation of the posterior, for the network linearised at params.
 
-    `loss` of (outputs, y) over `noise_variance` is the negative log-likelihood: a sum over the
-    examples and convex in the outputs, as `losses.squared_error` and `losses.cross_entropy` are.
-    The noise variance is that of the observations for the squared error, in squared outputs, and a
-    temperature for other losses. The prior has `prior_precision` (a penalty
-    prior_precision/2 ||theta||^2 in training) and mean `prior_mean`, like params, by default 0. Of
-    what is not `trainable` nothing is uncertain.
+    The weighted Jacobian W = H^(1/2) J (N O, P) is decomposed by singular values, which does not
+    square its condition number. If N O >= P, a QR decomposition first reduces it to (P, P), slice
+    by slice. If N O < P and W does not fit `memory_limit`, the kernel W W^T (N O, N O) is
+    decomposed instead. The kernel takes less memory, but variances below
+    eps J J^T / prior_precision are lost to rounding. A warning is given if they matter: if
+    noise_variance prior_precision is below eps times the kernel's largest eigenvalue.
 
-    H^(1/2) J (N O, P) is decomposed by singular values, so that nothing is squared: reduced to
-    (P, P) first, slice by slice, where N O >= P, and otherwise as a whole if it fits `memory_limit`
-    bytes. If it does not, the kernel H^(1/2) J J^T H^(1/2) (N O, N O) is. That takes less, but
-    loses variances below eps J J^T / prior_precision to rounding, and warns where they matter:
-    where noise_variance prior_precision is below eps times the kernel's largest eigenvalue.
-    `memory_limit` bounds the rows of J kept at a time; what is decomposed comes on top.
+    Source: MacKay (1992), Bayesian interpolation; Immer, Korzepa & Bauer (2021), Improving
+    predictions of Bayesian neural nets via local linearization.
 
-    Raises ValueError for a prior_precision or noise_variance that is not positive and finite; a
-    loss that is no function, is a mean, or (unless traced) couples examples or is not convex; an f
-    that couples them; targets of another number than the inputs, or that the loss refuses;
-    parameters narrower than float32, or none to train; a prior_mean that is not like params; a
-    memory_limit that is not a positive integer, or too small for the kernel (`empirical_ntk`).
+    Args:
+        f: network, a pure function of (params, x) that returns outputs (N, ...).
+        params: parameters of the expansion, a pytree.
+        x: inputs of N examples, an array (N, ...) or a pytree of such arrays.
+        y: targets of N examples, as the loss takes them.
+        loss: function of (outputs, y). loss / noise_variance is the negative log-likelihood. The
+            loss must be a sum over the examples and convex in the outputs, as
+            `losses.squared_error` and `losses.cross_entropy` are.
+        prior_precision: precision delta of the Gaussian prior. It corresponds to a penalty
+            delta/2 ||theta - prior_mean||^2 in training.
+        noise_variance: for the squared error the variance of the observations, in squared units of
+            the outputs; a temperature for other losses.
+        prior_mean: mean of the prior, a pytree like params; None for 0.
+        trainable: which parameters are uncertain (`linearise.parameters`); None for all.
+        memory_limit: bytes for the rows of J that are kept at a time. The matrix that is decomposed
+            comes in addition.
 
-    >>> f, x, y = lambda p, x: x @ p, jnp.eye(2), jnp.array([1.0, 3.0])
-    >>> settings = {"loss": il.losses.squared_error, "prior_precision": 1.0, "noise_variance": 0.25}
-    >>> posterior = il.laplace(f, jnp.zeros(2), x, y, **settings)
-    >>> print(posterior.variance(2 * x).round(3), posterior.log_marginal_likelihood().round(3))
-    [0.8 0.8] -6.061
+    Returns:
+        The posterior, with methods for the predictive variance and the evidence.
+
+    Raises:
+        ValueError: if prior_precision or noise_variance is not positive and finite; if the loss is
+            not a function, is a mean, couples its examples or is not convex; if f couples its
+            examples (couplings and convexity are not checked under tracing); if x and y differ in
+            their numbers of examples, or the loss does not accept y; if the trained parameters are
+            narrower than float32, or there are none; if prior_mean is not like params; or if
+            memory_limit is not a positive integer or is too small for the kernel
+            (`empirical_ntk`).
+
+    Example:
+        >>> f, x, y = lambda p, x: x @ p, jnp.eye(2), jnp.array([1.0, 3.0])
+        >>> model = {"loss": il.losses.squared_error, "prior_precision": 1.0}
+        >>> posterior = il.laplace(f, jnp.zeros(2), x, y, noise_variance=0.25, **model)
+        >>> print(posterior.variance(2 * x).round(3), posterior.log_marginal_likelihood().round(3))
+        [0.8 0.8] -6.061
     """
     check_positive("prior_precision", prior_precision)
     check_positive("noise_variance", noise_variance)
@@ -168,7 +220,7 @@ def laplace(
     check_scalar("noise_variance", noise_variance)
     check_positive_integer("memory_limit", memory_limit)
     examples.num_examples((x, y), "inputs and targets")
-    require_function(loss)
+    require_callable(loss)
     if isinstance(loss, Mean):
         raise ValueError("loss must be a sum over the examples: pass what `losses.mean` was given")
     mask = trainable_mask(params, trainable)
@@ -190,120 +242,132 @@ def laplace(
     shape = output_shape(network, moving, x)
     check_loss(loss, shape, y)
     size = sum(leaf.size for leaf in jax.tree.leaves(moving))
-    row_bytes = math.prod(shape.shape[1:]) * size * shape.dtype.itemsize
-    dual = shape.size < size and shape.shape[0] * row_bytes > memory_limit
-    sliced = in_slices(network, max(1, memory_limit // row_bytes))
+    example_bytes = math.prod(shape.shape[1:]) * size * shape.dtype.itemsize
+    dual = shape.size < size and shape.shape[0] * example_bytes > memory_limit
+    sliced = in_slices(network, max(1, memory_limit // example_bytes))
     outputs, image = jax.jvp(lambda p: sliced(p, x), (moving,), (displacement,))
     _require_convex(loss, outputs, y)
-    roots = _roots(loss_blocks(loss, outputs, y).astype(dtype))
-    value, exact = loss(outputs, y), loss is squared_error
-    residual = (outputs - y - image if exact else jnp.zeros_like(outputs)).astype(dtype)
-    given = (sliced, moving, x, roots, residual.reshape(roots.shape[:2]))
-    eigenvalues, project, residual, left = _by_kernel(*given, kernel) if dual else _by_rows(*given)
+    roots = _square_roots(loss_hessian_blocks(loss, outputs, y).astype(dtype))
+    value, gaussian = loss(outputs, y), loss is squared_error
+    residual = (outputs - y - image if gaussian else jnp.zeros_like(outputs)).astype(dtype)
+    weighted = (sliced, moving, x, roots, residual.reshape(roots.shape[:2]))
+    found = _decomposed_kernel(*weighted, kernel) if dual else _decomposed_jacobian(*weighted)
 
     @with_auto_axes
-    def project_alike(x_new):
-        check_same_tree("an example of x_new", _example(x_new), _example(x))
-        return project(x_new)
+    def project(x_new):
+        check_same_tree("an example of x_new", _example_shapes(x_new), _example_shapes(x))
+        return found.project(x_new)
 
     return Laplace(
-        prior_precision,
-        noise_variance,
-        eigenvalues,
-        dual,
-        project_alike,
-        residual,
-        left if exact else 2 * value,
-        jnp.zeros_like(value) if exact else dot(displacement, displacement),
-        outputs.shape[1:],
-        outputs.size if exact else 0,
+        prior_precision=prior_precision,
+        noise_variance=noise_variance,
+        eigenvalues=found.eigenvalues,
+        dual=dual,
+        project=project,
+        projected_residual=found.projected_residual,
+        misfit=found.misfit if gaussian else 2 * value,
+        squared_distance=jnp.zeros_like(value) if gaussian else dot(displacement, displacement),
+        output_shape=outputs.shape[1:],
+        num_observations=outputs.size if gaussian else 0,
     )
 
 
-def _example(x):
-    """Shapes and types of one example."""
+def _example_shapes(x):
+    """Return the shapes and types of one example."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf)[1:], jnp.result_type(leaf)), x
     )
 
 
 def _require_convex(loss, outputs, y):
-    """Raise ValueError, unless traced, for a loss that is not convex or is flat at outputs of 0.
+    """Raise ValueError, unless traced, if the loss is not convex, or is flat, at outputs of 0.
 
-    Not at the outputs themselves: those of a confident classifier leave H to rounding.
+    At the network's own outputs the Hessian of a confident classifier is nothing but rounding.
     """
-    values = jnp.linalg.eigvalsh(loss_blocks(loss, jnp.zeros_like(outputs), y))
+    values = jnp.linalg.eigvalsh(loss_hessian_blocks(loss, jnp.zeros_like(outputs), y))
     if is_traced(values) or not jnp.all(jnp.isfinite(values)):  # 0 may be outside of its domain
         return
-    least, most = jnp.min(values), jnp.max(values)
-    if most <= 0 or least < -1e-3 * most:
+    smallest, largest = jnp.min(values), jnp.max(values)
+    if largest <= 0 or smallest < -1e-3 * largest:
         raise ValueError(
             "loss must be convex and curved in the outputs, as a negative log-likelihood is: its "
-            f"Hessian at outputs of 0 has eigenvalues from {least:.3g} to {most:.3g}"
+            f"Hessian at outputs of 0 has eigenvalues from {smallest:.3g} to {largest:.3g}"
         )
 
 
-def _roots(blocks):
-    """Return H^(1/2), block by block."""
+def _square_roots(blocks):
+    """Return the symmetric square root of each block, H^(1/2)."""
     values, vectors = jnp.linalg.eigh(blocks)
     return (vectors * jnp.sqrt(jnp.maximum(values, 0))[:, None]) @ vectors.mT
 
 
-def _by_rows(f, moving, x, roots, residual):
-    """Of W = U S V^T: S^2, what projects onto V, U^T residual, and the square of what that leaves.
+class _Decomposition(NamedTuple):
+    """W = U S V^T, and the residuals in it; the fields are those of `Laplace`."""
 
-    Tall W are reduced to the R of a QR decomposition, with the residual as one more column.
+    eigenvalues: Float[Array, " R"]
+    project: Callable[[PyTree], tuple[Array, Array]]
+    projected_residual: Float[Array, " R"]
+    misfit: Float[Array, ""]
+
+
+def _decomposed_jacobian(f: Sliced, moving, x, roots, residual) -> _Decomposition:
+    """Decompose W by singular values.
+
+    A W with more rows than columns is first reduced to the R of a QR decomposition. The residual is
+    one more column of W there, so that R holds its coordinates, too.
     """
 
-    def rows_of(x, roots, residual):
+    def weighted_rows(x, roots, residual):
         rows = jnp.einsum("nop,npq->noq", roots, jacobian_rows(f.f, moving, x))
         return jnp.concatenate([rows, residual[..., None]], 2).reshape(-1, rows.shape[2] + 1)
 
     def reduce(triangle, *part):
-        return jnp.linalg.qr(jnp.concatenate([triangle, rows_of(*part)]), mode="r")
+        return jnp.linalg.qr(jnp.concatenate([triangle, weighted_rows(*part)]), mode="r")
 
     outputs = residual.shape[1]
     size = sum(leaf.size for leaf in jax.tree.leaves(moving))
     if residual.size < size:
-        matrix = rows_of(x, roots, residual)
+        matrix = weighted_rows(x, roots, residual)
     else:
-        # Fewer rows at a time than R has would cost more, and many more do not stay in cache.
-        part = max(size, min(f.size * outputs, ASPECT * size)) // outputs
+        # A slice has at least as many rows as R, because fewer would cost more in all, and not many
+        # more, so that it stays in cache.
+        count = max(size, min(f.size * outputs, ASPECT * size)) // outputs
         start = jnp.zeros((size + 1, size + 1), residual.dtype)
-        matrix = fold_slices(reduce, start, max(1, part), x, roots, residual)
+        matrix = fold_slices(reduce, start, max(1, count), x, roots, residual)
     left, values, right = thin_svd(matrix[:, :-1])
-    image = matrix[:, -1] @ left
+    projected = matrix[:, -1] @ left
+    misfit = jnp.sum((matrix[:, -1] - left @ projected) ** 2)
 
     def project(x_new):
-        def part(params, x):
+        def inside_and_outside(params, x) -> PyTree:
             rows = jacobian_rows(f.f, params, x)
             inside = rows @ right.T
             outside = rows - inside @ right
             return inside, outside @ outside.mT
 
-        return in_slices(part, f.size)(moving, x_new)
+        return in_slices(inside_and_outside, f.size)(moving, x_new)
 
-    return values**2, project, image, jnp.sum((matrix[:, -1] - left @ image) ** 2)
+    return _Decomposition(values**2, project, projected, misfit)
 
 
-def _by_kernel(f, moving, x, roots, residual, kernel):
-    """The same from the kernel W W^T, but that W is projected on and not V."""
+def _decomposed_kernel(f: Sliced, moving, x, roots, residual, kernel) -> _Decomposition:
+    """Decompose the kernel W W^T by eigenvalues. U is complete, so that the misfit is 0."""
 
-    def whiten(rows):
-        """rows H^(1/2), for rows (..., N O)."""
-        parted = rows.reshape(-1, *residual.shape)
-        return jnp.einsum("mno,nop->mnp", parted, roots).reshape(rows.shape)
+    def weighted(rows):
+        """Return rows H^(1/2), for rows (..., N O)."""
+        by_example = rows.reshape(-1, *residual.shape)
+        return jnp.einsum("mno,nop->mnp", by_example, roots).reshape(rows.shape)
 
-    values, basis = jnp.linalg.eigh(whiten(whiten(kernel(x)).T))
+    values, basis = jnp.linalg.eigh(weighted(weighted(kernel(x)).T))
 
     def project(x_new):
         def gram(params, x):
             rows = jacobian_rows(f.f, params, x)
             return rows @ rows.mT
 
-        rows = whiten(kernel(x_new, x)) @ basis
+        rows = weighted(kernel(x_new, x)) @ basis
         grams = in_slices(gram, f.size)(moving, x_new)
         return rows.reshape(-1, residual.shape[1], len(basis)), grams
 
-    nothing = jnp.zeros((), values.dtype)  # is left: U is complete
-    return jnp.maximum(values, 0), project, residual.reshape(-1) @ basis, nothing
+    projected = residual.reshape(-1) @ basis
+    return _Decomposition(jnp.maximum(values, 0), project, projected, jnp.zeros((), values.dtype))

@@ -1,4 +1,4 @@
-"""Damping that follows how well the linearised model predicts what a step does."""
+"""Levenberg-Marquardt rule: a damping that adapts to how well the linearised model predicts."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,29 +9,53 @@ from jaxtyping import Array, Bool, Float
 from iterlin.linearise.validation import check_positive, check_scalar
 
 
-class Damping(NamedTuple):
-    """The damping of the next step, and what a rejection of that step would multiply it by."""
+class DampingState(NamedTuple):
+    """The damping of the next step.
+
+    Attributes:
+        value: the damping, in the units of J^T H J.
+        growth: factor by which a rejection of the next step multiplies the damping.
+    """
 
     value: Float[Array, ""]
     growth: Float[Array, ""]
 
+    def update(self, gain_ratio: Float[Array, ""], accepted: Bool[Array, ""]) -> "DampingState":
+        """Return the damping of the step that follows.
+
+        Args:
+            gain_ratio: actual / predicted decrease of the loss in the step.
+            accepted: whether the step was accepted.
+        """
+        shrink = jnp.maximum(1 / 3, 1 - (2 * gain_ratio - 1) ** 3)
+        growth = jnp.where(accepted, 2, 2 * self.growth).astype(self.growth.dtype)
+        return DampingState(self.value * jnp.where(accepted, shrink, self.growth), growth)
+
 
 @dataclass(frozen=True)
 class LevenbergMarquardt:
-    """The damping of a step is chosen by how the step before turned out; the first is `start`.
+    """Adaptive damping for `gauss_newton` and `truncated_gauss_newton`.
 
-    With the gain rho = actual / predicted decrease of the loss, the prediction being that of the
-    undamped quadratic model, an accepted step multiplies the damping by
-    max(1/3, 1 - (2 rho - 1)^3). A step that would not decrease the loss is rejected, and multiplies
-    the damping by 2, the next one in a row by 4, then by 8 (Marquardt 1963; Nielsen 1999). It is in
-    the units of J^T H J: for a loss divided by N, divide `start` by N, too.
+    The gain ratio rho of a step is the actual decrease of the loss over the decrease that the
+    undamped quadratic model predicts. An accepted step multiplies the damping by
+    max(1/3, 1 - (2 rho - 1)^3). A step that would raise the loss is rejected: the parameters stay,
+    and the damping is multiplied by 2, then by 4, 8, ... for further rejections in a row.
 
-    Raises ValueError for a start that is not one positive and finite number.
+    Source: Marquardt (1963), An algorithm for least-squares estimation of nonlinear parameters;
+    Nielsen (1999), Damping parameter in Marquardt's method.
 
-    >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
-    >>> settings = {"damping": il.LevenbergMarquardt(10.0), "max_steps": 50, "tolerance": 1e-6}
-    >>> print(il.gauss_newton(f, jnp.zeros(2), x, y, **settings).params.round(3))
-    [0.    1.099]
+    Args:
+        start: damping of the first step, in the units of J^T H J. For a loss divided by N, divide
+            `start` by N, too.
+
+    Raises:
+        ValueError: if start is not one positive and finite number.
+
+    Example:
+        >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
+        >>> settings = {"damping": il.LevenbergMarquardt(10.0), "max_steps": 50, "tolerance": 1e-6}
+        >>> print(il.gauss_newton(f, jnp.zeros(2), x, y, **settings).params.round(3))
+        [0.    1.099]
     """
 
     start: float = 1.0
@@ -40,11 +64,6 @@ class LevenbergMarquardt:
         check_positive("start of the damping", self.start)
         check_scalar("start of the damping", self.start)
 
-    def begin(self, dtype) -> Damping:
-        return Damping(jnp.asarray(self.start, dtype), jnp.asarray(2, dtype))
-
-    def after(self, damping: Damping, gain: Float[Array, ""], accepted: Bool[Array, ""]) -> Damping:
-        """What follows a step of that gain."""
-        value, growth = damping
-        factor = jnp.where(accepted, jnp.maximum(1 / 3, 1 - (2 * gain - 1) ** 3), growth)
-        return Damping(value * factor, jnp.where(accepted, 2, 2 * growth).astype(growth.dtype))
+    def initial_state(self, dtype) -> DampingState:
+        """Return the damping of the first step, in the given floating point type."""
+        return DampingState(jnp.asarray(self.start, dtype), jnp.asarray(2, dtype))

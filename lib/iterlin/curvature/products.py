@@ -1,9 +1,10 @@
-"""The generalised Gauss-Newton matrix J^T H J of any loss, known by its products alone.
+"""Products with the generalised Gauss-Newton matrix J^T H J, and the Hessian H of a loss.
 
-H is the Hessian of loss(outputs, y) in the outputs: positive semidefinite for a convex loss, and
-with it J^T H J (Schraudolph 2002; Martens 2020). It is the Hessian of the loss of the linearised
-network. For `losses.squared_error` H is the identity, for `losses.cross_entropy` it is
-diag(p) - p p^T for the probabilities p of each example.
+J is the Jacobian of the network's outputs in its parameters, and H the Hessian of loss(outputs, y)
+in the outputs. J^T H J is the Hessian of the loss of the linearised network (Schraudolph 2002;
+Martens 2020). It is positive semidefinite if the loss is convex in the outputs. H is the identity
+for `losses.squared_error`, and diag(p) - p p^T for the class probabilities p of each example for
+`losses.cross_entropy`.
 """
 
 import math
@@ -35,27 +36,41 @@ def ggn_product(
     trainable: Trainable = None,
     slice_size: int | None = None,
 ) -> Callable[[PyTree], PyTree]:
-    """The map v -> J^T H J v of loss(f(params, x), y), for v like the trained part of params.
+    """Return the function v -> J^T H J v, for the generalised Gauss-Newton matrix at params.
 
-    Without `trainable` v is a pytree like params; with it, leaves that are not trained are None in
-    v and in the product (`parameters.partition`). Divided by N just as the loss is. J and H are
-    never formed: a product is one JVP and one VJP, from one primal pass that is made here.
+    J and H are never formed. A product takes one Jacobian-vector and one vector-Jacobian product,
+    which share the activations of one forward pass (Schraudolph 2002; Martens 2020).
 
-    With a `slice_size` products go through that many examples at a time, and compute the
-    activations anew: those of one slice are all the memory there is need for. f must then treat its
-    examples independently, and the loss must be a sum over them (`losses.as_sum`).
+    Args:
+        f: network, a pure function of (params, x) that returns outputs (N, ...).
+        params: parameters, a pytree.
+        x: inputs of N examples, an array (N, ...) or a pytree of such arrays.
+        y: targets of N examples, as the loss takes them.
+        loss: function of (outputs, y) that returns one number. If it divides by N, so does the
+            product.
+        trainable: which parameters are trained (`linearise.parameters`); None for all.
+        slice_size: number of examples in a slice; None for all at once. With slices, memory holds
+            the activations of one slice, and each product computes the activations anew. f must
+            then treat its examples independently, and the loss must be a sum over the examples or
+            the mean of one.
 
-    v is taken in the types of params. Raises ValueError for a v of another structure or other
-    shapes, a loss that is no function, a slice_size that is not a positive integer, or one given
-    with a loss not known to be a sum over examples.
+    Returns:
+        A function that maps a pytree like params to another. With `trainable`, leaves that are not
+        trained are None in both. v is converted to the types of params.
 
-    >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
-    >>> f, loss = lambda p, x: x @ p, il.losses.squared_error
-    >>> product = il.ggn_product(f, jnp.zeros(2), x, jnp.ones(2), loss)
-    >>> print(product(jnp.ones(2)))  # x^T x v
-    [24. 34.]
+    Raises:
+        ValueError: if loss is not a function, if slice_size is not a positive integer, or if
+            slice_size is given with a loss that is not known to be a sum over the examples. The
+            returned function raises ValueError for a v of another structure or other shapes.
+
+    Example:
+        >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+        >>> f, loss = lambda p, x: x @ p, il.losses.squared_error
+        >>> product = il.ggn_product(f, jnp.zeros(2), x, jnp.ones(2), loss)
+        >>> print(product(jnp.ones(2)))  # x^T x v
+        [24. 34.]
     """
-    require_function(loss)
+    require_callable(loss)
     moving, fixed = partition(params, trainable)
     f = bind_fixed(f, fixed)
     if slice_size is not None:
@@ -68,18 +83,18 @@ def ggn_product(
         examples.num_examples((x, y), "inputs and targets")
     check_loss(loss, jax.eval_shape(f, moving, x), y)
 
-    def typed(v):
+    def converted(v):
         check_same_tree("v", v, moving)
         return jax.tree.map(lambda a, b: jnp.asarray(a, jnp.result_type(b)), v, moving)
 
     if slice_size is None:
         products = jacobian_products(f, moving, x)
-        _, hessian = loss_derivatives(loss, products.outputs, y)
+        _, hessian = loss_gradient_and_hessian(loss, products.outputs, y)
 
         @with_auto_axes
         @full_precision()
         def product(v):
-            v = typed(v)
+            v = converted(v)
             return products.vjp(hessian(products.jvp(v)))
 
         return product
@@ -87,7 +102,7 @@ def ggn_product(
     @with_auto_axes
     @full_precision()
     def sliced(v):
-        v = typed(v)
+        v = converted(v)
 
         def term(loss, x, y):
             return ggn_product(f, moving, x, y, loss)(v)
@@ -97,35 +112,57 @@ def ggn_product(
     return sliced
 
 
-def require_function(loss) -> None:
-    """Refuses a loss that cannot be called, such as the name of one."""
+def require_callable(loss) -> None:
+    """Raise ValueError unless the loss can be called; a name such as "mse" cannot."""
     if not callable(loss):
         raise ValueError(f"loss must be a function of (outputs, targets), got {loss!r}")
 
 
-def loss_derivatives(
+def loss_gradient_and_hessian(
     loss: Loss, outputs: Array, y: PyTree
 ) -> tuple[Array, Callable[[Array], Array]]:
-    """The gradient of the loss in the outputs, and the map u -> H u; both shaped as the outputs."""
+    """Return the gradient of the loss in the outputs, and products with its Hessian.
+
+    Args:
+        loss: function of (outputs, y) that returns one number.
+        outputs: the network's outputs (N, ...).
+        y: targets of N examples.
+
+    Returns:
+        The gradient (N, ...) and the function u -> H u, which maps arrays (N, ...) to arrays
+        (N, ...).
+    """
     return jax.linearize(jax.grad(lambda o: loss(o, y)), outputs)
 
 
-def loss_blocks(loss: Loss, outputs: Float[Array, "N *out"], y: PyTree) -> Float[Array, "N O O"]:
-    """H example by example, with O numbers in the outputs of each; for a sum over examples.
+def loss_hessian_blocks(
+    loss: Loss, outputs: Float[Array, "N *out"], y: PyTree
+) -> Float[Array, "N O O"]:
+    """Return the Hessian of a loss in the outputs of each example.
 
-    Raises ValueError, unless traced, for a loss that couples its examples.
+    Args:
+        loss: function of (outputs, y), a sum over the examples.
+        outputs: the network's outputs (N, ...), O numbers for each example.
+        y: targets of N examples.
+
+    Returns:
+        The diagonal blocks (N, O, O) of H. The other blocks are zero.
+
+    Raises:
+        ValueError: if the loss couples its examples (not checked under tracing).
     """
-    _, hessian = loss_derivatives(loss, outputs, y)
-    # Half of the examples alone: the rest then has a zero tangent, and exactly zero products. Of
-    # any two examples only one is among them for some binary digit of their places.
+    _, hessian = loss_gradient_and_hessian(loss, outputs, y)
+    # A direction that is zero for half of the examples must have a product that is exactly zero
+    # there. The halves are the binary digits of the examples' indices: any two indices differ in a
+    # digit, so that every pair of examples is separated at least once.
     direction = jax.random.normal(jax.random.key(0), outputs.shape, outputs.dtype)
-    places = np.arange(len(outputs))
+    indices = np.arange(len(outputs))
     for digit in range((len(outputs) - 1).bit_length()):
-        (rest,) = np.nonzero((places >> digit) % 2)
-        across = hessian(direction.at[rest].set(0))[rest]
-        if is_traced(across):
+        (others,) = np.nonzero((indices >> digit) % 2)
+        coupling = hessian(direction.at[others].set(0))[others]
+        if is_traced(coupling):
             break
-        if jnp.any(jnp.abs(across) > 0):
+        if jnp.any(jnp.abs(coupling) > 0):
             raise ValueError(f"loss couples its examples, got {loss!r}: it must be a sum over them")
 
     def column(unit):
@@ -133,5 +170,4 @@ def loss_blocks(loss: Loss, outputs: Float[Array, "N *out"], y: PyTree) -> Float
 
     count = math.prod(outputs.shape[1:])
     columns = jax.vmap(column)(jnp.eye(count, dtype=outputs.dtype))
-    blocks = jnp.moveaxis(columns.reshape(count, len(outputs), count), 0, 2)
-    return blocks
+    return jnp.moveaxis(columns.reshape(count, len(outputs), count), 0, 2)

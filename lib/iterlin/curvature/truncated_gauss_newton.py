@@ -1,16 +1,19 @@
-"""Truncated Gauss-Newton (Algorithm 2) for the squared error, and for any convex loss.
+"""Truncated Gauss-Newton (Algorithm 2), for the squared error and for any convex loss.
 
-By products with the Jacobian alone, which is never formed. Can be vmapped and jitted.
+The steps are found by conjugate gradients, from products with the Jacobian, which is never formed.
+The solver works under `jax.jit` and `jax.vmap`.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
-from iterlin.curvature.iteration import Solution, iterate, prepare
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
-from iterlin.curvature.products import loss_derivatives, require_function
+from iterlin.curvature.outer_loop import Solution, make_problem, run_outer_loop
+from iterlin.curvature.products import loss_gradient_and_hessian, require_callable
 from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.krylov import axpy, conjugate_gradients, dot, norm
 from iterlin.linearise.linearization import Network, jacobian_products, tree_add, tree_sub
@@ -34,109 +37,142 @@ def truncated_gauss_newton(
     x: PyTree,
     y: PyTree,
     *,
-    beta: float,
+    beta: float | Array,
     max_steps: int,
-    tolerance: float,
-    target_loss: float | None = None,
+    tolerance: float | Array,
+    target_loss: float | Array | None = None,
     max_inner_steps: int | None = None,
     loss: Loss = squared_error,
-    damping=0.0,
+    damping: float | Array | LevenbergMarquardt = 0.0,
     trainable: Trainable = None,
 ) -> Solution:
-    """Steps s with (J^T J) s = -J^T z + r and ||r|| <= beta ||J^T z|| (Algorithm 2).
+    """Minimise a loss by inexact Gauss-Newton steps of tolerance beta (Algorithm 2).
 
-    s is found by conjugate gradients on the least-squares problem (CGLS) from 0, with Jacobian
-    products only; J is never formed. The history's "certificate" is the ||r|| / ||J^T z|| that was
-    reached, recomputed from s after the inner iteration; it exceeds beta only if `max_inner_steps`
-    (default 10 min(N O, P)) came first. Stops as `gauss_newton` does.
+    For the squared error with residual z = f - y, each step s solves (J^T J) s = -J^T z + r with
+    ||r|| <= beta ||J^T z||, by conjugate gradients for least squares (CGLS) from 0. For another
+    loss, or with a damping, it solves (J^T H J + damping I) s = -J^T g + r, where g and H are the
+    gradient and the Hessian of the loss in the outputs, and ||r|| <= beta ||J^T g|| (Schraudolph
+    2002; Martens 2010). The run ends as `gauss_newton` does.
 
-    With another `loss` of (outputs, y), convex in the outputs, or with a damping the steps solve
-    (J^T H J + damping I) s = -J^T g + r: g and H are gradient and Hessian of the loss in the
-    outputs (`curvature`; Schraudolph 2002, Martens 2010), and g takes the place of z in the norms
-    above. For a loss divided by N divide the damping, too. A `LevenbergMarquardt` adapts it: then
-    steps that would raise the loss are rejected, and count as steps. A `target_loss` may be any
-    number for a loss that may be negative, and without one such a run ends by `tolerance`, relative
-    to the size of the loss; for the losses of `iterlin.training.losses` it is 0 unless given.
+    Args:
+        f: network, a pure function of (params, x) that returns outputs (N, ...).
+        params: initial parameters, a pytree.
+        x: inputs of N examples, an array (N, ...) or a pytree of such arrays.
+        y: targets of N examples, as the loss takes them.
+        beta: relative tolerance of each step, in (0, 1).
+        max_steps: largest number of steps, below 2^31.
+        tolerance: relative change of the loss in one step at which the run ends.
+        target_loss: loss at which the run ends. By default it is 0 for the losses of
+            `iterlin.training.losses`, and there is none for other losses, which may be negative.
+        max_inner_steps: largest number of conjugate-gradient steps in a step, by default
+            10 min(N O, P).
+        loss: function of (outputs, y) that returns one number, convex in the outputs.
+        damping: non-negative number in the units of J^T H J, or a `LevenbergMarquardt`, which
+            adapts the damping and rejects steps that would raise the loss. Rejected steps count as
+            steps. For a loss divided by N, divide the damping, too.
+        trainable: which parameters are trained (`linearise.parameters`); None for all.
 
-    x, outputs, `trainable` and the precision are as in `gauss_newton`; y is what the loss takes.
+    Returns:
+        A `Solution`. The "certificate" in its history is ||r|| / ||J^T z||, recomputed from each
+        step s. It exceeds beta only if the inner iteration ended at max_inner_steps.
 
-    Raises ValueError if beta is not in (0, 1); for a negative or non-finite damping; for a loss
-    other than the squared error with neither a damping nor max_inner_steps, where the equations may
-    have no solution (cross-entropy, once the examples are told apart); for a loss that is no
-    function, or does not give one number; and as `gauss_newton`.
+    Raises:
+        ValueError: if beta is not in (0, 1); if damping is negative or not finite; if the loss is
+            not a function, or does not return one number; if the loss is not the squared error and
+            neither damping nor max_inner_steps is given, because J^T H J may then be singular (for
+            the cross-entropy it is once the classes are separated); and as `gauss_newton`.
 
-    >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
-    >>> settings = {"beta": 0.1, "max_steps": 20, "tolerance": 1e-6}
-    >>> found = il.truncated_gauss_newton(f, jnp.zeros(2), x, y, **settings)
-    >>> print(found.params.round(3), found.num_steps)
-    [0.    1.099] 6
+    Example:
+        >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
+        >>> settings = {"beta": 0.1, "max_steps": 20, "tolerance": 1e-6}
+        >>> found = il.truncated_gauss_newton(f, jnp.zeros(2), x, y, **settings)
+        >>> print(found.params.round(3), found.num_steps)
+        [0.    1.099] 6
     """
     check_open_unit_interval("beta", beta)
-    require_function(loss)
-    problem = prepare(f, params, x, y, trainable, loss)
-    adaptive = isinstance(damping, LevenbergMarquardt)
-    if not adaptive:
+    require_callable(loss)
+    problem = make_problem(f, params, x, y, trainable, loss)
+    undamped = False
+    if not isinstance(damping, LevenbergMarquardt):
         check_non_negative("damping", damping)
         check_scalar("damping", damping)
-    undamped = not adaptive and not is_traced(damping) and not np.any(damping)
+        undamped = not is_traced(damping) and not np.any(damping)
     if max_inner_steps is None:
         if undamped and as_sum(loss) is not squared_error:
             raise ValueError(
                 "a loss other than the squared error needs a positive damping, such as "
-                "LevenbergMarquardt(), or max_inner_steps: without, J^T H J may be singular"
+                "LevenbergMarquardt(), or max_inner_steps: J^T H J may be singular"
             )
-        size = jax.eval_shape(problem.f, problem.start, x).size
-        max_inner_steps = 10 * min(size, sum(leaf.size for leaf in jax.tree.leaves(problem.start)))
+        size = jax.eval_shape(problem.f, problem.initial, x).size
+        max_inner_steps = 10 * min(
+            size, sum(leaf.size for leaf in jax.tree.leaves(problem.initial))
+        )
     check_positive_integer("max_inner_steps", max_inner_steps, below=2**31)
-    inner = dict(tolerance=beta, max_steps=max_inner_steps)
+    limits = {"tolerance": beta, "max_steps": max_inner_steps}
 
     def step(theta, damping):
         products = jacobian_products(problem.f, theta, x)
         if loss is squared_error and undamped:
-            found = _least_squares(products, problem.y, inner)
+            found = _least_squares_step(products, problem.y, limits)
         else:
-            found = _normal_equations(products, loss, problem.y, damping, inner)
-        displacement, count, gradient, left = found
-        size = norm(gradient)
-        certificate = jnp.where(size > 0, norm(left) / jnp.where(size > 0, size, 1), 0)
-        info = {"gradient_norm": size, "certificate": certificate, "inner_steps": count * 1.0}
-        return tree_add(theta, displacement), info
+            found = _normal_equations_step(products, loss, problem.y, damping, limits)
+        size, remainder = norm(found.gradient), norm(found.remainder)
+        record = {
+            "gradient_norm": size,
+            "certificate": jnp.where(size > 0, remainder / jnp.where(size > 0, size, 1), 0),
+            "inner_steps": found.inner_steps * 1.0,
+        }
+        return tree_add(theta, found.displacement), record
 
-    return iterate(
+    return run_outer_loop(
         problem, step, damping, max_steps=max_steps, tolerance=tolerance, target_loss=target_loss
     )
 
 
-def _least_squares(products, y, inner):
-    """min ||J s + z||: s, its inner steps, -J^T z and what s leaves of it. Nothing is squared."""
+class _InnerSolution(NamedTuple):
+    """A step, the number of conjugate-gradient steps, and the gradient before and after the step.
+
+    Both gradients are those of the quadratic model, with the opposite sign.
+    """
+
+    displacement: PyTree
+    inner_steps: Array
+    gradient: PyTree
+    remainder: PyTree
+
+
+def _least_squares_step(products, y, limits) -> _InnerSolution:
+    """Minimise ||J s + z|| over s by CGLS, which does not square the condition number of J."""
     outputs, jvp, vjp = products
     residual = y - outputs
-    displacement, count = conjugate_gradients(
+    displacement, inner_steps = conjugate_gradients(
         residual,
         image=jvp,
         gradient=vjp,
         curvature=lambda direction, moved: jnp.sum(moved**2),
         inner=dot,
-        **inner,
+        **limits,
     )
-    return displacement, count, vjp(residual), vjp(residual - jvp(displacement))
+    remainder = vjp(residual - jvp(displacement))
+    return _InnerSolution(displacement, inner_steps, vjp(residual), remainder)
 
 
-def _normal_equations(products, loss, y, damping, inner):
-    """The same of (J^T H J + damping I) s = -J^T g."""
+def _normal_equations_step(products, loss, y, damping, limits) -> _InnerSolution:
+    """Solve (J^T H J + damping I) s = -J^T g by conjugate gradients."""
     outputs, jvp, vjp = products
-    slope, hessian = loss_derivatives(loss, outputs, y)
-    downhill = vjp(-slope)
+    gradient, hessian = loss_gradient_and_hessian(loss, outputs, y)
+    descent = vjp(-gradient)
 
-    def curvature(direction):
+    def damped_product(direction):
         return axpy(damping, direction, vjp(hessian(jvp(direction))))
 
-    displacement, count = conjugate_gradients(
-        downhill,
-        image=curvature,
+    displacement, inner_steps = conjugate_gradients(
+        descent,
+        image=damped_product,
         gradient=lambda residual: residual,
         curvature=dot,
         inner=dot,
-        **inner,
+        **limits,
     )
-    return displacement, count, downhill, tree_sub(downhill, curvature(displacement))
+    remainder = tree_sub(descent, damped_product(displacement))
+    return _InnerSolution(displacement, inner_steps, descent, remainder)

@@ -1,1 +1,1 @@
-"""Networks as pure functions: init(key) -> params, apply(params, x) -> outputs."""
+"""Networks as pure functions of (params, x): an MLP, adapters of Flax and Equinox, convolution."""

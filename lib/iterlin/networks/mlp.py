@@ -1,4 +1,4 @@
-"""Networks as pairs of pure functions: init(key) -> params, apply(params, x) -> outputs (N, O)."""
+"""Multilayer perceptrons, and the pair of functions (init, apply) that describes a network."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,6 +15,13 @@ ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "identity": lambda h: h}
 
 
 class Model(NamedTuple):
+    """A network as a pair of pure functions.
+
+    Attributes:
+        init: function from a PRNG key to parameters, a pytree.
+        apply: function from (params, x) to outputs (N, ...), for inputs x of N examples.
+    """
+
     init: Callable[[Array], PyTree]
     apply: Callable[[PyTree, Array], Array]
 
@@ -28,21 +35,37 @@ def mlp(
     bias_scale: float = 0.0,
     output_bias: bool = True,
 ) -> Model:
-    """Multilayer perceptron of layer sizes `widths` = (inputs, hidden..., outputs).
+    """Return a multilayer perceptron.
 
-    standard: h -> W h + b with W ~ N(0, 1/fan_in) (LeCun normal), or N(0, weight_scale^2) if that
-    is given. ntk: h -> W h / sqrt(fan_in) + b with W ~ N(0, 1): the same function at
-    initialisation, but learning rates that keep the kernel finite at infinite width.
-    Biases are drawn from N(0, bias_scale^2). Parameters are a list of {"weight": (fan_in, fan_out),
-    "bias": (fan_out,)}, the last without a bias if `output_bias` is false.
+    In the standard parameterization a layer is h -> h W + b. In the NTK parameterization it is
+    h -> h W / sqrt(fan_in) + b with weights of variance 1. Both are the same function at
+    initialisation, but with the latter the tangent kernel stays finite at infinite width, and so do
+    the learning rates (Jacot, Gabriel & Hongler 2018).
 
-    Raises ValueError for an unknown activation or parameterisation, or widths that are not at least
-    two positive integers.
+    Args:
+        widths: layer sizes (inputs, hidden..., outputs).
+        activation: "relu", "tanh" or "identity", applied to every hidden layer.
+        parameterization: "standard" draws weights from N(0, 1/fan_in) (LeCun normal), "ntk" from
+            N(0, 1).
+        weight_scale: standard deviation of the weights in place of 1/sqrt(fan_in); only in the
+            standard parameterization.
+        bias_scale: standard deviation of the biases.
+        output_bias: whether the last layer has a bias.
 
-    >>> net = il.mlp((2, 16, 1), activation="tanh", parameterization="ntk")
-    >>> params = net.init(jax.random.key(0))
-    >>> params[0]["weight"].shape, net.apply(params, jnp.ones((5, 2))).shape
-    ((2, 16), (5, 1))
+    Returns:
+        A `Model`. Its parameters are a list with one dict {"weight": (fan_in, fan_out),
+        "bias": (fan_out,)} for each layer, and its outputs have shape (N, widths[-1]).
+
+    Raises:
+        ValueError: if activation or parameterization is unknown, widths are not at least two
+            positive integers, a scale is negative or not finite, or weight_scale is given in the
+            NTK parameterization.
+
+    Example:
+        >>> net = il.mlp((2, 16, 1), activation="tanh", parameterization="ntk")
+        >>> params = net.init(jax.random.key(0))
+        >>> params[0]["weight"].shape, net.apply(params, jnp.ones((5, 2))).shape
+        ((2, 16), (5, 1))
     """
     check_one_of("activation", activation, ACTIVATIONS)
     check_one_of("parameterization", parameterization, ("standard", "ntk"))
@@ -84,4 +107,5 @@ def mlp(
 
 
 def parameter_count(params: PyTree) -> int:
+    """Return the number of parameters in a pytree of arrays."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))

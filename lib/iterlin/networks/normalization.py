@@ -1,7 +1,8 @@
-"""Batch normalisation, and networks that have it.
+"""Batch normalisation.
 
-In training it couples the examples of a batch, through their mean and variance. Such a network is
-still a pure function, of (params, statistics, x): `Normalization` has its two modes.
+In training, the mean and the variance of a batch couple its examples; in evaluation, running
+statistics take their place. A network with batch normalisation is therefore two pure functions of
+(params, statistics, x), which a `Normalization` holds.
 """
 
 from collections.abc import Callable
@@ -14,18 +15,20 @@ from iterlin.linearise.parameters import bind_fixed
 
 NORMALIZATIONS = (None, "batch", "frozen")
 
-# Added to the variance before the root.
+# Added to the variance before its square root is taken.
 EPSILON = 1e-5
 
 
 class Normalization(NamedTuple):
-    """The two modes of a network with running statistics.
+    """The training mode and the evaluation mode of a network with running statistics.
 
-    initial: the running statistics to begin with, a pytree of arrays.
-    apply(params, statistics, x) -> (outputs, statistics): the network in training, and the running
-    statistics after this batch, which carry no derivative. Of a network with noise it is
-    apply(params, statistics, x, key).
-    evaluate(params, statistics, x) -> outputs: the network in evaluation, each example by itself.
+    Attributes:
+        initial: running statistics at the start, a pytree of arrays.
+        apply: the network in training, a function from (params, statistics, x) to (outputs,
+            statistics). The statistics that it returns are those after this batch; they carry no
+            derivative. A network with dropout or other noise takes (params, statistics, x, key).
+        evaluate: the network in evaluation, a function from (params, statistics, x) to outputs. It
+            treats examples independently.
     """
 
     initial: PyTree
@@ -33,14 +36,20 @@ class Normalization(NamedTuple):
     evaluate: Callable[[PyTree, PyTree, Array], Array]
 
     def bind_fixed(self, fixed: PyTree) -> "Normalization":
-        """The same of the moving parameters, with the fixed ones as they are."""
+        """Return both modes as functions of the trained parameters, with the others fixed."""
         return self._replace(
             apply=bind_fixed(self.apply, fixed), evaluate=bind_fixed(self.evaluate, fixed)
         )
 
 
 class NormalizedModel(NamedTuple):
-    """A `mlp.Model` whose apply may couple its examples; normalization is None without."""
+    """A `mlp.Model` whose `apply` may couple its examples, with its modes.
+
+    Attributes:
+        init: function from a PRNG key to parameters, a pytree.
+        apply: function from (params, x) to outputs (N, ...), in training.
+        normalization: both modes; None if the network has no normalisation.
+    """
 
     init: Callable[[Array], PyTree]
     apply: Callable[[PyTree, Array], Array]
@@ -54,7 +63,20 @@ def normalize(
     scale: Float[Array, " C"],
     bias: Float[Array, " C"],
 ) -> Float[Array, "*N C"]:
-    """scale (h - mean) / sqrt(variance + 1e-5) + bias, channel by channel."""
+    """Return scale (h - mean) / sqrt(variance + 1e-5) + bias for each channel.
+
+    Source: Ioffe & Szegedy (2015), Batch normalization.
+
+    Args:
+        h: activations (..., C).
+        mean: means (C,).
+        variance: variances (C,), in squared units of h.
+        scale: factors (C,).
+        bias: offsets (C,).
+
+    Returns:
+        The normalised activations (..., C).
+    """
     align = (1,) * (h.ndim - 1) + (-1,)
     factor = (scale / jnp.sqrt(variance + EPSILON)).reshape(align)
     return (h - mean.reshape(align)) * factor + bias.reshape(align)

@@ -1,25 +1,37 @@
-"""A network's change since its start, scaled: the dial of lazy training."""
+"""Scaling of a network's outputs, which sets how lazily it trains."""
 
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from iterlin.linearise.linearization import Network
 from iterlin.linearise.validation import check_positive
 
 
-def centred(f: Network, start: PyTree, scale=1.0) -> Network:
-    """The network alpha (f(theta) - f(theta_0)), zero at the parameters theta_0 it starts from.
+def centred(f: Network, start: PyTree, scale: float | Array = 1.0) -> Network:
+    """Return the network scale (f(params, x) - f(start, x)), whose outputs are zero at `start`.
 
-    With step sizes divided by alpha^2 the outputs move as fast for every alpha = scale, and the
-    parameters 1/alpha as far: large alpha is lazy training (Chizat, Oyallon & Bach 2019). Its
-    tangent kernel is alpha^2 times that of f. For the squared error it is f itself that is
-    trained, on the targets f(theta_0) + y / alpha.
+    A large scale alpha makes training lazy: with step sizes divided by alpha^2 the outputs move as
+    fast as without scaling, but the parameters move 1/alpha as far. The tangent kernel is alpha^2
+    times that of f. With the squared error, training the scaled network on targets y trains f on
+    the targets f(start, x) + y / alpha.
 
-    Raises ValueError for a scale that is not positive and finite.
+    Source: Chizat, Oyallon & Bach (2019), On lazy training in differentiable programming.
 
-    >>> net, x = il.mlp((2, 16, 1)), jnp.ones((5, 2))
-    >>> params = net.init(jax.random.key(0))
-    >>> print(il.centred(net.apply, params, 10.0)(params, x).ravel())
-    [0. 0. 0. 0. 0.]
+    Args:
+        f: network, a pure function of (params, x).
+        start: parameters at which the outputs are zero, a pytree.
+        scale: positive number alpha.
+
+    Returns:
+        The scaled network, a pure function of (params, x).
+
+    Raises:
+        ValueError: if scale is not positive and finite.
+
+    Example:
+        >>> net, x = il.mlp((2, 16, 1)), jnp.ones((5, 2))
+        >>> params = net.init(jax.random.key(0))
+        >>> print(il.centred(net.apply, params, 10.0)(params, x).ravel())
+        [0. 0. 0. 0. 0.]
     """
     check_positive("scale", scale)
     return lambda params, x: scale * (f(params, x) - f(start, x))
