@@ -14,11 +14,11 @@ def pooled(method, padding="SAME"):
     return lambda x, kernel: convolution.conv2d_max_pool2(x, kernel, padding=padding, method=method)
 
 
-@pytest.mark.parametrize("size", [0, winograd.LARGEST + 1])
+@pytest.mark.parametrize("size", [0, winograd.MAX_FILTER_SIZE + 1])
 def test_there_are_points_for_small_kernels_alone(size):
-    with pytest.raises(ValueError, match=f"kernels of 1 to 5 rows and columns .*, got {size}"):
+    with pytest.raises(ValueError, match=f"filters must have 1 to 5 rows and columns, got {size}"):
         winograd.transforms(size)
-    with pytest.raises(ValueError, match="kernels of 1 to 5 rows"):
+    with pytest.raises(ValueError, match="filters must have 1 to 5 rows"):
         pooled("winograd")(jnp.ones((2, 9, 9, 3)), jnp.ones((5, 6, 3, 4)))
 
 
@@ -64,7 +64,10 @@ def test_values_and_both_derivatives_are_those_of_the_convolution(image, size, p
 
 
 def test_wide_layers_go_this_way_on_a_cpu():
-    arrays = jnp.ones((2, 8, 8, convolution.WIDE)), jnp.ones((3, 3, *2 * [convolution.WIDE]))
+    arrays = (
+        jnp.ones((2, 8, 8, convolution.MIN_WINOGRAD_CHANNELS)),
+        jnp.ones((3, 3, *2 * [convolution.MIN_WINOGRAD_CHANNELS])),
+    )
     programs = [str(jax.make_jaxpr(pooled(way))(*arrays)) for way in ("auto", "winograd", "direct")]
     assert programs[0] == programs[1] != programs[2]
 

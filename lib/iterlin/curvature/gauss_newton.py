@@ -21,6 +21,7 @@ from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.linearization import Network, jacobian, require_independent
 from iterlin.linearise.parameters import Trainable
 from iterlin.linearise.precision import full_precision
+from iterlin.linearise.spectral_filters import MAX_STEPS
 from iterlin.linearise.validation import (
     check_bools,
     check_float32_or_wider,

@@ -1,1 +1,1 @@
-"""The paper's networks: LeNet and ResNet18."""
+"""The networks of the paper's image experiments: LeNet and ResNet18."""

@@ -1,11 +1,12 @@
-"""Convolutional networks for images x of shape (N, H, W, C): Flax modules, taken apart once.
+"""LeNet and ResNet18 for images x (N, H, W, C), as pure functions.
 
-The modules are made of `flax.nnx`'s own layers, but for the product in a convolution (`conv2d`) and
-for batch normalisation, which may be frozen. `lenet` and `resnet18` make pure functions of them,
-init(key) -> params and apply(params, x) -> outputs, as `adapters.from_nnx` does of any module.
+Each function returns a pair init(key) -> params and apply(params, x) -> outputs, which it makes
+from a Flax module of `modules`.
 """
 
 import math
+from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +26,11 @@ from jaxtyping import Array, Float, PyTree
 
 from iterlin_study.networks.modules import RESNET_STRIDES, LeNet, ResNet18
 
-# Variance of a weight times its fan-in.
+# The variance of a weight is its gain over its fan-in.
 GAINS = {"lecun": 1.0, "he": 2.0}
 
-# Examples treated at once on a CPU, where the patches of one take more numbers than LARGE_PATCHES:
-# few enough to stay in cache. Small images are faster all at once.
+# On a CPU, networks with more than LARGE_PATCHES numbers in the patches of one example are applied
+# to CPU_SLICE examples at a time, so that the patches stay in cache.
 CPU_SLICE = 8
 LARGE_PATCHES = 50_000
 
@@ -43,23 +44,37 @@ def lenet(
     hidden: tuple[int, ...] = (120, 84),
     classes: int = 10,
     weight: str = "lecun",
-    slice_size: int | str | None = "auto",
+    slice_size: int | Literal["auto"] | None = "auto",
     method: str = "auto",
 ) -> Model:
-    """LeNet: two convolutions, each with ReLU and 2 x 2 max-pooling, then dense layers with ReLU.
+    """Return LeNet: two convolutions with ReLU and 2 x 2 max-pooling, then dense layers with ReLU.
 
-    Weights are drawn from N(0, 1/fan_in) (lecun; not truncated) or N(0, 2/fan_in) (he), biases are
-    zero. Parameters are {"conv1": {"kernel": (k, k, C, channels), "bias"}, "conv2": ..., "dense1":
-    {"kernel": (fan_in, fan_out), "bias"}, ...}; (32, 32, 3) and the defaults make 227,484 numbers.
+    Source: LeCun, Bottou, Bengio & Haffner (1998), Gradient-based learning applied to document
+    recognition; with the defaults, 227,484 parameters for images (32, 32, 3).
 
-    Examples are treated `slice_size` at a time (see `slices.in_slices`), all at once for None;
-    auto is 8 on a CPU if the patches of one example take over 50,000 numbers, otherwise None.
-    `method` is that of `convolution.conv2d_max_pool2`.
+    Args:
+        input_shape: (H, W, C) of the images.
+        channels: output channels of each convolution.
+        kernel_size: rows and columns of each filter.
+        padding: "VALID" or "SAME" (see `convolution.conv2d`).
+        hidden: widths of the hidden dense layers.
+        classes: number of outputs.
+        weight: "lecun" draws weights from N(0, 1/fan_in), not truncated, and "he" from
+            N(0, 2/fan_in). Biases are zero.
+        slice_size: number of examples to apply the network to at a time (`slices.in_slices`); None
+            for all. "auto" is 8 on a CPU if the patches of one example take over 50,000 numbers,
+            otherwise None.
+        method: method of `convolution.conv2d_max_pool2`.
 
-    Raises ValueError for sizes that are not positive integers, an unknown padding, weight or
-    method, or an image too small for the kernels and pools.
+    Returns:
+        A `Model` with parameters {"conv1": {"kernel": (k, k, C, channels), "bias"}, "conv2": ...,
+        "dense1": {"kernel": (fan_in, fan_out), "bias"}, ...} and outputs (N, classes).
+
+    Raises:
+        ValueError: if a size is not a positive integer, padding, weight or method is unknown, or
+            the image is too small for the filters and pools.
     """
-    height, width, depth = _check_images(input_shape, classes=classes, channels=channels)
+    height, width, depth = _checked_shape(input_shape, classes=classes, channels=channels)
     check_positive_integer("kernel_size", kernel_size)
     check_positive_integers("hidden", hidden)
     check_one_of("padding", padding, PADDINGS)
@@ -67,10 +82,11 @@ def lenet(
     check_one_of("method", method, POOLED_METHODS)
     if slice_size not in (None, "auto"):
         check_positive_integer("slice_size", slice_size)
-    patches, kernel = 0, (kernel_size, kernel_size)
+    patches = 0
     for inputs in (depth, channels):
         fits = padding == "SAME" or min(height, width) >= kernel_size
-        height, width = output_size((height, width), kernel, 1, padding) if fits else (0, 0)
+        window = (kernel_size, kernel_size)
+        height, width = output_size((height, width), window, 1, padding) if fits else (0, 0)
         patches += height * width * kernel_size**2 * inputs
         height, width = height // 2, width // 2
     if min(height, width) < 1:
@@ -84,7 +100,7 @@ def lenet(
     widths = (height * width * channels, *hidden, classes)
     net = from_nnx(LeNet(depth, channels, kernel_size, widths, padding=padding, method=method))
     apply = in_slices(net.f, slice_size) if slice_size else net.f
-    return Model(_init(net.params, GAINS[weight]), apply)
+    return Model(_initializer(net.params, GAINS[weight]), apply)
 
 
 def lenet_activations(
@@ -94,9 +110,18 @@ def lenet_activations(
     padding: str = "VALID",
     method: str = "auto",
 ) -> dict[str, Array]:
-    """Features of a `lenet`: {"conv1", "conv2"}, each (N, h, w, channels), after ReLU and pooling.
+    """Return the activations of a `lenet` after each convolution, ReLU and pooling.
 
-    `padding` must be the network's own. For many examples, wrap it in `slices.in_slices`.
+    For many examples, wrap this function in `slices.in_slices`.
+
+    Args:
+        params: parameters of the network.
+        x: images (N, H, W, C).
+        padding: padding of the network.
+        method: method of `convolution.conv2d_max_pool2`.
+
+    Returns:
+        {"conv1": (N, h, w, channels), "conv2": (N, h, w, channels)}.
     """
     size, _, depth, channels = params["conv1"]["kernel"].shape
     settings = {"padding": padding, "method": method}
@@ -113,63 +138,74 @@ def resnet18(
     normalization: str | None = None,
     method: str = "auto",
 ) -> NormalizedModel:
-    """ResNet18 for small images: a 3 x 3 stem of stride 1, no pooling, and 4 stages of 2 blocks.
+    """Return ResNet18 for small images: a 3 x 3 stem without pooling, and 4 stages of 2 blocks.
 
-    Stages have width, 2, 4 and 8 times width channels and strides 1, 2, 2, 2; a shortcut that
-    changes shape is a 1 x 1 convolution; means over the image feed the dense layer. Convolutions
-    are SAME, N(0, 1/fan_in) and have no bias, so `normalization=None`, where normalisation is
-    simply removed, has biases in the dense layer alone. Parameters are {"stem": {"conv":
-    {"kernel"}}, "stage1_block1": {"conv1": ..., "conv2": ...}, ..., "stage2_block1": {...,
-    "shortcut": ...}, ..., "dense": {"kernel", "bias"}}; normalised ones add "norm": {"scale"
-    (initially 1), "bias" (0)} to each "conv". (32, 32, 3) and width 64 make 11,164,362 numbers,
-    normalised ones 11,173,962.
+    The stages have 1, 2, 4 and 8 times `width` channels and strides 1, 2, 2, 2. A shortcut that
+    changes the shape is a 1 x 1 convolution. The dense layer takes means over the image.
+    Convolutions are SAME, have no bias, and are drawn from N(0, 1/fan_in).
 
-    normalization: batch has apply use the mean and the biased variance of this very batch over
-    examples and positions, (h - mean) / sqrt(variance + 1e-5), and a linearisation at theta_s sees
-    their derivatives. frozen is the same function, but takes both for constants: its linearisation
-    keeps the statistics of the batch at theta_s. With both, a batch of one image of at most 8 x 8
-    says nothing, as its last stage is normalised to zero.
+    Source: He, Zhang, Ren & Sun (2016), Deep residual learning for image recognition. For images
+    (32, 32, 3) and width 64 there are 11,164,362 parameters, 11,173,962 with normalisation.
 
-    Raises ValueError for sizes that are not positive integers, an unknown normalization or method,
-    or an image below 8 x 8, the product of the strides.
+    Args:
+        input_shape: (H, W, C) of the images.
+        width: channels of the first stage.
+        classes: number of outputs.
+        normalization: "batch" normalises by the mean and the biased variance of the batch over
+            examples and positions, (h - mean) / sqrt(variance + 1e-5), and a linearisation contains
+            their derivatives. "frozen" computes the same outputs, but takes mean and variance for
+            constants, so that a linearisation keeps those of the batch at theta_s. None has no
+            normalisation. With "batch" and "frozen" the output for a batch of one image of at most
+            8 x 8 does not depend on the image, as the last stage is normalised to zero.
+        method: method of `convolution.conv2d`.
+
+    Returns:
+        A `NormalizedModel` with parameters {"stem": {"conv": {"kernel"}}, "stage1_block1":
+        {"conv1": ..., "conv2": ...}, ..., "stage2_block1": {..., "shortcut": ...}, ..., "dense":
+        {"kernel", "bias"}} and outputs (N, classes). With normalisation, each "conv" has a "norm":
+        {"scale" (1 at the start), "bias" (0)} beside it.
+
+    Raises:
+        ValueError: if a size is not a positive integer, normalization or method is unknown, or the
+            image is below 8 x 8, the product of the strides.
     """
-    height, image_width, depth = _check_images(input_shape, classes=classes, width=width)
+    height, image_width, depth = _checked_shape(input_shape, classes=classes, width=width)
     if normalization not in NORMALIZATIONS:
         raise ValueError(f"unknown normalization {normalization!r}; allowed: None, batch, frozen")
     check_one_of("method", method, METHODS)
     if min(height, image_width) < math.prod(RESNET_STRIDES):
         raise ValueError(f"an image of {height} x {image_width} is too small: 8 x 8 at least")
     net = from_nnx(ResNet18(depth, width, classes, normalization=normalization, method=method))
-    return NormalizedModel(_init(net.params), net.f, net.settings.get("normalization"))
+    return NormalizedModel(_initializer(net.params), net.f, net.settings.get("normalization"))
 
 
-def _init(params: PyTree, gain: float = 1.0):
-    """init(key): kernels from N(0, gain / fan_in), and all else as it is in params."""
+def _initializer(params: PyTree, gain: float = 1.0) -> Callable[[Array], PyTree]:
+    """Return init(key), which draws kernels from N(0, gain / fan_in) and copies vectors."""
     leaves, tree = jax.tree.flatten(params)
     shapes = [leaf.shape for leaf in leaves]
-    sizes = [math.prod(shape) if len(shape) > 1 else 0 for shape in shapes]
-    others = [leaf if leaf.ndim == 1 else None for leaf in leaves]
+    vectors = [leaf if leaf.ndim == 1 else None for leaf in leaves]
+    sizes = [leaf.size if leaf.ndim > 1 else 0 for leaf in leaves]
 
     def init(key):
-        # One draw cut into pieces: a draw for each of 21 layers takes long to compile.
-        drawn = jnp.split(jax.random.normal(key, (sum(sizes),)), np.cumsum(sizes)[:-1])
-        return jax.tree.unflatten(
-            tree,
-            [
-                math.sqrt(gain / math.prod(shape[:-1])) * numbers.reshape(shape)
-                if other is None
-                else other
-                for shape, numbers, other in zip(shapes, drawn, others, strict=True)
-            ],
-        )
+        # One draw is cut into pieces, because a draw for each of 21 layers takes long to compile.
+        pieces = jnp.split(jax.random.normal(key, (sum(sizes),)), np.cumsum(sizes)[:-1])
+        drawn = [
+            math.sqrt(gain / math.prod(shape[:-1])) * piece.reshape(shape)
+            if vector is None
+            else vector
+            for shape, vector, piece in zip(shapes, vectors, pieces, strict=True)
+        ]
+        return jax.tree.unflatten(tree, drawn)
 
     return init
 
 
-def _check_images(shape, **sizes) -> tuple[int, int, int]:
+def _checked_shape(shape, **sizes) -> tuple[int, int, int]:
+    """Return the shape (H, W, C) of an image, or raise ValueError if it or another size is bad."""
     check_positive_integers("input_shape", shape)
     if len(shape) != 3:
         raise ValueError(f"input_shape must be (height, width, channels), got {tuple(shape)}")
     for name, size in sizes.items():
         check_positive_integer(name, size)
-    return tuple(shape)
+    height, width, channels = shape
+    return height, width, channels

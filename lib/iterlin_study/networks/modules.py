@@ -1,6 +1,6 @@
 """LeNet and ResNet18 as Flax modules.
 
-Layers are `flax.nnx`'s own, but for the product in a convolution (`conv2d`) and for batch
+The layers are those of `flax.nnx`, except for the product of a convolution (`conv2d`) and for batch
 normalisation, which may be frozen. All kernels are zero: `convnets` draws them.
 """
 
@@ -15,12 +15,21 @@ from iterlin.networks.normalization import normalize
 RESNET_STRIDES = (1, 2, 2, 2)
 RESNET_BLOCKS = 2
 
-# Of the old running statistics, what a batch keeps.
+# The weight of the old running statistics when a batch updates them.
 MOMENTUM = 0.9
 
 
 class LeNet(nnx.Module):
-    """widths: those of the dense layers, the number of their inputs first. Kernels are zero."""
+    """LeNet, as `convnets.lenet` describes it.
+
+    Args:
+        depth: channels of the images.
+        channels: output channels of each convolution.
+        kernel_size: rows and columns of each filter.
+        widths: number of inputs of the first dense layer, then the outputs of each dense layer.
+        padding: "VALID" or "SAME".
+        method: method of `convolution.conv2d_max_pool2`.
+    """
 
     def __init__(self, depth, channels, kernel_size, widths, *, padding, method):
         layer = {"padding": padding, "method": method, "pool": True}
@@ -31,6 +40,7 @@ class LeNet(nnx.Module):
             setattr(self, f"dense{index}", nnx.Linear(inputs, outputs, **_zeros()))
 
     def activations(self, x):
+        """Return the activations after each convolution, ReLU and pooling, (N, h, w, channels)."""
         first = jax.nn.relu(self.conv1(x))
         return {"conv1": first, "conv2": jax.nn.relu(self.conv2(first))}
 
@@ -43,7 +53,12 @@ class LeNet(nnx.Module):
 
 
 class BatchNorm(nnx.Module):
-    """Batch normalisation as `resnet18` describes it, with running statistics of momentum 0.9."""
+    """Batch normalisation as `convnets.resnet18` describes it, with momentum 0.9.
+
+    Args:
+        channels: number of channels.
+        frozen: whether derivatives take the mean and the variance for constants.
+    """
 
     def __init__(self, channels, *, frozen):
         self.scale = nnx.Param(jnp.ones(channels))
@@ -65,7 +80,16 @@ class BatchNorm(nnx.Module):
 
 
 class Unit(nnx.Module):
-    """A convolution without bias and, where there is one, its normalisation."""
+    """A convolution without bias, and its normalisation if there is one.
+
+    Args:
+        inputs: input channels.
+        outputs: output channels.
+        size: rows and columns of each filter.
+        stride: stride in both directions.
+        normalization: None, "batch" or "frozen".
+        method: method of `convolution.conv2d`.
+    """
 
     def __init__(self, inputs, outputs, size, stride, *, normalization, method):
         settings = {"stride": stride, "padding": "SAME", "method": method, "use_bias": False}
@@ -78,6 +102,15 @@ class Unit(nnx.Module):
 
 
 class Block(nnx.Module):
+    """A residual block: two convolutions, and a shortcut around them.
+
+    Args:
+        inputs: input channels.
+        outputs: output channels.
+        stride: stride of the first convolution and of the shortcut.
+        **unit: normalization and method of each `Unit`.
+    """
+
     def __init__(self, inputs, outputs, stride, **unit):
         self.conv1 = Unit(inputs, outputs, 3, stride, **unit)
         self.conv2 = Unit(outputs, outputs, 3, 1, **unit)
@@ -90,7 +123,14 @@ class Block(nnx.Module):
 
 
 class ResNet18(nnx.Module):
-    """Kernels are zero."""
+    """ResNet18, as `convnets.resnet18` describes it.
+
+    Args:
+        depth: channels of the images.
+        width: channels of the first stage.
+        classes: number of outputs.
+        **unit: normalization and method of each `Unit`.
+    """
 
     def __init__(self, depth, width, classes, **unit):
         self.stem = Unit(depth, width, 3, 1, **unit)
@@ -112,7 +152,10 @@ class ResNet18(nnx.Module):
 
 
 def _convolution(inputs, outputs, size, *, stride=1, method, pool=False, **settings) -> nnx.Conv:
-    """A layer whose product is `conv2d`; `pool` takes its maximum, which a bias commutes with."""
+    """Return a convolution layer that calls `conv2d`, or `conv2d_max_pool2` if `pool` is True.
+
+    The layer adds its bias after pooling, which gives the same outputs as before.
+    """
 
     def product(x, kernel, strides, padding, **_):
         if pool:
@@ -124,6 +167,6 @@ def _convolution(inputs, outputs, size, *, stride=1, method, pool=False, **setti
 
 
 def _zeros() -> dict:
-    """Settings of a layer whose parameters are zero, of the default floating point type."""
+    """Return the settings of a layer with zero parameters of the default floating point type."""
     zeros, dtype = nnx.initializers.zeros_init(), jnp.result_type(float)
     return {"kernel_init": zeros, "param_dtype": dtype, "rngs": nnx.Rngs(0)}
