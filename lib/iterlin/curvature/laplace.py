@@ -90,8 +90,8 @@ class Laplace(NamedTuple):
                 M O min(P, N O) numbers: for many inputs, call this function on a few at a time.
 
         Returns:
-            The covariance (M, *out, *out) of the outputs (M, *out), in squared units of the
-            outputs.
+            The covariance ``(M, *out, *out)`` of the outputs ``(M, *out)``, in squared units of
+            the outputs.
 
         Raises:
             ValueError: if the examples are not shaped as those of x, or a replaced prior_precision
