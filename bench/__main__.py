@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from bench.record import dataset
 
 EXPERIMENT = "performance"
 FEWEST_ROUNDS = 5
+THREADS = len(os.sched_getaffinity(0))
 # The README's commands, timed in this order in a clone of the last commit.
 COMMANDS = (
     ("make book, in an empty clone", ("make", "book")),
@@ -37,7 +39,6 @@ def main(arguments=None) -> int:
     add = parser.add_argument
     add("--cases", nargs="*", default=[], help="only those whose names contain one of these")
     add("--rounds", type=int, default=FEWEST_ROUNDS, help="samples of each")
-    add("--threads", type=int, default=len(os.sched_getaffinity(0)))
     add("--tier", default="laptop", choices=PLATFORMS, help="laptop: a CPU; gpu: one GPU")
     add("--whole", action="store_true", help="time make book and make test first")
     add("--python", nargs="*", default=[], metavar="PEER=PATH", help="environments to use")
@@ -62,7 +63,7 @@ def main(arguments=None) -> int:
     jax.config.update("jax_platforms", PLATFORMS[options.tier])
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     path = BUILT / f"{options.tier}.nc"
-    start = starter(options.threads, given, PLATFORMS[options.tier])
+    start = starter(THREADS, given, PLATFORMS[options.tier])
     empty = run(selected, options, start, path, whole)
     if options.cases:
         print(f"a selection: kept in {path}, the record is as it was")
@@ -103,19 +104,15 @@ def run(selected, options, start, path: Path, whole: dict) -> list[str]:
         The names of the cases of which nothing could be measured.
     """
     started, outcomes, versions = time.perf_counter(), {}, {}
-    conditions = {"threads": options.threads, "rounds": options.rounds, "cpu": _cpu()}
+    conditions = {"threads": THREADS, "rounds": options.rounds, "cpu": _cpu()}
     # The mean of the last minute, before this process adds to it.
     conditions["load"] = round(os.getloadavg()[0], 2)
     for number, case in enumerate(selected, 1):
         print(f"{case.name} ({number} of {len(selected)})", flush=True)
         outcome = outcomes[case.name] = compare(case, start, rounds=options.rounds)
         versions |= outcome.versions
-        for goal in case.goals:
-            if {goal.of, goal.to} <= set(outcome.seconds):
-                ratio, seconds = np.median(goal.ratios(outcome)), outcome.seconds[goal.to]
-                bound = f" (at {'most' if goal.at_most else 'least'} {goal.limit:g})"
-                text = goal.text + (bound if goal.limit > 0 else "")
-                print(f"  {ratio:8.3g}  {text}; {goal.to}: {np.median(seconds):.3g} s", flush=True)
+        for label, seconds in outcome.seconds.items():
+            print(f"  {np.median(seconds):.3g} s  {label}", flush=True)
         record = dataset(selected, outcomes, options.rounds).assign_attrs(
             conditions=json.dumps(conditions),
             peers=json.dumps(versions),
@@ -136,9 +133,8 @@ def run(selected, options, start, path: Path, whole: dict) -> list[str]:
 
 def _cpu() -> str:
     """Return the processor's name, where the system tells it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "unknown"
+    found = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else "unknown"
 
 
 if __name__ == "__main__":

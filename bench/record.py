@@ -9,17 +9,8 @@ import xarray as xr
 
 from bench.driver import Case, Outcome
 
-NUMBERS = (
-    "operations",
-    "parameters",
-    "products",
-    "iterations",
-    "bytes",
-    "start_bytes",
-    "now_bytes",
-    "peak_bytes",
-    "disagreement",
-)
+NUMBERS = ("operations", "parameters", "products", "iterations", "disagreement")
+NUMBERS += ("bytes", "start_bytes", "now_bytes", "peak_bytes")
 
 
 def dataset(cases: list[Case], outcomes: Mapping[str, Outcome], rounds: int) -> xr.Dataset:

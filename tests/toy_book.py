@@ -10,8 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from iterlin_study.records.provenance import PACKAGE
-
 ROOT = Path(__file__).resolve().parents[1]
 
 HEADER = """\
@@ -89,7 +87,7 @@ CONTENTS = ("experiments/xor", "other", "last")
 def create(root):
     """Write the book and its library below ``root``."""
     library = root / "lib" / "iterlin"
-    shutil.copytree(PACKAGE, library, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "lib" / "iterlin", library, ignore=shutil.ignore_patterns("__pycache__"))
     for name, text in LIBRARY.items():
         (library / name).write_text(text)
     for name, text in PAGES.items():

@@ -27,21 +27,15 @@ MOST_TABS = 500
 PROBES = Path(__file__).with_suffix(".js")
 
 
-def names(folder, chosen=()):
-    """The pages of a folder to open, such as experiments/xor.html.
+def names(folder):
+    """Return the pages of a folder to open, such as experiments/xor.html.
 
-    Of the pages of source code (_modules), which are made alike, one is opened. Raises ValueError
-    if there is no such page.
+    Of the pages of source code (_modules), which are made alike, one is opened.
     """
     paths = sorted(path.relative_to(folder) for path in Path(folder).rglob("*.html"))
     pages = [path.as_posix() for path in paths if "_static" not in path.parts]
     code = [name for name in pages if name.startswith("_modules/")]
-    wanted = [f"{name.removesuffix('.html')}.html" for name in chosen]
-    wanted = wanted or [name for name in pages if name not in code[1:]]
-    unknown = [name for name in wanted if name not in pages]
-    if unknown or not wanted:
-        raise ValueError(f"{folder} has no page {', '.join(unknown)}")
-    return wanted
+    return [name for name in pages if name not in code[1:]]
 
 
 async def visit(context, address, name, width, axe):
@@ -137,17 +131,15 @@ async def visits(folder, pages):
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="iterlin_book.browser", description=__doc__)
     parser.add_argument("folder", nargs="?", default="_build/html", type=Path)
-    parser.add_argument("--page", action="append", default=[], help="one such as experiments/xor")
-    options = parser.parse_args(arguments)
-    try:
-        pages = names(options.folder, options.page)
-        found = asyncio.run(visits(options.folder, pages))
-    except chromium.Missing as reason:
-        print(f"{options.folder}: not checked in a browser: {reason}")
-        return 0
-    except ValueError as error:
-        print(error, file=sys.stderr)
+    folder = parser.parse_args(arguments).folder
+    if not (pages := names(folder)):
+        print(f"{folder} has no pages", file=sys.stderr)
         return 2
+    try:
+        found = asyncio.run(visits(folder, pages))
+    except chromium.Missing as reason:
+        print(f"{folder}: not checked in a browser: {reason}")
+        return 0
     lines = {}  # each with the widths at which it is so
     for (page, width), faults in found.items():
         for where, what in faults:

@@ -45,7 +45,7 @@ def only_build(root):
 
 
 def run(root, tier, chosen, jobs=None, deadline=None, shares=1, profile=None, book=False):
-    """Run the pages that are out of date and return the exit status; book: render them as well.
+    """Run the pages that are out of date; return the exit status. book: render them as well.
 
     jobs: pages at a time; deadline: Unix time at which runs stop; shares: of each page's runs;
     profile: of Snakemake, by its name in profiles/ or wherever Snakemake finds it.
@@ -53,9 +53,6 @@ def run(root, tier, chosen, jobs=None, deadline=None, shares=1, profile=None, bo
     Raises BookError for a mistake in what is asked for, or in the files that it takes.
     """
     root = Path(root).resolve()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")  # Snakemake's
-    for place in (root / "_build", root / "data" / "results", cache):
-        pages.require_writable(place)
     freshness.check_records(root)
     digests = {page: execute.prepare(root, page, tier)[2] for page in chosen}
     arguments = _where(root, profile, jobs)
@@ -94,7 +91,7 @@ def run(root, tier, chosen, jobs=None, deadline=None, shares=1, profile=None, bo
 
 
 def _where(root, profile, jobs):
-    """Snakemake's arguments that say where, and how many at a time, pages run."""
+    """Return Snakemake's arguments for where, and how many at a time, pages run."""
     os.environ.setdefault("PYTHONHASHSEED", "0")
     if profile is None:
         jobs = max(1, jobs or 1)
@@ -145,7 +142,7 @@ def _snakemake(root, arguments):
 
 
 def chosen_pages(root, tier, names):
-    """The pages meant by names, or all that can run at the tier, in their order of priority."""
+    """Return the named pages, or all that have the tier in their order of priority."""
     if names:
         return list(dict.fromkeys(pages.find(root, name) for name in names))
     everything = [page for page in pages.toc(root) if pages.has_code(root, page)]
@@ -156,14 +153,6 @@ def chosen_pages(root, tier, names):
     return pages.by_priority(root, chosen)
 
 
-def minutes(text):
-    """A budget in minutes."""
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise ValueError
-    return number
-
-
 def main(arguments=None):
     parser = execute.parser("build", __doc__)
     parser.add_argument("target", choices=["book", "results"])
@@ -171,15 +160,17 @@ def main(arguments=None):
     parser.add_argument("--jobs", type=int, help="pages at a time; book: 2, results: 1")
     parser.add_argument("--shares", type=int, default=1, help="jobs among which a page's runs go")
     parser.add_argument("--profile", help="of Snakemake: slurm, or one of your own")
-    parser.add_argument("--budget", type=minutes, help="time for all pages; unlimited unless set")
+    parser.add_argument("--budget", type=float, help="minutes for all pages; unlimited unless set")
     started = time.time()
     options = parser.parse_args(arguments)
     if options.parent:
         execute.stop_with_parent()
     book = options.target == "book"
     try:
-        if book and (options.budget or options.tier != pages.QUICK):
+        if book and (options.budget is not None or options.tier != pages.QUICK):
             raise BookError("the book is built at the quick tier, without a budget")
+        if options.budget is not None and not options.budget > 0:
+            raise BookError(f"budget must be a positive number of minutes, not {options.budget}")
         if options.shares < 1:
             raise BookError(f"shares must be 1 or more, not {options.shares}")
         status = run(
@@ -192,7 +183,7 @@ def main(arguments=None):
             profile=options.profile,
             book=book,
         )
-    except BookError as error:
+    except (BookError, OSError) as error:  # OSError: a folder that cannot be written to
         print(error, file=sys.stderr)
         return states.REFUSED
     except KeyboardInterrupt:

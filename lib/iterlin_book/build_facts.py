@@ -1,4 +1,4 @@
-"""What only a finished build knows, filled into the status page (`iterlin_book.merge`).
+"""Fill what only a finished build knows into the status page (`iterlin_book.merge`).
 
 No cell can know: pages run side by side. The executed notebooks carry their times, and the quick
 runs lie in _build/records.
@@ -12,14 +12,14 @@ QUICK_RUNS = "<!-- today's quick runs beside the recorded ones -->"
 
 
 def fill(text, about):
-    """Text with the tables in their places. `about`: metadata of executed notebooks by page."""
+    """Replace the two marks in a text. `about`: metadata of executed notebooks by page."""
     if TIMES in text:
         text = text.replace(TIMES, times(about))
     return text.replace(QUICK_RUNS, quick_runs()) if QUICK_RUNS in text else text
 
 
 def times(about):
-    """A Markdown table, the pages in the order given; their sum comes first."""
+    """Return a Markdown table of each page's seconds and date, their sum first."""
     took = {page: found["iterlin_book"]["seconds"] for page, found in about.items()}
     days = {page: found["papermill"]["end_time"][:10] for page, found in about.items()}  # of UTC
     lines = ["| page | seconds | ran on |", "| --- | ---: | --- |"]
@@ -29,6 +29,6 @@ def times(about):
 
 
 def quick_runs():
-    """An HTML table: how this build's quick runs compare with those kept with the records."""
+    """Return an HTML table that compares this build's quick runs with the kept ones."""
     found = [(name, comparison.sentence(records.best(name))) for name in comparison.experiments()]
     return tables.table(["experiment", "today"], found).data

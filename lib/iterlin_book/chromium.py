@@ -1,4 +1,4 @@
-"""A browser for the checks and the print of the built book: Debian's chromium, moved by playwright.
+"""Run Debian's chromium by playwright, to check and to print the built book.
 
 Both may be missing: reading and building the book does not need them.
 """
@@ -23,7 +23,7 @@ class Missing(Exception):
 
 
 def found():
-    """The path of a chromium. Raises Missing without one, or without a package that it needs."""
+    """Return the path of a chromium. Raises Missing without it or a package that it needs."""
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         raise Missing("no chromium on this machine (Debian's chromium-headless-shell would do)")
@@ -39,7 +39,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @asynccontextmanager
 async def launched():
-    """A running browser of playwright. Raises Missing as `found`."""
+    """Start a browser and close it at the end. Raises Missing as `found`."""
     path = found()
     from playwright.async_api import async_playwright
 
@@ -51,7 +51,7 @@ async def launched():
 
 @contextmanager
 def served(folder):
-    """The address under which a folder can be read on this machine meanwhile."""
+    """Serve a folder on this machine meanwhile; the value is its address."""
     with ThreadingHTTPServer((HOST, 0), partial(_Quiet, directory=str(folder))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:

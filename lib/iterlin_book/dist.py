@@ -23,7 +23,7 @@ WHEEL = ("pip", "wheel", "--no-index", "--no-deps", "--no-build-isolation", "--w
 
 
 def build(root, folder):
-    """The paths of the library's source archive and wheel, made in a folder.
+    """Make the library's source archive and wheel in a folder; return their paths.
 
     They are made from a copy, so that no older build in the checkout gets in, and the wheel is made
     from the archive, so that the archive has all that it takes.

@@ -32,7 +32,7 @@ TRACEBACK_LINES = 16
 
 
 class Stopped(Exception):
-    """A run did not come to its end: a message, and the exit status."""
+    """A run that ended early, with the exit status."""
 
     def __init__(self, message, status=states.FAILED):
         super().__init__(message)
@@ -40,7 +40,7 @@ class Stopped(Exception):
 
 
 def prepare(root, page, tier):
-    """The page as a notebook, the values it runs with, and the digest of all it depends on."""
+    """Return the page as a notebook, its parameters, and the digest of all it depends on."""
     notebook = pages.read(root, page)
     if not pages.code_cells(notebook):
         raise BookError(f"{page}: has no code cells to run")
@@ -87,12 +87,12 @@ def check_record(root, page, tier):
 
 
 def keeps_runs(root, page, tier):
-    """Whether a page's runs at the tier can be shared out between processes."""
+    """Return whether processes can share the page's runs at the tier."""
     return tier != pages.QUICK and "grids.store(" in pages.source(root, page).read_text("utf8")
 
 
 def stamp_of(root, page, tier, digest, share):
-    """The file that exists if share "i/n" of the page's runs is kept."""
+    """Return the path of the file that marks share "i/n" of the page's runs as done."""
     return Path(root) / "_build" / "shares" / tier / f"{page}.{digest}{_part(share)}"
 
 
@@ -101,7 +101,7 @@ def _part(share):
 
 
 def train_share(root, page, tier, prepared, share):
-    """Train share "i/n" of a page's runs and set its stamp."""
+    """Train share "i/n" of a page's runs and mark it as done."""
     os.environ[environment.SHARE] = share
     try:
         run(root, page, tier, prepared, share)
@@ -113,12 +113,12 @@ def train_share(root, page, tier, prepared, share):
 
 
 def partial_path(root, page, tier, share=""):
-    """Where the cells that have run are written meanwhile."""
+    """Return the path of the notebook as far as it has run."""
     return Path(root) / "_build" / "partial" / tier / f"{page}{_part(share)}.ipynb"
 
 
 def run(root, page, tier, prepared, share=""):
-    """The executed notebook. Raises Stopped, or ShareDone."""
+    """Run a page and return the executed notebook. Raises Stopped, or ShareDone."""
     import papermill  # slow to import: after the checks of the command
     from nbclient.exceptions import DeadKernelError
     from traitlets.config import Config
@@ -169,7 +169,7 @@ def run(root, page, tier, prepared, share=""):
 
 
 def _behind(name):
-    """A stream that shows each line on stderr, behind a name."""
+    """Return a stream that writes each line to stderr after a name."""
 
     def write(text):
         for line in text.splitlines():
@@ -179,7 +179,7 @@ def _behind(name):
 
 
 def _failure(root, page, error, partial):
-    """The page, the cell, its line in the page's file, and the end of the traceback."""
+    """Return the page, the cell, its line in the page's file, and the end of the traceback."""
     source = pages.source(root, page)
     before = source.read_text("utf8").partition(error.source)[0]
     cell = f"cell {error.exec_count} (from line {before.count(chr(10)) + 1} of {source})"
@@ -202,7 +202,7 @@ def stop_with_parent():
 
 
 def parser(module, description):
-    """A parser of arguments whose errors are one line."""
+    """Return a parser of arguments whose errors are one line."""
     about = description.splitlines()[0]
     parser = argparse.ArgumentParser(
         prog=f"iterlin_book.{module}", description=about, usage=argparse.SUPPRESS

@@ -1,4 +1,4 @@
-"""The digest of everything that a page's outputs depend on: equal digests, equal outputs.
+"""Digest everything that a page's outputs depend on: equal digests, equal outputs.
 
 These are its code cells, the parameters of its tier, all files of the library, the records and
 claims that it shows, and the pinned versions. Prose is not among them.
@@ -15,19 +15,17 @@ from iterlin_study.report import claims
 from iterlin_book import pages
 from iterlin_book.pages import BookError
 
-FORMAT = 5  # raise it when executed notebooks of older versions must not be used any more
 PRECISION = "JAX_DEFAULT_MATMUL_PRECISION"  # a variable that changes the numbers on a GPU
 
 
 def digest(root, page, tier, notebook, values):
-    """Twelve hexadecimal digits that change when the outputs of the page may change."""
+    """Return twelve hexadecimal digits that change when the outputs of the page may change."""
     cells = pages.code_cells(notebook)
     code = "\n".join(cell.source for cell in cells)
     files = [root / "requirements.lock", *library_files(root), *imported_files(root, code)]
     if tier == pages.QUICK:  # a run at another tier makes a record, which must not outdate it
         files += shown_files(root, page, code)
     content = {
-        "format": FORMAT,
         "python": list(sys.version_info[:2]),
         "cells": [(cell.source, sorted(pages.tags(cell))) for cell in cells],
         "tier": tier,
@@ -40,14 +38,14 @@ def digest(root, page, tier, notebook, values):
 
 
 def library_files(root):
-    """Every file of the library and the study."""
+    """Return every file of the library and the study."""
     folders = (root / "lib" / name for name in ("iterlin", "iterlin_study"))
     found = (path for folder in folders for path in folder.rglob("*"))
     return [path for path in found if path.suffix in (".py", ".yml")]
 
 
 def imported_files(root, code):
-    """Modules of the checkout beside the library that cells import, such as bench/report.py."""
+    """Return the modules outside the library that cells import, such as bench/report.py."""
     names = re.findall(r"^from ([\w.]+) import", code, re.MULTILINE)
     paths = (root.joinpath(*name.split(".")).with_suffix(".py") for name in names)
     return [path for path in paths if path.is_file()]
@@ -71,7 +69,7 @@ def records(root):
 
 
 def check_records(root):
-    """Refuse a damaged record or ledger: pages that show it would fail, maybe after hours."""
+    """Raise BookError for a damaged record or ledger: pages would fail on it, maybe after hours."""
     from iterlin_study.records import comparison
     from iterlin_study.records import records as study_records
 

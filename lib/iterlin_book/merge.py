@@ -27,7 +27,7 @@ stands the notebook runs at its *quick* tier, which needs none."""
 
 
 def with_outputs(page, notebook, executed):
-    """The page's cells with what the executed notebook's cells printed and drew."""
+    """Return the page's notebook with the outputs of the executed one."""
     ran = [
         cell for cell in pages.code_cells(executed) if "injected-parameters" not in pages.tags(cell)
     ]
@@ -53,7 +53,7 @@ def with_outputs(page, notebook, executed):
 
 
 def stored_paths(root, page):
-    """Executed notebooks of a page: the one of its present state, then the latest first."""
+    """Return a page's executed notebooks: that of its present state, then the latest first."""
     exact = pages.executed(root, page, pages.QUICK, execute.prepare(root, page, pages.QUICK)[2])
     others = exact.parent.glob(f"{exact.name.partition('.')[0]}.*.ipynb")
     others = sorted(others, key=lambda path: -path.stat().st_mtime)

@@ -1,4 +1,4 @@
-"""Check the built book as a reader without a network meets it: ``python -m iterlin_book.offline``.
+"""Check that the built book works without a network: ``python -m iterlin_book.offline``.
 
 Nothing is loaded from elsewhere, every internal link and anchor exists, no markup is left
 unrendered, and every picture has words. One line for each problem.

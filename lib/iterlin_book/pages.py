@@ -1,7 +1,5 @@
 """The pages of the book: which exist, how to read them, where their outputs are kept."""
 
-import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -10,7 +8,9 @@ from iterlin.training.files import replaced
 
 QUICK = "quick"
 TIERS = (QUICK, "laptop", "gpu", "paper")  # the same as iterlin_study.records.records.TIERS
-ROOM = 16 * 2**20  # bytes that must be free in a folder that is written to; a record takes 1 MB
+
+
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 class BookError(Exception):
@@ -18,7 +18,7 @@ class BookError(Exception):
 
 
 def toc(root):
-    """Names of all pages in reading order, such as ``experiments/xor``."""
+    """Return the names of all pages in reading order, such as ``experiments/xor``."""
 
     def walk(node):
         if isinstance(node, list):
@@ -39,7 +39,7 @@ def toc(root):
 
 
 def load_yaml(path):
-    """The content of a YAML file. Raises BookError, naming the file, if it cannot be read."""
+    """Read a YAML file. Raises BookError, naming the file, if it cannot be read."""
     try:
         return yaml.safe_load(path.read_text("utf8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -47,7 +47,7 @@ def load_yaml(path):
 
 
 def by_priority(root, names):
-    """Pages in the order of book/priority.yml; pages that it does not name come last, as given."""
+    """Sort pages by book/priority.yml; pages that it does not name come last, as given."""
     path = Path(root) / "book" / "priority.yml"
     listed = load_yaml(path) if path.is_file() else []
     if not isinstance(listed, list):
@@ -60,12 +60,12 @@ def by_priority(root, names):
 
 
 def source(root, page):
-    """The MyST file of a page."""
+    """Return the MyST file of a page."""
     return Path(root) / "book" / f"{page}.md"
 
 
 def find(root, text):
-    """The page that ``text`` names: by its name, the name's last part, or the path of its file."""
+    """Return the page with this name, this last part of a name, or this path."""
     names = toc(root)
     wanted = text.removesuffix(".md").removeprefix("./").removeprefix("book/")
     matches = [name for name in names if name == wanted] or [
@@ -82,20 +82,11 @@ def has_code(root, page):
 
 
 def read(root, page):
-    """A page as a notebook. A page without code is a notebook of one cell."""
-    path = source(root, page)
-    text = path.read_text("utf8")
-    if not has_code(root, page):
-        from nbformat.v4 import new_markdown_cell, new_notebook
-
-        kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-        cell = new_markdown_cell(text, id="cell-0")
-        return new_notebook(cells=[cell], metadata={"kernelspec": kernel})
-    if not text.startswith("---") or "kernelspec:" not in text.split("\n---", 1)[0]:
-        raise BookError(f"{path}: has code cells but no jupytext and kernelspec front matter")
+    """Read a page as a notebook."""
     import jupytext  # slow to import
 
-    notebook = jupytext.reads(text, fmt="md:myst")
+    notebook = jupytext.reads(source(root, page).read_text("utf8"), fmt="md:myst")
+    notebook.metadata.setdefault("kernelspec", KERNEL)
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"  # jupytext draws random ones
     return notebook
@@ -110,7 +101,7 @@ def tags(cell):
 
 
 def tiers(root, page):
-    """The tiers a page can run at: quick, and one for each parameter file beside it."""
+    """Return the tiers of a page: quick, and one for each parameter file beside it."""
     path = source(root, page)
     stems = (file.name.split(".") for file in path.parent.glob(f"{path.stem}.*.yml"))
     return [QUICK, *sorted(parts[1] for parts in stems if len(parts) == 3)]
@@ -121,19 +112,8 @@ def parameter_file(root, page, tier):
 
 
 def executed(root, page, tier, digest):
-    """The executed notebook of a page; the digest names everything that its outputs depend on."""
+    """Return the path of a page's executed notebook; digest: of all that its outputs depend on."""
     return Path(root) / "_build" / "executed" / tier / f"{page}.{digest}.ipynb"
-
-
-def require_writable(path):
-    """Raise BookError, naming the folder, if there is no room or permission to write at a path."""
-    nearest = next(place for place in (path, *path.parents) if place.exists())
-    if not nearest.is_dir():
-        raise BookError(f"{nearest} is no folder, so that nothing can be written there")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise BookError(f"{nearest} cannot be written to")
-    if (free := shutil.disk_usage(nearest).free) < ROOM:
-        raise BookError(f"{nearest} has room for {free >> 20} MB: {ROOM >> 20} MB are needed")
 
 
 def say(line, *, error=False):

@@ -1,4 +1,4 @@
-"""Parameters of a run: the page's own defaults, replaced by the tier's file once it is checked."""
+"""Read a tier's parameters and check them against the page's defaults."""
 
 from iterlin_study.records import experiment_pages
 
@@ -7,7 +7,7 @@ from iterlin_book.pages import BookError
 
 
 def load(root, page, tier):
-    """The values to run a page with at a tier; raise BookError if one of them does not fit it."""
+    """Return a page's parameters at a tier. Raises BookError if one does not fit the page."""
     available = pages.tiers(root, page)
     if tier not in available:
         raise BookError(f"{page}: unknown tier '{tier}' (tiers: {', '.join(available)})")
@@ -35,7 +35,7 @@ def load(root, page, tier):
 
 
 def like(root, page, tier):
-    """The page beside it that a page's file of the tier is ``like``, or None."""
+    """Return the page whose parameters this page's file of the tier takes by ``like``, or None."""
     path = pages.parameter_file(root, page, tier)
     values = (pages.load_yaml(path) if path.is_file() else None) or {}
     folder, slash, _ = page.rpartition("/")
@@ -43,7 +43,7 @@ def like(root, page, tier):
 
 
 def mismatch(value, default):
-    """What is wrong with the type of a value that replaces a default, or None."""
+    """Say what is wrong with the type of a value that replaces a default; None if nothing."""
     if default is None:
         return None
     if isinstance(default, list | tuple):

@@ -53,7 +53,7 @@ async def printed(folder, path):
 
 
 def entries(items):
-    """The entries of an outline, each before those below it."""
+    """Yield the entries of an outline, each before those below it."""
     for item in items:
         yield item
         yield from entries(item.children)

@@ -16,7 +16,7 @@ FOLDER = Path("tests") / "notebooks"
 
 
 def listed(root):
-    """(pages that are compared, pages left out) of pages.txt."""
+    """Return (pages that are compared, pages left out) of pages.txt."""
     lines = (Path(root) / FOLDER / "pages.txt").read_text("utf8").splitlines()
     names = [words[0] for line in lines if (words := line.partition("#")[0].split())]
     left_out = [name for name in names if name.startswith("-")]
@@ -28,7 +28,7 @@ def path_of(root, page):
 
 
 def reference(root, page):
-    """The executed notebook of the current page as nbval needs it: its code, texts, no pictures."""
+    """Return the page's executed notebook as nbval compares it: code and texts, no pictures."""
     notebook, _, digest = execute.prepare(root, page, pages.QUICK)
     stored = nbformat.read(pages.executed(root, page, pages.QUICK, digest), as_version=4)
     merged = merge.with_outputs(page, notebook, stored)
@@ -47,7 +47,7 @@ def reference(root, page):
 
 
 def silent(source):
-    """Code whose last value is not shown if it ends in a semicolon.
+    """Return code that shows no last value if it ends in a semicolon.
 
     IPython looks that up in its history, which nbval's cells do not enter.
     """

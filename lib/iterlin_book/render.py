@@ -85,7 +85,7 @@ def add_vega(html):
 
 
 def _warnings(text, root):
-    """Sphinx's warnings, with the names of the pages' own files."""
+    """Return Sphinx's warnings with the names of the pages' own files."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace(f"{root / '_build' / 'source'}/", "book/")
     text = re.sub(r"book/(\S+)\.ipynb(:\d+)?:", r"book/\1.md:", text)
     return "\n".join([line for line in text.splitlines() if line.strip()][-60:])

@@ -1,4 +1,4 @@
-"""How the processes that run pages ended: their exit statuses, and a note of each for the build.
+"""Exit statuses of the processes that run pages, and a note of each for the build.
 
 The notes lie in _build/states, so that the build finds those of processes on other machines, too.
 """
@@ -20,7 +20,7 @@ def write(root, tier, name, status, seconds=0.0):
 
 
 def notes(root, tier, page):
-    """The paths of the notes of a page and of its shares."""
+    """Return the paths of the notes of a page and of its shares."""
     place = Path(root) / "_build" / "states" / tier / page
     return sorted(place.parent.glob(f"{place.name}.*json"))
 
@@ -39,7 +39,7 @@ def of(root, tier, page):
 
 
 def summary(outcomes, tier):
-    """A table of pages, states and minutes, of {page: (state, seconds or None)}."""
+    """Return a table of pages, states and minutes. outcomes: {page: (state, seconds or None)}."""
     width = max(map(len, outcomes))
     lines = [f"{'page':{width}}  {'state':12}  minutes ({tier} tier)"]
     for page, (state, seconds) in outcomes.items():

@@ -4,7 +4,6 @@ import shutil
 
 import toy_book
 import xarray as xr
-from iterlin_study.records.provenance import PACKAGE
 
 PAGE = (
     toy_book.HEADER
@@ -65,7 +64,7 @@ def create(root, num_steps, num_seeds=2, between="pass"):
     toy_book.create(root)
     shutil.rmtree(root / "lib")
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(PACKAGE, root / "lib" / "iterlin", ignore=ignored)
+    shutil.copytree(toy_book.ROOT / "lib" / "iterlin", root / "lib" / "iterlin", ignore=ignored)
     for name in ("experiments/xor.md", "experiments/xor.laptop.yml", "other.md"):
         (root / "book" / name).unlink()  # they are of the toy library
     (root / "book" / "grid.md").write_text(PAGE.replace("BETWEEN", between))

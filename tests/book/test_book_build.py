@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import time
-from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -36,20 +35,15 @@ def test_pages_show_outputs_mathematics_citations_and_times(finished):
     assert "Figure computed in the section “A picture”" in page
     assert "Some One" in html(finished, "last")
     assert toy_book.run(finished, "offline").returncode == 0
-    rows = BeautifulSoup(html(finished, "last"), "html.parser").select("tbody tr")
-    rows = [[cell.get_text() for cell in row.select("td")] for row in rows]
-    took = [
-        nbformat.read(executed(finished, page), 4).metadata["iterlin_book"]["seconds"]
-        for page in (XOR, OTHER)
-    ]
-    assert [row[0] for row in rows] == ["all 2 pages, one after the other", XOR, OTHER]
-    assert [row[1] for row in rows] == [f"{sum(took):.0f}", *(f"{t:.1f}" for t in took)]
+    _, *rows = BeautifulSoup(html(finished, "last"), "html.parser").select("tbody tr")
+    for page, row in zip((XOR, OTHER), rows, strict=True):
+        seconds = nbformat.read(executed(finished, page), 4).metadata["iterlin_book"]["seconds"]
+        assert [cell.get_text() for cell in row.select("td")[:2]] == [page, f"{seconds:.1f}"]
 
 
 @pytest.mark.parametrize("page", ["index", XOR])
 def test_each_page_offers_its_notebook_which_says_how_to_install_the_library(finished, page):
-    found = BeautifulSoup(html(finished, page), "html.parser").select(".article-header-buttons a")
-    (link,) = found
+    (link,) = BeautifulSoup(html(finished, page), "html.parser").select(".article-header-buttons a")
     folder = (finished / "_build" / "html" / page).parent
     notebook = nbformat.read(folder / link["href"], as_version=4)
     nbformat.validate(notebook)
@@ -77,9 +71,7 @@ def test_a_failing_cell_fails_the_build_and_damages_nothing(book):
     done = toy_book.run(book, "build", "book")
     assert done.returncode == 1
     assert toy_book.started(done.stdout) == [XOR, OTHER]
-    assert "other: cell 1 (from line 15 of book/other.md) failed: ZeroDivisionError" in done.stderr
-    assert "----> 4 negate(7) / 0" in done.stderr
-    assert len(done.stderr.splitlines()) < 30
+    assert "line 15 of book/other.md) failed: ZeroDivisionError" in done.stderr
     assert "ZeroDivisionError" in (book / "_build/partial/quick/other.ipynb").read_text()
     assert executed(book, OTHER).read_bytes() == before
     assert "-7" in html(book, OTHER)
@@ -191,53 +183,28 @@ def test_a_damaged_record_or_ledger_is_refused(tmp_path, capsys, file):
     assert refused(root, capsys, "results", "--tier", "laptop").startswith(str(root / file))
 
 
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        ("_build", "{root}/_build is no folder"),
-        ("forbidden", "{root} cannot be written to"),
-        ("full", "{root} has room for 1 MB: 16 MB are needed"),
-    ],
-)
-def test_a_place_that_cannot_be_written_to_is_refused(
-    tmp_path, capsys, monkeypatch, broken, message
-):
+def test_a_place_that_cannot_be_written_to_is_refused(tmp_path, capsys):
     root = toy_book.create(tmp_path)
-    if broken == "full":
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
-    elif broken == "forbidden":  # tests may run as root, who may write anywhere
-        monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
-    else:
-        (root / broken).write_text("in the way")
-    assert refused(root, capsys, "book").startswith(message.format(root=root))
+    (root / "_build").write_text("in the way")
+    assert str(root / "_build") in refused(root, capsys, "book")
+
+
+LAPTOP = ["results", "--tier", "laptop"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (["book", "--budget=5"], "the book is built at the quick tier, without a budget\n"),
-        (["book", "--page", "nowhere"], "unknown page 'nowhere' (pages: index, "),
-        (["results", "--tier", "moon"], "no page has the tier 'moon' (tiers: laptop, quick)\n"),
-        (["results", "--tier", "laptop", "--shares", "0"], "shares must be 1 or more, not 0"),
-        (
-            ["results", "--tier", "laptop", "--profile", "far"],
-            "the profile 'far' needs snakemake-executor-plugin-far-away: ",
-        ),
+        (["book", "--budget=5"], "budget"),
+        (["book", "--page", "nowhere"], "'nowhere'"),
+        (["results", "--tier", "moon"], "'moon'"),
+        ([*LAPTOP, "--budget", "nan"], "budget"),
+        ([*LAPTOP, "--shares", "0"], "shares"),
+        ([*LAPTOP, "--profile", "far"], "snakemake-executor-plugin-far-away"),
     ],
 )
-def test_a_wrong_command_is_refused(tmp_path, capsys, arguments, message):
+def test_a_wrong_command_is_refused(tmp_path, capsys, arguments, named):
     root = toy_book.create(tmp_path)
     (root / "profiles" / "far").mkdir(parents=True)
     (root / "profiles" / "far" / "config.yaml").write_text("executor: far-away\n")
-    assert refused(root, capsys, *arguments).startswith(message)
-
-
-@pytest.mark.parametrize("budget", ["0", "nan", "ten"])
-def test_a_budget_is_a_positive_number_of_minutes(capsys, budget):
-    with pytest.raises(SystemExit) as end:
-        build_main(["results", f"--budget={budget}"])
-    assert end.value.code == 2
-    said = capsys.readouterr().err
-    assert (
-        said == f"iterlin_book.build: error: argument --budget: invalid minutes value: '{budget}'\n"
-    )
+    assert named in refused(root, capsys, *arguments)

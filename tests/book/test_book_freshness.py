@@ -1,6 +1,5 @@
 """A page's outputs are outdated once its code, the library or what it shows has changed."""
 
-import re
 from types import SimpleNamespace
 
 import jupytext
@@ -93,12 +92,8 @@ def test_outputs_move_to_the_current_prose_without_the_cell_that_papermill_adds(
     assert [cell.cell_type for cell in merged.cells] == ["markdown", "code", "markdown"]
     assert merged.cells[2].source == "Other text."
     assert merged.cells[1].outputs[0].text == "output 1\n"
-
-
-def test_outputs_of_other_code_are_refused():
-    ran = executed(PAGE.replace("a = 1", "a = 2"))
-    with pytest.raises(BookError, match="page: its code is not what the stored outputs come from"):
-        merge.with_outputs("page", jupytext.reads(PAGE, fmt="md:myst"), ran)
+    with pytest.raises(BookError, match="page: its code"):
+        merge.with_outputs("page", current, executed(PAGE.replace("a = 1", "a = 2")))
 
 
 def test_pictures_get_words_unless_the_page_has_its_own():
@@ -117,19 +112,15 @@ def test_pictures_get_words_unless_the_page_has_its_own():
 
 @pytest.mark.parametrize(
     ("version", "quick", "count"),
-    [("0.10.1", True, 3), ("0.10.1", False, 1), ("0.11.0", True, 0)],
+    [("0.10.1", True, 2), ("0.10.1", False, 0), ("0.11.0", True, 0)],
 )
 def test_flags_depend_on_the_version_and_keep_those_of_the_caller(
     monkeypatch, version, quick, count
 ):
-    environment = {}
+    asked = "--xla_cpu_enable_concurrency_optimized_scheduler=true"
+    environment = {"XLA_FLAGS": asked}
     monkeypatch.setattr(xla, "os", SimpleNamespace(environ=environment))
     monkeypatch.setattr(xla.metadata, "version", lambda name: version)
     xla.set_flags(quick)
-    assert len(environment.get("XLA_FLAGS", "").split()) == count
-    asked = "--xla_cpu_enable_concurrency_optimized_scheduler=true"
-    environment["XLA_FLAGS"] = asked
-    xla.set_flags(quick)
-    flags = environment["XLA_FLAGS"].split()
-    assert len(flags) == max(1, count)
-    assert [flag for flag in flags if re.match(asked.partition("=")[0], flag)] == [asked]
+    first, *others = environment["XLA_FLAGS"].split()
+    assert (first, len(others)) == (asked, count)

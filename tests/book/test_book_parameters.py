@@ -40,18 +40,12 @@ def load(root, text, tier="laptop"):
     return parameters.load(root, "experiments/xor", tier)
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("step_size: 2\nrates: [1, 0.5]", {"step_size": 2, "rates": [1, 0.5]}),
-        ("step_size: 1e-5\nname: '010'", {"step_size": 1e-5, "name": "010"}),
-        ("periods: [5]\nverbose: true", {"periods": [5], "verbose": True}),
-        ("limits: [7, .inf]\nseed: 4", {"limits": [7, math.inf], "seed": 4}),
-        ("# nothing but a comment", {}),
-    ],
-)
-def test_fitting_values_pass_and_the_tier_is_added(book, text, values):
+def test_fitting_values_pass_and_the_tier_is_added(book):
+    text = "step_size: 2\nrates: [1, 1e-5]\nname: '010'\nverbose: true\nlimits: [7, .inf]\nseed: 4"
+    values = {"step_size": 2, "rates": [1, 1e-5], "name": "010", "verbose": True}
+    values |= {"limits": [7, math.inf], "seed": 4}
     assert load(book, text) == {**values, "tier": "laptop"}
+    assert load(book, "# nothing but a comment") == {"tier": "laptop"}
 
 
 def test_a_file_may_be_like_that_of_another_page(book):
@@ -61,28 +55,28 @@ def test_a_file_may_be_like_that_of_another_page(book):
     expected = {"step_size": 2.0, "num_steps": 30, "verbose": True, "tier": "laptop"}
     assert load(book, "like: second\nverbose: true") == expected
     (folder / "first.laptop.yml").write_text("like: xor\n")
-    with pytest.raises(BookError, match=r"first\.laptop\.yml: it is like itself, by way of 'xor'"):
+    with pytest.raises(BookError, match=r"first\.laptop\.yml: it is like itself"):
         load(book, "like: second")
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        ("stepsize: 1", r"unknown parameter 'stepsize' \(allowed: tier, step_size, num_steps"),
-        ("tier: gpu", r"parameter 'tier' must be 'laptop', not 'gpu'"),
-        ("num_steps: 1e3", r"'num_steps' must be int, not float 1000\.0$"),
-        ("step_size: true", r"'step_size' must be float, not bool True"),
-        ("name: 3", r"'name' must be str, not int 3"),
-        ("periods: 3", r"'periods' must be a list, not int 3"),
-        ("periods: [1, 2.5]", r"'periods' has a wrong element: it must be int, not float 2\.5"),
-        ("step_size: [1", r"not valid YAML: "),
-        ("num_steps: 1:30", r"not valid YAML: 1:30: write it as a decimal number, or in quotes$"),
-        ("like: third", r"there is no .*third\.laptop\.yml for it"),
-        ("- step_size", r"expected lines of the form 'name: value'"),
+        ("stepsize: 1", "'stepsize'"),
+        ("tier: gpu", "'tier'"),
+        ("num_steps: 1e3", "'num_steps'"),
+        ("step_size: true", "'step_size'"),
+        ("name: 3", "'name'"),
+        ("periods: 3", "'periods'"),
+        ("periods: [1, 2.5]", "'periods'"),
+        ("step_size: [1", "not valid YAML"),
+        ("num_steps: 1:30", "1:30"),
+        ("like: third", "third.laptop.yml"),
+        ("- step_size", "'name: value'"),
     ],
 )
-def test_each_mistake_is_told_in_one_line(book, text, message):
-    with pytest.raises(BookError, match=message) as error:
+def test_each_mistake_is_told_in_one_line(book, text, named):
+    with pytest.raises(BookError, match=re.escape(named)) as error:
         load(book, text)
     assert "experiments/xor.laptop.yml: " in str(error.value)
     assert "\n" not in str(error.value)
@@ -90,21 +84,19 @@ def test_each_mistake_is_told_in_one_line(book, text, message):
 
 def test_a_tier_that_cannot_be_recorded_is_refused(book):
     assert pages.TIERS == records.TIERS
-    with pytest.raises(BookError, match=r"tier 'mine' cannot be recorded .*laptop"):
+    with pytest.raises(BookError, match="'mine'"):
         load(book, "num_steps: 3", tier="mine")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere"], "unknown page 'nowhere' (pages: index, experiments/xor, other, last)"),
-        (["xor", "--tier", "gpu"], "experiments/xor: unknown tier 'gpu' (tiers: quick, laptop)"),
-        (["book/last.md"], "last: has no code cells to run"),
-    ],
+    ("arguments", "named"),
+    [(["nowhere"], "'nowhere'"), (["xor", "--tier", "gpu"], "'gpu'"), (["book/last.md"], "last: ")],
 )
-def test_the_command_answers_a_bad_name_with_one_line(book, capsys, arguments, message):
+def test_the_command_answers_a_bad_name_with_one_line(book, capsys, arguments, named):
     assert execute.main([*arguments, "--root", str(book)]) == 2
-    assert capsys.readouterr() == ("", message + "\n")
+    said = capsys.readouterr()
+    assert named in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)
 
 
 def test_results_check_every_page_before_the_first_runs(book, capsys):
@@ -112,7 +104,7 @@ def test_results_check_every_page_before_the_first_runs(book, capsys):
     assert build.main(["results", "--tier", "laptop", "--root", str(book)]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert "other.laptop.yml: unknown parameter 'nothing' (allowed: none" in said.err
+    assert "other.laptop.yml: unknown parameter 'nothing'" in said.err
 
 
 def test_every_shipped_parameter_file_fits_its_page():

@@ -24,17 +24,6 @@ def toy(tmp_path):
     return root
 
 
-def nbval(root, path):
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", str(path)],
-        cwd=root,
-        env=toy_book.environment(root),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_references_hold_no_pictures_and_nbval_compares_what_cells_print(toy):
     (path,) = (toy / references.FOLDER).rglob("*.ipynb")
     assert path == references.path_of(toy, "experiments/xor")
@@ -42,10 +31,16 @@ def test_references_hold_no_pictures_and_nbval_compares_what_cells_print(toy):
     assert [cell.execution_count for cell in notebook.cells] == [1, 2, 3]
     assert "image/" not in nbformat.writes(notebook)
     assert "<Figure" in nbformat.writes(notebook)
-    passed = nbval(toy, path)
-    assert "3 passed" in passed.stdout
     toy_book.edit(toy, "lib/iterlin/__init__.py", "4 * x", "4 * x + 1")
-    assert "1 failed, 2 passed" in nbval(toy, path).stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", str(path)],
+        cwd=toy,
+        env=toy_book.environment(toy),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 failed, 2 passed" in done.stdout
 
 
 def test_every_page_with_code_is_compared_or_left_out_on_purpose():
@@ -63,4 +58,4 @@ def test_a_reference_is_of_the_page_as_it_is(page):
     assert all(cell.execution_count for cell in reference.cells)
     # nbval has something to hold the page's next run against.
     compared = (cell for cell in reference.cells if "nbval-ignore-output" not in pages.tags(cell))
-    assert any(cell.execution_count and cell.outputs for cell in compared)
+    assert any(cell.outputs for cell in compared)

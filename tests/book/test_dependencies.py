@@ -21,7 +21,7 @@ BOOK = [*CORE, *EXTRAS["study"], *EXTRAS["book"]]
 DEV = [*BOOK, *GROUPS["browser"], *GROUPS["test"], *GROUPS["dev"]]
 OURS = {"iterlin", "iterlin_study", "iterlin_book", "bench", "book", "from_neural_tangents"}
 OURS |= {path.stem for path in (ROOT / "tests").rglob("*.py")}
-LIBRARY = ROOT / "lib" / "iterlin"
+
 DISTRIBUTIONS = packages_distributions()
 
 
@@ -30,7 +30,7 @@ def names(requirements):
 
 
 def imported(path):
-    """The distributions that a file imports, inside functions too."""
+    """Return the distributions that a file imports, inside functions too."""
     code = path.read_text("utf8")
     if path.suffix == ".md":
         cells = jupytext.reads(code, "md:myst").cells
@@ -56,13 +56,6 @@ def imported(path):
     ],
 )
 def test_imports_are_declared(folder, pattern, declared):
-    paths = list((ROOT / folder).glob(pattern))
-    assert paths
-    missing = {path.name: imported(path) - names(declared) for path in paths}
-    assert not {path: found for path, found in missing.items() if found}
-
-
-def test_library_declares_nothing_that_it_does_not_import():
-    """What Flax and Equinox need comes with them; test_wheel.py runs without both."""
-    paths = set(LIBRARY.rglob("*.py"))
-    assert names(CORE) <= set().union(*map(imported, paths))
+    found = set().union(*map(imported, (ROOT / folder).glob(pattern)))
+    assert found
+    assert not found - names(declared)

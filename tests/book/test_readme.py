@@ -3,8 +3,6 @@
 import importlib
 import inspect
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -32,23 +30,11 @@ def test_finding_without_a_record_is_left_out(monkeypatch):
         assert list(told()) == []
 
 
-@pytest.mark.parametrize("path", re.findall(r"\]\((book/[^)]+)\)", README))
-def test_linked_page_exists(path):
-    assert (ROOT / path).is_file()
-
-
-def test_map_names_what_exists():
+def test_places_of_the_readme_exist():
     rows = re.findall(r"^\| (`.*?) \|", README.split("## The map")[1], re.M)
-    for place in re.findall(r"`([^`]+)`", " ".join(rows)):
+    places = re.findall(r"`([^`]+)`", " ".join(rows)) + re.findall(r"\]\((book/[^)]+)\)", README)
+    for place in places:
         assert list(ROOT.glob(place.rstrip("/"))), place
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize("command", re.findall(r"^    make (.*?) +#", README, re.M))
-def test_command_of_the_readme_exists(command):
-    dry = ["make", "-n", "INSTALLED=", "DEV=", *command.split()]
-    done = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_named_targets_of_make_exist():
@@ -58,7 +44,7 @@ def test_named_targets_of_make_exist():
 
 
 def exists(dotted):
-    """Whether a dotted name is a module or an attribute of one."""
+    """Return whether a dotted name is a module or an attribute of one."""
     module, _, name = dotted.rpartition(".")
     try:
         return importlib.import_module(dotted) is not None

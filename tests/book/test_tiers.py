@@ -22,7 +22,6 @@ import yaml
 from iterlin_book import execute, pages, states
 from iterlin_study.data.image_files import CIFAR_CLASSES
 from iterlin_study.records import experiment_pages
-from iterlin_study.records.provenance import PACKAGE
 
 pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,7 +140,7 @@ def photographs(rng):
 
 
 def toy_data(folder, library):
-    """Small stand-ins for the files of MNIST and CIFAR-10, and a registry that lists them."""
+    """Write small stand-ins for the files of MNIST and CIFAR-10, and a registry that lists them."""
     folder.mkdir()
     rng = np.random.default_rng(0)
     digits = [
@@ -149,7 +148,7 @@ def toy_data(folder, library):
         for values in (rng.integers(0, 256, (FIGURES, 28, 28)), np.arange(FIGURES) % 10)
     ]
     contents = {"mnist": digits * 2, "cifar10-jpeg": [stored_files.tar_gz(photographs(rng))]}
-    path = library / "study" / "registry.yml"
+    path = library / "data" / "registry.yml"
     registry = yaml.safe_load(path.read_text("utf8"))
     for name, parts in contents.items():
         for file, content in zip(registry[name]["files"], parts, strict=True):
@@ -166,10 +165,12 @@ def checkout(tmp_path_factory):
     for name in ("_toc.yml", "requirements.lock"):
         shutil.copy(ROOT / name, root)
     shutil.copytree(ROOT / "book", root / "book")
-    library = root / "lib" / "iterlin"
-    shutil.copytree(PACKAGE, library, ignore=shutil.ignore_patterns("__pycache__"))
+    library = root / "lib" / "iterlin_study"
+    for name in ("iterlin", "iterlin_study"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "lib" / name, root / "lib" / name, ignore=ignored)
     toy_data(root / "images", library)
-    with (library / "study" / "environment.py").open("a") as environment:
+    with (library / "records" / "environment.py").open("a") as environment:
         environment.write(STRIKES)
     for page, values in TINY.items():
         path = pages.parameter_file(root, page, TIER)

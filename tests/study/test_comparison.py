@@ -92,9 +92,9 @@ def test_parameters_of_a_tier_are_defaults_under_the_files():
 def test_the_command_lists_and_keeps(record, capsys):
     run(scale=2.0)
     assert comparison.main([]) == 0
-    assert capsys.readouterr().out.startswith("trial: the quick run differs today: loss by 1e+02 %")
+    assert "trial: the quick run differs today: loss" in capsys.readouterr().out
     assert comparison.main(["--keep", "trial"]) == 0
-    assert capsys.readouterr().out == "trial: the quick run gives the same numbers today\n"
+    assert "trial: the quick run gives the same numbers" in capsys.readouterr().out
     assert comparison.main(["--keep", "other"]) == 2
     assert "no record of other at tier quick" in capsys.readouterr().err
 

@@ -1,6 +1,5 @@
 """Files are accepted by size and hash alone; whatever else happens is one clear error."""
 
-import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -66,20 +65,13 @@ def mine(tmp_path, monkeypatch):
 
 
 def fails(*parts):
-    """fetch raises a DownloadError of one line with all of those parts."""
+    """Require that fetch raises a DownloadError of one line with all of those parts."""
     with pytest.raises(DownloadError) as raised:
         downloads.fetch("pictures")
     message = str(raised.value)
     assert "\n" not in message
     for part in parts:
         assert str(part) in message
-
-
-def test_the_registry_is_well_formed():
-    known = downloads.registry()
-    files = [file for entry in known.values() for file in entry["files"]]
-    assert len({file.name for file in files}) == len(files) == 6
-    assert all(re.fullmatch("[0-9a-f]{64}", file.sha256) for file in files)
 
 
 def test_a_file_is_downloaded_once_and_again_where_it_is_damaged(served, server):
@@ -94,13 +86,11 @@ def test_a_file_is_downloaded_once_and_again_where_it_is_damaged(served, server)
 
 
 @pytest.mark.parametrize(
-    ("answer", "fault"),
-    [(CONTENT[:70_000], "broken"), (CONTENT[::-1], "hash"), (None, "404")],
-    ids=["interrupted", "another hash", "not there"],
+    "answer", [CONTENT[:70_000], CONTENT[::-1], None], ids=["interrupted", "other hash", "404"]
 )
-def test_a_download_that_fails_names_the_remedy_and_leaves_nothing(served, server, answer, fault):
+def test_a_download_that_fails_names_the_remedy_and_leaves_nothing(served, server, answer):
     server.answers = [answer]
-    fails(NAME, digest(CONTENT), "http://127.0.0.1", fault, served, "ITERLIN_DATA")
+    fails(NAME, digest(CONTENT), "http://127.0.0.1", served, "ITERLIN_DATA")
     assert not list(served.iterdir())
 
 
@@ -120,23 +110,17 @@ def test_a_folder_of_data_comes_first_and_files_of_one_name_are_told_apart(serve
 
 
 @pytest.mark.parametrize(
-    ("content", "fault"),
-    [
-        (CONTENT[::-1], f"has SHA-256 {digest(CONTENT[::-1])} instead of"),
-        (CONTENT[:50], f"has 50 bytes instead of {len(CONTENT)}"),
-    ],
-    ids=["hash", "size"],
+    ("content", "fault"), [(CONTENT[::-1], "SHA-256"), (CONTENT[:50], "50 bytes")]
 )
 def test_a_wrong_file_in_the_folder_is_an_error(served, server, mine, content, fault):
     (mine / NAME).write_bytes(content)
-    fails(f"{mine / NAME} {fault}", "http://127.0.0.1")
+    fails(f"{mine / NAME}", fault, "http://127.0.0.1")
     assert server.asked == []
 
 
-def test_a_folder_of_data_that_does_not_exist(served, server, mine):
+def test_a_folder_of_data_that_does_not_exist(served, mine):
     mine.rmdir()
-    fails("ITERLIN_DATA", f"{mine}, which is not a folder")
-    assert server.asked == []
+    fails("ITERLIN_DATA", mine)
 
 
 def test_fetching_ahead_of_time_names_what_is_unknown(served, capsys):

@@ -73,7 +73,7 @@ def test_accuracy_at_a_training_loss_is_read_between_two_looks():
 
 
 def test_a_training_loss_of_zero_is_read_like_any_other():
-    """It has no logarithm, and stands as far below the last as one of 1e-12."""
+    """Read zero, which has no logarithm, as the end of the curve."""
     losses, tests = [[[1.0, 0.1, 0.0]]], [[[0.1, 0.3, 0.6]]]
     runs = xr.Dataset({"train_loss": (RUN, losses), "test_accuracy": (RUN, tests)})
     found = at_loss(runs, xr.DataArray([0.1, 0.0], dims="loss"))

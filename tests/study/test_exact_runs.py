@@ -9,7 +9,7 @@ from iterlin.training.loop import OutOfTime
 from iterlin_study.records import environment
 from iterlin_study.runs import exact_runs, grids
 from iterlin_study.runs import problems as study_problems
-from test_runs import STEPS, problem
+from test_grids import STEPS, problem
 
 FULL_BATCH = problem(batch_size=None)
 AXES = {"period": (1, 5), "seed": (0, 1)}

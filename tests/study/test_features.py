@@ -2,8 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from iterlin import alignment
-from iterlin_study.runs.features import RANDOM_ALIGNMENT
+from iterlin_study.runs.features import RANDOM_ALIGNMENT, alignment
 
 CORNERS = np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]]) / np.sqrt(2)
 

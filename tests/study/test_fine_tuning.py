@@ -97,8 +97,8 @@ def test_sentences_become_ids_with_a_mask():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: helpers.encode(["fine", "naïve"], SMALL, 6), "sentence 1 .* 'naïve'"),
-        (lambda: helpers.load_encoder("gpt"), "unknown encoder"),
+        (lambda: helpers.encode(["fine", "naïve"], SMALL, 6), "'naïve'"),
+        (lambda: helpers.load_encoder("gpt"), "'gpt'"),
         # Without the package of the weights the error names the extra.
         (lambda: helpers.load_encoder("all-MiniLM-L6-v2"), r"iterlin\[encoder\]"),
     ],
@@ -156,12 +156,10 @@ def test_a_file_of_weights_becomes_the_parameters(tmp_path, monkeypatch):
     encoder = helpers.load_encoder("all-MiniLM-L6-v2")
     assert (encoder.heads, encoder.vocabulary) == (2, SMALL)
     (found,) = encoder.params["layers"]
-    np.testing.assert_array_equal(
-        found["widened"]["weight"], arrays[f"{layer}.intermediate.dense.weight"].T
-    )
-    np.testing.assert_array_equal(
-        found["norm"]["scale"], arrays[f"{layer}.output.LayerNorm.weight"]
-    )
+    wide = arrays[f"{layer}.intermediate.dense.weight"].T
+    np.testing.assert_array_equal(found["widened"]["weight"], wide)
+    scale = arrays[f"{layer}.output.LayerNorm.weight"]
+    np.testing.assert_array_equal(found["norm"]["scale"], scale)
     first = helpers.embed(encoder.params["embedding"], jnp.asarray([[5]]))[0, 0]
     summed = sum(
         arrays[f"embeddings.{name}_embeddings.weight"][row]
@@ -209,10 +207,9 @@ def packages(monkeypatch):
 
 
 def test_prose_is_what_stands_before_the_parameters_and_in_the_notes(packages):
-    found = [text for _, text in helpers.sentences("first")]
-    assert len(found) == 60
-    assert found[:2] == ["Compute the inversea of a given matrix.", SHARED]
-    assert found[2] == "The inverse of kind a is taken in its place."
+    first, second, third, *_ = [text for _, text in helpers.sentences("first")]
+    assert (first, second) == ("Compute the inversea of a given matrix.", SHARED)
+    assert third == "The inverse of kind a is taken in its place."
 
 
 def test_sets_are_balanced_and_share_no_function_and_no_sentence(packages):
@@ -230,12 +227,6 @@ def test_sets_are_balanced_and_share_no_function_and_no_sentence(packages):
     # Of sentences that differ in numbers or arguments alone there is one.
     assert any("of 3 samples" in text for text in texts)
     assert not any("of 10 samples" in text for text in texts)
-
-
-def test_the_seed_decides_which_functions_are_where(packages):
-    sizes = {"train": 8, "validation": 4, "test": 4}
-    first, again, other = (helpers.load_sentences(packages, **sizes, seed=s) for s in (0, 0, 1))
-    assert helpers.describe(first) == helpers.describe(again) != helpers.describe(other)
 
 
 @pytest.mark.parametrize(("train", "message"), [(7, "multiples"), (64, "too few sentences")])

@@ -180,39 +180,34 @@ def test_fewer_runs_go_together_where_memory_is_short(capsys, monkeypatch):
     assert "5 runs of 1 steps, 2 at a time (up to" in capsys.readouterr().err
 
 
-def test_an_axis_without_values_is_named():
-    with pytest.raises(ValueError, match="the axis 'seed' has no value"):
-        grids.grid(problem(), {"seed": [], "period": [1]}, lambda **_: RUNS[0])
-
-
 def test_labels_outside_the_classes_are_refused_before_any_run(monkeypatch):
     monkeypatch.setattr(grids, "trainer", lambda *a: pytest.fail("a run was prepared"))
-    with pytest.raises(ValueError, match="targets must be labels of 2 classes, 0 to 1: got 2"):
+    with pytest.raises(ValueError, match="got 2"):
         grids.run_all(problem(train=(X, Y + 1)), RUNS[:1])
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        ({"period": 0}, "period must be"),
-        ({"penalty": -1.0}, "penalty must"),
+        ({"period": 0}, "period"),
+        ({"penalty": -1.0}, "penalty"),
         ({"optimizer": "lion"}, "lion"),
-        ({"eval_steps": (3, 3)}, "eval_steps must be"),
-        ({"eval_steps": (0, 2**31)}, "the last of eval_steps must be below 2147483648"),
-        ({"seed": -1}, "seed must be a non-negative integer, got -1"),
-        ({"examples": 25}, "25 examples asked of the 24"),
-        ({"examples": 5}, "batch_size 6 exceeds its 5 examples"),
-        ({"until_solved": True}, "needs the problem's rule"),
-        ({"momentum": 1.0}, "momentum must be in"),
-        ({"momentum": 0.9, "optimizer": "adam"}, "momentum is for the optimizer sgd"),
-        ({"period": 4, "halve_after": (2, 2)}, "halve_after must be positive"),
-        ({"period": math.inf, "halve_after": (2,)}, "needs a fixed period"),
-        ({"period": 4, "schedule": schedules.every(4)}, "takes the place of a period"),
+        ({"eval_steps": (3, 3)}, "eval_steps"),
+        ({"eval_steps": (0, 2**31)}, "eval_steps"),
+        ({"seed": -1}, "seed"),
+        ({"examples": 25}, "25 examples"),
+        ({"examples": 5}, "5 examples"),
+        ({"until_solved": True}, "rule"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"momentum": 0.9, "optimizer": "adam"}, "momentum"),
+        ({"period": 4, "halve_after": (2, 2)}, "halve_after"),
+        ({"period": math.inf, "halve_after": (2,)}, "fixed period"),
+        ({"period": 4, "schedule": schedules.every(4)}, "place of a period"),
     ],
 )
-def test_a_bad_run_is_refused_before_any_is_made(change, message, monkeypatch):
+def test_a_bad_run_is_refused_before_any_is_made(change, named, monkeypatch):
     monkeypatch.setattr(grids, "trainer", lambda *a: pytest.fail("a run was prepared"))
-    with pytest.raises(ValueError, match=rf"{message}.*in Run\(seed="):
+    with pytest.raises(ValueError, match=rf"{named}.*in Run\(seed="):
         grids.run_all(problem(), [RUNS[0], RUNS[0]._replace(**change)])
 
 
@@ -248,10 +243,11 @@ def test_halved_steps_keep_the_time_of_a_period(period, halve_after, due):
         np.testing.assert_allclose(result.history["test_loss"], history["test_loss"], rtol=1e-9)
 
 
-def test_grids_need_as_many_evaluations_of_each_run():
+def test_a_grid_that_makes_no_rectangle_is_refused():
     make = lambda seed: Run(seed, 1, 0.1, STEPS if seed else (5,))  # noqa: E731
-    with pytest.raises(ValueError, match=r"as many evaluations each, got \[1, 4\]"):
-        grids.grid(problem(), {"seed": [0, 1]}, make)
+    for seeds, named in (([0, 1], r"\[1, 4\]"), ([], "'seed'")):
+        with pytest.raises(ValueError, match=named):
+            grids.grid(problem(), {"seed": seeds}, make)
 
 
 @pytest.mark.parametrize("solved", [None, Solved(1, None, 0.1)])

@@ -120,7 +120,7 @@ def test_wrong_penalties_and_labels_are_refused():
     train, validation, (x, y) = sets()
     with pytest.raises(ValueError, match="l2 must"):
         probes.probe(*sets(), l2=[0.1, 0.0], classes=4)
-    with pytest.raises(ValueError, match=r"targets of test .* got 4"):
+    with pytest.raises(ValueError, match="got 4"):
         probes.probe(train, validation, (x, y + 4), classes=4)
 
 

@@ -22,8 +22,8 @@ def test_the_checkout_is_at_or_above_the_working_directory(root, monkeypatch):
 
 def test_elsewhere_it_is_that_of_the_library(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert (provenance.project_root() / "lib" / "iterlin").samefile(provenance.PACKAGE)
-    monkeypatch.setattr(provenance, "PACKAGE", tmp_path / "site-packages" / "iterlin")
+    assert (provenance.project_root() / "lib" / "iterlin_study").samefile(provenance.PACKAGE)
+    monkeypatch.setattr(provenance, "PACKAGE", tmp_path / "site-packages" / "iterlin_study")
     with pytest.raises(FileNotFoundError, match="belong to a checkout of the book"):
         provenance.project_root()
 
@@ -47,7 +47,7 @@ def test_a_commit_says_whether_the_library_or_the_book_differ_from_it(root):
     (root / "notes.txt").write_text("beside them")
     (root / "_toc.yml").write_text("root: other\n")
     assert provenance.commit() == head
-    for path in ("lib/iterlin/training/steps.py", "book/index.md"):
+    for path in ("lib/iterlin/steps.py", "book/index.md"):
         text = (root / path).read_text()
         (root / path).write_text(text + "\n")
         assert provenance.commit() == f"{head}+changes"

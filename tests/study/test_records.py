@@ -52,10 +52,7 @@ def test_a_record_comes_back_as_it_was_written():
     assert json.loads(attrs["versions"])["jax"]
     assert (attrs["tier"], attrs["experiment"], attrs["data"]) == ("laptop", EXPERIMENT, "made up")
     assert attrs["wall_time"] == 125.0
-    assert attrs["date"][:2] == "20"
-    assert attrs["device"]
-    assert attrs["products"] == "highest"
-    assert attrs["commit"]
+    assert all(attrs[name] for name in ("date", "device", "products", "commit"))
 
 
 def test_a_record_that_a_caller_changes_or_that_is_replaced_is_read_anew():
@@ -69,27 +66,16 @@ def test_a_record_that_a_caller_changes_or_that_is_replaced_is_read_anew():
     assert records.load(EXPERIMENT, "laptop")["loss"].values[0, 0] == 2.0
 
 
-def test_a_complete_record_goes_before_a_partial_one_of_a_higher_tier():
-    save("gpu", missing=3)
-    assert records.best(EXPERIMENT).attrs["tier"] == "gpu"
-    save("laptop")
-    assert records.best(EXPERIMENT).attrs["tier"] == "laptop"
-    save("gpu")
-    assert records.best(EXPERIMENT).attrs["tier"] == "gpu"
-
-
-def test_best_is_the_highest_recorded_tier_and_never_quick():
+def test_best_is_the_highest_complete_record_and_never_quick():
     save("quick")
     assert records.best(EXPERIMENT) is None
-    for tier in ("laptop", "paper", "gpu"):
-        save(tier)
-    assert records.best(EXPERIMENT).attrs["tier"] == "paper"
+    for tier, missing, best in (("paper", 3, "paper"), ("laptop", 0, "laptop"), ("gpu", 0, "gpu")):
+        save(tier, missing=missing)
+        assert records.best(EXPERIMENT).attrs["tier"] == best
     assert list(records.tiers(EXPERIMENT)) == ["paper", "gpu", "laptop"]
 
 
 def test_caption_says_tier_seeds_cost_and_device():
-    line = records.caption(save("quick", wall_time=20.2))
-    assert line == "quick tier, 3 seeds, run while this page was built"
     record = save(wall_time=600.0)
     line = records.caption(record)
     assert line.startswith("laptop tier: 3 seeds, 10 min on ")
@@ -120,9 +106,8 @@ def test_a_failed_save_leaves_the_old_record_and_nothing_else(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", half)
-        with pytest.raises(records.NotWritten) as error:
+        with pytest.raises(records.NotWritten, match=str(path)):
             save(value=2.0)
-    assert str(error.value) == f"{path} could not be written: No space left on device"
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == ["laptop.nc"]
 
@@ -131,50 +116,37 @@ def test_a_failed_save_leaves_the_old_record_and_nothing_else(monkeypatch):
 
 
 def craft(change):
-    """A record whose file has been changed past what `save` refuses."""
+    """Save a record and change its file past what `save` refuses."""
     save()
     with h5py.File(records.path_of(EXPERIMENT, "laptop"), "r+") as file:
         change(file)
 
 
-def refused(problem):
-    """The one line with which `load` refuses the record."""
-    with pytest.raises(ValueError, match=r"laptop\.nc is damaged or not a record: ") as error:
+def refused(named):
+    with pytest.raises(ValueError, match=rf"laptop\.nc is damaged or not a record: .*{named}"):
         records.load(EXPERIMENT, "laptop")
-    assert problem in str(error.value)
+
+
+def external(file):
+    file.create_dataset("a", (4,), "u1", external=[("/etc/hostname", 0, 4)])
 
 
 @pytest.mark.parametrize(
-    ("make", "problem"),
+    ("make", "named"),
     [
         # 60 million numbers that were never written, in a file of some kilobytes.
-        (lambda f: f.create_dataset("a", (60_000_000,), "f8", chunks=(1000,)), "more than 64 MB"),
-        (lambda f: f.create_dataset("a", (10**6,), h5py.string_dtype()), "more than 64 MB"),
-        (lambda f: f.create_dataset("a", data=1j), "'a' is neither numbers nor text"),
-        (lambda f: f.attrs.__delitem__("tier"), "it lacks the attribute 'tier'"),
+        (lambda f: f.create_dataset("a", (60_000_000,), "f8", chunks=(1000,)), "'a'"),
+        (lambda f: f.create_dataset("a", (10**6,), h5py.string_dtype()), "'a'"),
+        (lambda f: f.create_dataset("a", data=1j), "'a'"),
+        (lambda f: f.attrs.__delitem__("tier"), "'tier'"),
+        (external, "'a'"),
+        (lambda f: external(f.create_group("a")), "'a'"),
+        (lambda f: f.__setitem__("a", h5py.ExternalLink("/etc/hostname", "/a")), "'a'"),
     ],
 )
-def test_files_that_are_not_records_are_refused_unread(make, problem):
+def test_files_that_are_not_records_are_refused_unread(make, named):
     craft(make)
-    refused(problem)
-
-
-def external(file, outside):
-    file.create_dataset("a", (4,), "u1", external=[(str(outside), 0, 4)])
-
-
-def external_link(file, outside):
-    file["a"] = h5py.ExternalLink(str(outside), "/a")
-
-
-def group(file, outside):
-    external(file.create_group("a"), outside)
-
-
-@pytest.mark.parametrize("make", [external, external_link, group])
-def test_a_file_that_refers_to_others_is_refused_unread(tmp_path, make):
-    craft(lambda file: make(file, tmp_path / "secret"))
-    refused("'a' is ")
+    refused(named)
 
 
 # Files that are not the record asked for.
@@ -185,7 +157,7 @@ def test_a_record_that_was_not_run_is_missing(root):
         records.load(EXPERIMENT, "gpu")
 
 
-@pytest.mark.parametrize("share", [0, 0.5, 0.9])
+@pytest.mark.parametrize("share", [0, 0.9])
 def test_a_truncated_record_is_damaged(share):
     save()
     path = records.path_of(EXPERIMENT, "laptop")
@@ -194,22 +166,18 @@ def test_a_truncated_record_is_damaged(share):
     refused("")
 
 
-def test_a_record_of_another_format_is_refused():
-    craft(lambda file: file.attrs.update(format="iterlin record 1"))
-    with pytest.raises(ValueError, match=r"not a record of this library \(no 'iterlin record 3'"):
-        records.load(EXPERIMENT, "laptop")
-
-
-def test_a_record_of_another_experiment_or_tier_is_refused():
-    save()
+def test_a_record_of_another_format_experiment_or_tier_is_refused():
+    craft(lambda file: None)
     path = records.path_of(EXPERIMENT, "laptop")
     for asked in (("xor", "laptop"), (EXPERIMENT, "gpu")):
         with pytest.raises(ValueError, match=f"holds trial at tier laptop, not {'/'.join(asked)}"):
             records.load(*asked, path=path)
+    craft(lambda file: file.attrs.update(format="iterlin record 1"))
+    with pytest.raises(ValueError, match="not a record of this library"):
+        records.load(EXPERIMENT, "laptop")
 
 
-def test_unknown_tiers_are_refused(root):
-    for attempt in (lambda: records.load("xor", "cloud"), lambda: save("cloud")):
-        with pytest.raises(ValueError, match="unknown tier 'cloud'; allowed: gpu, laptop"):
-            attempt()
-    assert not (root / "data").exists()
+@pytest.mark.parametrize("attempt", [save, lambda tier: records.load("xor", tier)])
+def test_unknown_tiers_are_refused(attempt):
+    with pytest.raises(ValueError, match="unknown tier 'cloud'"):
+        attempt("cloud")

@@ -1,6 +1,5 @@
 """Shares of a grid: all runs, each once, and together bit for bit the runs of one process."""
 
-import contextlib
 import re
 import shutil
 from pathlib import Path
@@ -15,7 +14,7 @@ from iterlin_study.records import environment, records
 from iterlin_study.runs import exact_runs, grids, groups
 from test_exact_runs import AXES, FULL_BATCH
 from test_exact_runs import make as make_exact
-from test_runs import STEPS, problem
+from test_grids import STEPS, problem
 
 
 def steps(folder):
@@ -122,14 +121,6 @@ def test_a_share_records_nothing(tmp_path, share, monkeypatch):
     assert (tmp_path / "record.nc").exists()
 
 
-@pytest.mark.parametrize("grid", [steps, engines])
-def test_a_share_without_time_trains_nothing(tmp_path, share, grid, monkeypatch):
-    monkeypatch.setenv(environment.DEADLINE, "0")
-    with contextlib.suppress(loop.OutOfTime):
-        share("1/2", lambda: grid(tmp_path))
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("text", ["0/3", "4/3", "3", "a/b"])
 def test_a_share_is_one_of_so_many(text):
     with pytest.raises(ValueError, match=re.escape(repr(text))):
@@ -144,8 +135,5 @@ def test_a_variable_that_cannot_be_read_is_named(tmp_path, monkeypatch, variable
 
 
 def test_the_library_reads_no_environment_variable():
-    """But for the study and the book, which run in processes that are told so."""
-    package = Path(iterlin.__file__).parent
-    for path in package.rglob("*.py"):
-        if "study" not in path.parts:
-            assert not re.search(r"\bos\.(environ|getenv)\b", path.read_text()), path
+    for path in Path(iterlin.__file__).parent.rglob("*.py"):
+        assert not re.search(r"\bos\.(environ|getenv)\b", path.read_text()), path

@@ -1,7 +1,6 @@
 """The data sets have the distributions, targets and splits that they say."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin_study.data import toy
@@ -39,10 +38,6 @@ def test_digits_split_is_balanced_disjoint_standardised_and_by_its_seed():
     assert np.any(np.asarray(toy.digits(size, seed=1).train.x) != train.x)
 
 
-def test_one_hot():
-    np.testing.assert_array_equal(toy.one_hot(jnp.asarray([2, 0]), 3), [[0, 0, 1], [1, 0, 0]])
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -50,9 +45,8 @@ def test_one_hot():
         (lambda: bare(toy.xor)(3, 5), "key must"),
         (lambda: toy.xor(KEY, 5, variance=-0.1), "variance must"),
         (lambda: toy.quintic(2.0, 1.0), r"\[2.0, 1.0\] is empty"),
-        (lambda: toy.quintic(0.0, float("nan")), "high must be finite"),
         (lambda: toy.nested_subset([0, 1], 1, (0, 1.5)), "seed must .* got 1.5"),
-        (lambda: toy.digits(1797), "train must be below .* 1797"),
+        (lambda: toy.digits(1797), "train must .* 1797"),
     ],
 )
 def test_bad_settings_are_refused(make, message):

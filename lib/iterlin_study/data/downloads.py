@@ -22,7 +22,7 @@ RETRIES = 2
 
 
 class DownloadError(RuntimeError):
-    """A file of data that cannot be had or is damaged; one line says which, and the remedy."""
+    """A data file is missing or damaged; the message names it and the remedy in one line."""
 
 
 class File(NamedTuple):
@@ -35,7 +35,7 @@ class File(NamedTuple):
 
 
 def registry() -> dict[str, dict]:
-    """Every data set: title, description, citation, licence, examples, files (as `File`)."""
+    """Return each data set's title, description, citation, licence, examples and files (`File`)."""
     entries = yaml.safe_load(REGISTRY.read_text("utf8"))
     return {
         name: {**entry, "files": [File(**file) for file in entry["files"]]}
@@ -44,14 +44,14 @@ def registry() -> dict[str, dict]:
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: the user's cache folder of the operating system."""
+    """Return the folder of downloads: the user's cache folder of the operating system."""
     import pooch  # here, like requests below: only where something may be downloaded
 
     return Path(pooch.os_cache("iterlin"))
 
 
 def fetch(name: str) -> list[Path]:
-    """Where the files of a data set lie, verified by size and SHA-256, in the registry's order.
+    """Return the paths of a data set's files, verified by size and SHA-256, in order.
 
     Raises ValueError for an unknown name and DownloadError for a file that cannot be had. A file
     in the folder ITERLIN_DATA with that name but another content is an error, not downloaded over.
@@ -62,7 +62,7 @@ def fetch(name: str) -> list[Path]:
 
 
 def _in_folder(file: File) -> Path | None:
-    """The file in the folder that ITERLIN_DATA names, at any depth; None if there is none."""
+    """Find the file in the folder ITERLIN_DATA, at any depth; None if there is none."""
     named = os.environ.get(FOLDER_VARIABLE)
     if not named:
         return None
@@ -83,7 +83,7 @@ def _in_folder(file: File) -> Path | None:
 
 
 def _fault(path: Path, file: File) -> str | None:
-    """What is wrong with a copy of the file, None if nothing."""
+    """Say what is wrong with a copy of the file; None if nothing."""
     size = path.stat().st_size
     if size != file.bytes:
         return f"has {size} bytes instead of {file.bytes} (SHA-256 {file.sha256})"
@@ -93,7 +93,7 @@ def _fault(path: Path, file: File) -> str | None:
 
 
 def _download(file: File) -> Path:
-    """The file in the cache. Pooch gives it its name only when it is whole and has its hash."""
+    """Download the file into the cache. Pooch names it only when it is whole and has its hash."""
     import pooch
 
     cache = cache_folder()
@@ -115,7 +115,7 @@ def _download(file: File) -> Path:
 
 
 def _stream(url, output_file, _):
-    """Pooch's downloader, but that an error leaves no connection open."""
+    """Download as Pooch does, but close the connection after an error."""
     import requests
 
     with requests.get(url, stream=True, timeout=30) as response:

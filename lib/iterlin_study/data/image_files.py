@@ -25,7 +25,7 @@ CIFAR_CLASSES = (
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Bytes in the IDX format: 0, 0, 8, the rank, each size as 4 bytes (big-endian), values."""
+    """Read the IDX format: 0, 0, 8, the rank, each size as 4 bytes (big-endian), values."""
     content = gzip.decompress(path.read_bytes())
     rank = content[3]
     shape = np.frombuffer(content, dtype=">u4", count=rank, offset=4)
@@ -33,13 +33,13 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def _members(path: Path) -> dict[str, bytes]:
-    """Contents of the files of a .tar.gz archive, which is not extracted, by name."""
+    """Return the contents of the files of a .tar.gz archive by name, without extracting it."""
     with tarfile.open(path, mode="r:gz") as archive:
         return {m.name: archive.extractfile(m).read() for m in archive if m.isfile()}
 
 
 def read_cifar_binary(path: Path) -> tuple[np.ndarray, ...]:
-    """The official binary version: per image a label, then 1,024 bytes each of red, green, blue.
+    """Read the official binary version: per image a label, then 1,024 bytes of each colour.
 
     Returns x (N, 32, 32, 3) and y (N,) of the training set, then those of the test set.
     """
@@ -55,7 +55,7 @@ def read_cifar_binary(path: Path) -> tuple[np.ndarray, ...]:
 
 
 def read_cifar_jpeg(path: Path) -> tuple[np.ndarray, ...]:
-    """<any>/{train,test}/<class>/<number>.jpg, by class and number, as `read_cifar_binary` does.
+    """Read <any>/{train,test}/<class>/<number>.jpg in that order; returns as `read_cifar_binary`.
 
     Decoders of JPEG may differ by a grey level.
     """

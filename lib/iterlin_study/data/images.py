@@ -41,7 +41,7 @@ def load(
     test: int | None = None,
     seed: int = 0,
 ) -> ImageSplit:
-    """The images of that name: digits, mnist, cifar10 or cifar10-jpeg.
+    """Load images by name: digits, mnist, cifar10 or cifar10-jpeg.
 
     `validation` examples are taken from the official training set and `train` of the others, all
     of them by default; both are class-balanced and depend on `seed`, the test set does not. Each
@@ -83,7 +83,7 @@ def load(
 
 
 def describe(name: str) -> str:
-    """One line for a record: what the images are and the SHA-256 they were accepted by."""
+    """Return one line for a record: the images' title and the SHA-256 of their files."""
     check_one_of("image data set", name, _READERS)
     if name == "digits":
         return "scikit-learn's digits, 8x8"
@@ -93,7 +93,7 @@ def describe(name: str) -> str:
 
 
 def augment(key: Array, x: Float[Array, "N H W C"], *, padding: int = 4) -> Float[Array, "N H W C"]:
-    """Each image cropped at random from its zero-padded self and mirrored with probability 1/2.
+    """Crop each image at random from its zero-padded self; mirror it with probability 1/2.
 
     Zero is the mean pixel once the images are normalised. The offsets of the crop, in [0, 2
     padding] down and across, and the mirroring are drawn from the key for each image by itself.
@@ -116,7 +116,7 @@ def augment(key: Array, x: Float[Array, "N H W C"], *, padding: int = 4) -> Floa
 
 
 def _channel_statistics(x, indices):
-    """Mean and standard deviation (C,) of the pixels of those images, from exact counts."""
+    """Return mean and standard deviation (C,) of the pixels of those images, from exact counts."""
     values, channels = np.arange(256), x.shape[-1]
     counts = np.zeros((channels, 256), dtype=np.int64)
     for start in range(0, len(indices), _BLOCK):
@@ -145,7 +145,7 @@ def _read_mnist():
 
 
 def _read_archive(name, parse):
-    """The arrays of a one-file data set: those kept from before, else parsed and kept."""
+    """Return the arrays of a one-file data set, parsed once and then kept in the cache."""
     (path,) = downloads.fetch(name)
     (file,) = downloads.registry()[name]["files"]
     kept = downloads.cache_folder() / "decoded" / f"{name}-{file.sha256[:16]}.npz"

@@ -28,7 +28,7 @@ class Split(NamedTuple):
 
 
 def xor(key: Array, size: int, *, variance: float = 0.1) -> Dataset:
-    """XOR clusters: X = z + eps, z uniform on {-1, 1}^2, eps ~ N(0, variance I), y = X_1 X_2.
+    """Draw XOR clusters: X = z + eps, z uniform on {-1, 1}^2, eps ~ N(0, variance I), y = X_1 X_2.
 
     Section 4.2 of the paper (labels as printed: the product of the noisy coordinates). x is
     (size, 2), y is (size, 1).
@@ -48,7 +48,7 @@ def quintic_polynomial(x: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def quintic(low: float = -4.0, high: float = 4.0, *, train: int = 20, test: int = 1000) -> Split:
-    """Uniformly spaced points of the quintic on [low, high] to train and test on; (N, 1)."""
+    """Return uniformly spaced points (N, 1) of the quintic on [low, high] to train and test on."""
     check_positive_integer("train", train)
     check_positive_integer("test", test)
     for name, limit in (("low", low), ("high", high)):
@@ -84,7 +84,7 @@ def digits(train: int = 200, *, seed: int = 0) -> Split:
 
 
 def nested_subset(labels, size: int, seed) -> np.ndarray:
-    """Indices (size,) of a class-balanced subset of the labels (N,), for a seed or several.
+    """Return indices (size,) of a class-balanced subset of labels (N,), for a seed or several.
 
     Class counts differ by at most one, unless a class has no more to give: that one is then taken
     whole. The subset of size n is the first n indices of every larger one. The draw is the same
@@ -107,5 +107,5 @@ def nested_subset(labels, size: int, seed) -> np.ndarray:
 
 
 def one_hot(labels: Shaped[Array, " N"], classes: int) -> Float[Array, "N C"]:
-    """Targets for squared error: 1 at the label, 0 elsewhere."""
+    """Return targets for squared error: 1 at the label, 0 elsewhere."""
     return jax.nn.one_hot(labels, classes, dtype=jnp.result_type(float))

@@ -1,4 +1,4 @@
-"""A dial as a piece of a page: a slider and charts of Vega-Altair.
+"""Draw a dial: a slider and charts of Vega-Altair, as a piece of a page.
 
 ``book/_static/dial.js`` draws it, with Vega beside it (`iterlin_book.render`). Colours are those of
 the page: of its text, and the theme's first colour for what the slider chose.
@@ -58,7 +58,7 @@ def show(*dials: str) -> None:
 
 
 def html(label: str, question: str, panels: list[Panel]) -> str:
-    """One dial. label: of its slider; question: what the rows' "choice" is, if they have one."""
+    """Return a dial. label: of its slider; question: what the rows' "choice" is, if any."""
     rows = [row for panel in panels for row in panel.rows if row.get("stop")]
     times = {row["stop"]: row["time"] for row in sorted(rows, key=lambda row: -row["time"])}
     stops = sorted(times, key=times.get)
@@ -87,12 +87,12 @@ alt="{escape(told)}"><figcaption>{escape(stop)}. With JavaScript it turns.</figc
 
 
 def embedded(spec: dict) -> str:
-    """A specification as JSON for a script element, which no text in it can end."""
+    """Write a specification as JSON that cannot end the script element around it."""
     return json.dumps(spec, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def fitted(spec: dict) -> dict:
-    """The specification with as many columns as "room" (pixels) has, which Vega-Lite cannot ask."""
+    """Give a specification as many columns as fit into "room" (pixels), as Vega-Lite cannot."""
     columns = {"name": "columns", "update": f"max(1, floor(room / {WIDTH + MARGIN}))"}
     (width,) = (signal for signal in spec["signals"] if signal["name"] == "childWidth")
     width["update"] = f"floor(room / columns) - {MARGIN}"
@@ -102,7 +102,7 @@ def fitted(spec: dict) -> dict:
 
 
 def _words(panels: list[Panel], stop: str, choice: str) -> list:
-    """Label of a stop, the results there, and the lines above each chart."""
+    """Return the label of a stop, the results there, and the lines above each chart."""
     said, lines = [], []
     for panel in panels:
         first, more = "not on record", []
@@ -129,7 +129,7 @@ def _chart(panel: Panel, stops: list[str], number: int) -> alt.LayerChart:
 
 
 def _rows(data: alt.InlineData, test: str, *columns: str) -> alt.Chart:
-    """The rows that pass a test; lists in these columns become rows of their own."""
+    """Keep the rows that pass a test; lists in these columns become rows of their own."""
     chart = alt.Chart(data).transform_filter(test)
     return chart.transform_flatten(columns) if columns else chart
 
@@ -147,7 +147,7 @@ def _dash(field: str, solid: str, dashed: str, corner: str) -> alt.StrokeDash:
 
 
 def features(data, rows):
-    """Directions of the features of one seed."""
+    """Draw the directions of the features of one seed."""
     x = _axis(alt.X, "w1", "weight w₁, relative to the largest", -1.1, 1.1)
     y = _axis(alt.Y, "w2", "weight w₂", -1.1, 1.1)
     for s in (-1.1, 1.1):
@@ -159,7 +159,7 @@ def features(data, rows):
 
 
 def histogram(data, rows):
-    """Shares of the features by their alignment; their mean, and that of random directions."""
+    """Draw the shares of features by alignment; their mean, and that of random directions."""
     x = _axis(alt.X, "left", "alignment a", 0.7, 1, form=".2f")
     y = _axis(alt.Y, "share", "share of features (%)", 0, max(max(row["share"]) for row in rows))
     bars = _rows(data, HERE, "left", "right", "share").mark_rect(color=NOW, opacity=0.75)
@@ -169,7 +169,7 @@ def histogram(data, rows):
 
 
 def mean_alignment(data, rows):
-    """Mean alignment along the dial, for the period and the damping."""
+    """Draw the mean alignment along the dial, for the period and the damping."""
     x, y = _axis(alt.X, "time", TIME, log=True), _axis(alt.Y, "mean", "mean alignment", form=".2f")
     lines = _rows(data, f"{CHOSEN} && datum.time").mark_line(strokeWidth=1.5)
     yield lines.encode(x, y, strokeDash=_dash("axis", "period", "damping", "bottom-left"))
@@ -181,7 +181,7 @@ def mean_alignment(data, rows):
 
 
 def functions(data, rows):
-    """Functions of one variable, their target and the training points."""
+    """Draw functions of one variable, their target and the training points."""
     target = next(row["y"] for row in rows if row["part"] == "target")
     x, y = _axis(alt.X, "x", "x"), _axis(alt.Y, "y", "f(x)", 1.4 * min(target), 1.4 * max(target))
     learnt = _rows(data, HERE, "x", "y", "seed")
@@ -193,7 +193,7 @@ def functions(data, rows):
 
 
 def errors(data, rows):
-    """The best, the median and the worst test errors along the dial."""
+    """Draw the best, the median and the worst test errors along the dial."""
     x, y = _axis(alt.X, "time", TIME, log=True), _axis(alt.Y, "error", "RMSE", log=True)
     dash = _dash("axis", "damping", "period", "top-left")
     levels = _rows(data, CHOSEN).transform_fold(["worst", "median", "best"], ["level", "error"])
@@ -203,7 +203,7 @@ def errors(data, rows):
 
 
 def curves(data, rows):
-    """Test accuracies against time; pale those at the other stops."""
+    """Draw test accuracies against time, those of other stops pale."""
     ends = [end(end(row["elapsed"]) for row in rows) for end in (min, max)]
     x = _axis(alt.X, "elapsed", "time of all steps, Σ η/(1 − μ)", *ends, log=True)
     y = _axis(alt.Y, "mean", "test accuracy (%)", 0, 1.08 * max(max(row["mean"]) for row in rows))

@@ -1,4 +1,4 @@
-"""What is on record at each stop of a dial, as rows for its charts.
+"""Turn records into rows for the charts of a dial.
 
 A row has the label of its stop ("stop"; none if it is drawn for comparison only), its time eta K or
 c / lambda ("time"), the initialisation where there is a choice ("choice"), name and number of
@@ -31,14 +31,14 @@ BINS = np.linspace(2**-0.5, 1, 25)
 
 
 def quantity(value: float) -> str:
-    """A number for reading: '0.00002', '50', '5,000', '∞'."""
+    """Write a number for reading: '0.00002', '50', '5,000', '∞'."""
     if value >= 10:
         return f"{value:,.0f}".replace("inf", "∞")
     return np.format_float_positional(value, 2, fractional=False, trim="-")
 
 
 def numbers(values, digits: int = 3) -> list[float | None]:
-    """Rounded numbers for JSON, None for those that are not finite."""
+    """Return rounded numbers for JSON, None for those that are not finite."""
     return [round(float(v), digits) if np.isfinite(v) else None for v in np.ravel(values)]
 
 
@@ -49,7 +49,7 @@ def updates_text(updates: xr.DataArray) -> str:
 
 
 def place(axis: str, value: float, unit: float) -> dict:
-    """Where runs stand. unit: time of a step, or the c at which a damping is a time c / lambda."""
+    """Return the stop of runs. unit: time of a step, or the c of a damping's time c / lambda."""
     if axis == "damping":
         name = f"λ = {quantity(value)}"
         return {"axis": axis, "stop": name, "name": name, "time": unit / value}
@@ -59,7 +59,7 @@ def place(axis: str, value: float, unit: float) -> dict:
 
 
 def xor(ds: xr.Dataset, axis: str) -> list[Panel]:
-    """Features of one seed, alignments of all seeds, and their mean along the dial.
+    """Show features of one seed, alignments of all seeds, and their mean along the dial.
 
     axis: what the dial turns, "period" or "damping"; the last chart compares it with the other.
     """
@@ -82,7 +82,7 @@ def xor(ds: xr.Dataset, axis: str) -> list[Panel]:
 
 
 def before_training(weight_scale: float | None, seeds: int) -> xr.Dataset:
-    """The networks that the page on XOR starts from, as runs of one linearisation."""
+    """Return the networks that the page on XOR starts from, as runs of one linearisation."""
     model = mlp([2, 64, 1], weight_scale=weight_scale, output_bias=False)
     keys = [jax.random.split(key, 3)[2] for key in jax.random.split(jax.random.key(7), seeds)]
     first, last = jax.vmap(model.init)(jnp.stack(keys))
@@ -120,7 +120,7 @@ def _xor_row(run: xr.Dataset) -> dict:
 
 
 def quintic(ds: xr.Dataset, rate: float) -> list[Panel]:
-    """Functions learnt with a damping, and test errors of all seeds, on the first range.
+    """Show functions learnt with a damping, and test errors of all seeds, on the first range.
 
     rate: the c of `place`. Test errors of runs with a period are drawn for comparison.
     """
@@ -160,7 +160,7 @@ def _quintic_row(run: xr.Dataset, suffix: str) -> dict:
 
 
 def by_period(ds: xr.Dataset) -> Panel:
-    """Test accuracy on images after equally many steps; mu makes a step's time eta / (1 - mu)."""
+    """Show test accuracy on images after equally many steps of the time eta / (1 - mu)."""
     asked, step = json.loads(ds.attrs["parameters"]), ds.attrs["step_size"]
     step /= 1 - ds.attrs["momentum"]
     rows = [_curve(ds.sel(period=k), k, step) for k in ds.period.values.tolist()]
@@ -171,7 +171,7 @@ def by_period(ds: xr.Dataset) -> Panel:
 
 
 def converged(ds: xr.Dataset) -> Panel:
-    """Test accuracy of networks that are trained until they fit, on the largest training set."""
+    """Show test accuracy of networks that are trained until they fit, on the largest set."""
     asked, ds = json.loads(ds.attrs["parameters"]), ds.isel(size=-1)
     rows = [_curve(ds, 1.0, asked["sgd_step_size"], "sgd_")]
     for time in ds.time.values.tolist():

@@ -16,11 +16,11 @@ DEADLINE, PROGRESS, SHARE = "ITERLIN_DEADLINE", "ITERLIN_PROGRESS", "ITERLIN_SHA
 
 
 class ShareDone(Exception):
-    """All runs of this share are kept; what the page would make of them is not its task."""
+    """All runs of this share are kept: the page ends here."""
 
 
 def out_of_time() -> bool:
-    """Whether the deadline, a Unix time in ITERLIN_DEADLINE, has passed.
+    """Return whether the deadline, a Unix time in ITERLIN_DEADLINE, has passed.
 
     Raises ValueError if the variable holds no number.
     """
@@ -33,12 +33,12 @@ def out_of_time() -> bool:
 
 
 def reporting() -> bool:
-    """Whether a run should print a line now and then: ITERLIN_PROGRESS is set."""
+    """Return whether runs print their progress: ITERLIN_PROGRESS is set."""
     return bool(os.environ.get(PROGRESS))
 
 
 def parse(text: str) -> tuple[int, int]:
-    """Share i of n, written "i/n"; ValueError unless 1 <= i <= n.
+    """Read share i of n, written "i/n". Raises ValueError unless 1 <= i <= n.
 
     >>> parse("3/8")
     (3, 8)
@@ -51,7 +51,7 @@ def parse(text: str) -> tuple[int, int]:
 
 
 def share() -> tuple[int, int] | None:
-    """The share (i, n) in ITERLIN_SHARE; None without one. Raises ValueError as `parse`."""
+    """Return the share (i, n) in ITERLIN_SHARE; None without one. Raises ValueError as `parse`."""
     text = os.environ.get(SHARE)
     try:
         return parse(text) if text else None
@@ -63,12 +63,12 @@ _numbers = count()  # of the runs that are dealt out
 
 
 def begin() -> None:
-    """Deal out from the start again, as a process does by itself."""
+    """Deal runs out from the first share again."""
     global _numbers
     _numbers = count()
 
 
 def is_left_to_others() -> bool:
-    """Whether the next run that is kept on disk is one of another share. Asked once for each."""
+    """Return whether the next run belongs to another share. Call it once for each kept run."""
     mine = share()
     return mine is not None and next(_numbers) % mine[1] != mine[0] - 1

@@ -1,4 +1,4 @@
-"""The page of an experiment: where it is, and the parameters that it runs with at a tier."""
+"""Find an experiment's page and its parameters at a tier."""
 
 import ast
 import json
@@ -17,7 +17,7 @@ CELL = re.compile(
 
 
 def path_of(experiment: str) -> Path:
-    """The file of the experiment's page. Raises ValueError if the book has no such page."""
+    """Return the file of the experiment's page. Raises ValueError if the book has no such page."""
     found = sorted((project_root() / "book").rglob(f"{experiment}.md"))
     if not found:
         raise ValueError(f"the book has no page {experiment!r}")
@@ -25,12 +25,12 @@ def path_of(experiment: str) -> Path:
 
 
 def name_of(page: Path) -> str:
-    """The page's name in the table of contents, such as ``experiments/xor``."""
+    """Return the page's name in the table of contents, such as ``experiments/xor``."""
     return page.relative_to(project_root() / "book").with_suffix("").as_posix()
 
 
 def defaults(page: Path) -> dict:
-    """Name and default value of each parameter in the cell tagged ``parameters``.
+    """Return the default value of each parameter in the cell tagged ``parameters``, by name.
 
     Raises ValueError if the cell fails when it is run by itself.
     """
@@ -48,7 +48,7 @@ def defaults(page: Path) -> dict:
 
 
 def parameters(experiment: str, tier: str) -> dict:
-    """The values with which the experiment's page runs at a tier.
+    """Return the parameters of the experiment's page at a tier.
 
     Those of the tier's file, of the file that it is ``like`` (a page beside it), and the defaults.
     Raises ValueError if the book has no such page, its parameters cell fails or the tier's file is
@@ -60,7 +60,7 @@ def parameters(experiment: str, tier: str) -> dict:
 
 
 def plain(values: Mapping) -> dict:
-    """Parameters as JSON gives them back: lists in the place of tuples, keys sorted."""
+    """Return parameters as JSON gives them back: lists in place of tuples, keys sorted."""
     return json.loads(json.dumps(dict(values), sort_keys=True))
 
 

@@ -1,4 +1,4 @@
-"""The checkout and the machine: where things are kept, and what a record was made with."""
+"""Find the checkout, and say what a record was made with."""
 
 import platform
 import subprocess
@@ -24,7 +24,7 @@ def project_root() -> Path:
 
 @cache
 def versions() -> dict[str, str]:
-    """Python's and the numerical packages' versions."""
+    """Return the versions of Python and of the numerical packages."""
     found = {"python": platform.python_version()}
     for name in ("jax", "jaxlib", "numpy", "scipy", "optax", "flax", "scikit-learn"):
         try:
@@ -35,7 +35,7 @@ def versions() -> dict[str, str]:
 
 
 def commit(root: Path | None = None) -> str:
-    """The checkout's commit, '+changes' if lib/ or book/ differ from it; 'unknown' outside git."""
+    """Return the commit, '+changes' if lib/ or book/ differ from it; 'unknown' outside git."""
     root = project_root() if root is None else root
     try:
         head = _git(root, "rev-parse", "HEAD")
@@ -51,7 +51,7 @@ def _git(root: Path, *arguments) -> str:
 
 
 def device() -> str:
-    """The device that JAX computes on, in words: '2 CPU cores' or the GPU's name."""
+    """Name the device that JAX computes on: '2 CPU cores' or the GPU's name."""
     import os
 
     import jax

@@ -1,4 +1,4 @@
-"""What the file of a record may hold, checked before it is read."""
+"""Check the file of a record before it is read."""
 
 import math
 from io import BytesIO

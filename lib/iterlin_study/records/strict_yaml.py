@@ -1,4 +1,4 @@
-"""YAML files that others may have written, read without guesses."""
+"""Read YAML without the guesses of YAML 1.1."""
 
 import re
 
@@ -11,7 +11,7 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
 def load(text: str) -> object:
-    """What a YAML text holds; 1e-5 is a number.
+    """Return what a YAML text holds; 1e-5 is a number.
 
     Raises ValueError, in one line, for what is no YAML, a name that is given twice, numbers such as
     010 and 1:30, and aliases and lengths that would fill memory.

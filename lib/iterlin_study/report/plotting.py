@@ -22,7 +22,7 @@ WIDTH, SIZE = 6.0, 11.2
 
 
 def use_style() -> None:
-    """Fonts, sizes and colour-blind-safe colours for every figure of the book, drawn as SVG."""
+    """Set fonts, sizes and colour-blind-safe colours for every figure, drawn as SVG."""
     sns.set_theme(context="notebook", style="ticks", palette="colorblind")
     plt.rcParams.update(
         {
@@ -44,7 +44,7 @@ def use_style() -> None:
 
 
 def panels(rows: int, columns: int = 1, *, height: float = 3.2, **settings):
-    """Figure and axes, as `matplotlib.pyplot.subplots`, of the one width that all figures have.
+    """Return figure and axes, as `matplotlib.pyplot.subplots`, of the width of all figures.
 
     Panels stand below each other, so that their print stays legible on a phone; several columns are
     for small multiples that share their axes. height: of a row, in inches.
@@ -53,7 +53,7 @@ def panels(rows: int, columns: int = 1, *, height: float = 3.2, **settings):
 
 
 def period_positions(periods: Sequence[float]) -> np.ndarray:
-    """Places of the periods on a log axis; infinity goes one decade beyond the largest finite."""
+    """Place periods on a log axis; infinity goes one decade beyond the largest finite."""
     periods = np.asarray(periods, dtype=float)
     finite = periods[np.isfinite(periods)]
     beyond = 10 ** (math.ceil(math.log10(finite.max())) + 1) if finite.size else 10.0
@@ -91,7 +91,7 @@ def colours_by_period(periods: Sequence[float]) -> list:
 
 
 def period_label(period: float) -> str:
-    """'K = 1000' in mathematics: powers of ten as such, infinity as its sign."""
+    """Write 'K = 1000' in mathematics: powers of ten as such, infinity as its sign."""
     if math.isinf(period):
         return r"$K=\infty$"
     power = math.log10(period)
@@ -101,7 +101,7 @@ def period_label(period: float) -> str:
 
 
 def period_text(period: float) -> str:
-    """'K = 10⁴': the same in plain text."""
+    """Write 'K = 10⁴' in plain text."""
     if math.isinf(period):
         return "K = ∞"
     power = math.log10(period)
@@ -111,7 +111,7 @@ def period_text(period: float) -> str:
 
 
 def band(axis, x, samples, *, sample_axis: int = 0, geometric: bool = False, **style) -> None:
-    """Mean over `sample_axis` as a line, its 95 % interval as a band.
+    """Draw the mean over `sample_axis` as a line, its 95 % interval as a band.
 
     geometric: mean and interval of the logarithm, for positive samples on a log axis.
     """
@@ -124,7 +124,7 @@ def band(axis, x, samples, *, sample_axis: int = 0, geometric: bool = False, **s
 
 
 def points(axis, x, samples, *, sample_axis: int = 0, **style) -> None:
-    """Means with 95 % intervals as error bars."""
+    """Draw means with 95 % intervals as error bars."""
     interval = mean_interval(samples, axis=sample_axis)
     errors = np.abs(
         np.stack([interval.estimate - interval.lower, interval.upper - interval.estimate])

@@ -19,7 +19,7 @@ FOOT = "Mean ± half of its 95 % interval over seeds."
 
 
 def interval_text(samples, digits: int = 1) -> str:
-    """'82.3 ± 0.4': the mean over seeds and half its 95 % interval; a dash without samples."""
+    """Write '82.3 ± 0.4': mean over seeds and half its 95 % interval; a dash without samples."""
     samples = np.asarray(samples, dtype=float).ravel()
     if not np.isfinite(samples).any():
         return "–"
@@ -37,13 +37,13 @@ def bounds_text(bounds, digits: int = 1) -> str:
 
 
 def said(text: str, *, emphasised: bool = False) -> HTML:
-    """A paragraph of plain text, to be displayed by a page."""
+    """Return a paragraph of plain text for a page to display."""
     shown = escape(_one_line(text))
     return HTML(f"<p><em>{shown}</em></p>" if emphasised else f"<p>{shown}</p>")
 
 
 def table(head: Iterable, rows: Iterable[Iterable], title: str = "") -> HTML:
-    """A table of plain text, to be displayed by a page; below it what ± means, if a cell has it.
+    """Return a table of plain text for a page to display; below it what ± means, if a cell has it.
 
     Args:
         head: titles of the columns; one without a title is "".
@@ -65,7 +65,7 @@ def table(head: Iterable, rows: Iterable[Iterable], title: str = "") -> HTML:
 
 
 def _one_line(value: object) -> str:
-    """A blank line would end the HTML where a table stands in the Markdown of a page."""
+    """Join the lines: a blank one would end HTML that stands in the Markdown of a page."""
     return " ".join(str(value).splitlines())
 
 
@@ -75,7 +75,7 @@ def readings(
     label: Callable[[object], str] = period_text,
     title: str = "",
 ) -> HTML:
-    """How runs end, a row per value of `axis`: accuracies in per cent, updates, diverged runs.
+    """Return a table of how runs end, a row per value of `axis`.
 
     label(value) names a row. The data set has the variables of `grids.grid` and those of
     `early_stopping` as "accuracy_oracle" and "accuracy_validated", in per cent.
