@@ -51,7 +51,8 @@ def imported(path):
         ("lib/iterlin_book", "*.py", [*BOOK, *GROUPS["browser"]]),
         ("book", "**/*.md", BOOK),
         ("book", "**/*.py", BOOK),
-        ("tests", "**/*.py", DEV),
+        # A script there makes the numbers of neural-tangents in an environment of its own.
+        ("tests", "**/*.py", [*DEV, "neural-tangents"]),
         ("bench", "*.py", DEV),
     ],
 )

@@ -25,8 +25,9 @@ def found():
 
 @pytest.fixture(scope="module")
 def dial(found):
-    panels = recorded.xor(found["xor"], "period")
-    return charts.html("Period", "Weights", [*panels, recorded.by_period(found["few_updates"])])
+    record = found["xor"].assign_coords(scale=["small", HOSTILE])
+    panels = [*recorded.xor(record, "period"), recorded.by_period(found["few_updates"])]
+    return charts.html("Period", "Weights", panels)
 
 
 def spec_of(html):
@@ -92,11 +93,9 @@ def test_a_run_that_fits_is_shown_up_to_there(found):
         assert max(row["elapsed"]) == pytest.approx(asked["unit"] * step, rel=1e-3)
 
 
-def test_text_of_a_record_cannot_end_the_data(found):
-    record = found["xor"].assign_coords(scale=[HOSTILE, "standard"])
-    html = charts.html("Period", "Weights", recorded.xor(record, "period"))
-    (script,) = BeautifulSoup(html, "html.parser").find_all("script")
-    assert HOSTILE in told(html)
+def test_text_of_a_record_cannot_end_the_data(dial):
+    (script,) = BeautifulSoup(dial, "html.parser").find_all("script")
+    assert HOSTILE in told(dial)
     assert "<" not in script.string
 
 

@@ -11,7 +11,7 @@ from iterlin_study.report import claims, intervals
 from iterlin_study.report import page as page_module
 from iterlin_study.report.page import Page
 from iterlin_study.runs import exact_runs, grids
-from test_exact_runs import AXES, FULL_BATCH
+from test_exact_runs import FULL_BATCH
 from test_exact_runs import make as make_exact
 from test_grids import STEPS, problem
 
@@ -33,10 +33,10 @@ def steps(seeds):
 
 
 def engines(seeds):
-    def engine(run):
-        return "steps" if run.period == 1 else "function_space"
-
-    return exact_runs.exact_grid(FULL_BATCH, AXES | {"seed": seeds}, make_exact, engine=engine)
+    """Runs by an exact engine."""
+    axes = {"period": (5,), "seed": seeds}
+    settings = {"engine": lambda run: "function_space"}
+    return exact_runs.exact_grid(FULL_BATCH, axes, make_exact, **settings)
 
 
 @pytest.mark.parametrize("grid", [steps, engines])

@@ -12,7 +12,7 @@ from iterlin.exact.trainer import ExactTrainer
 from iterlin.training import loop
 from iterlin_study.records import environment, records
 from iterlin_study.runs import exact_runs, grids, groups
-from test_exact_runs import AXES, FULL_BATCH
+from test_exact_runs import FULL_BATCH
 from test_exact_runs import make as make_exact
 from test_grids import STEPS, problem
 
@@ -28,12 +28,10 @@ def steps(folder):
 
 
 def engines(folder):
-    """By an exact engine, but for plain steps."""
-
-    def engine(run):
-        return "steps" if run.period == 1 else "function_space"
-
-    return exact_runs.exact_grid(FULL_BATCH, AXES, make_exact, engine=engine, folder=folder)
+    """Runs by an exact engine."""
+    axes = {"period": (5,), "seed": (0, 1)}
+    settings = {"engine": lambda run: "function_space", "folder": folder}
+    return exact_runs.exact_grid(FULL_BATCH, axes, make_exact, **settings)
 
 
 @pytest.fixture
