@@ -248,10 +248,8 @@ def test_a_peer_sees_its_own_packages_threads_flags_and_device(monkeypatch):
 
 
 def test_an_environment_that_cannot_be_made_says_why(monkeypatch, tmp_path):
-    lock = tmp_path / "torch.lock"
-    lock.write_text("torch\n")  # pip refuses it: no version, no hash
-    monkeypatch.setattr(environments, "BUILT", tmp_path / "built")
-    monkeypatch.setattr(environments, "lock_of", lambda peer: lock)
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(environments, "BUILT", tmp_path / "file")
     with pytest.raises(PeerFailed, match="cannot be installed: "):
         environments.starter(1, {})("torch", {})
     with pytest.raises(PeerFailed, match="PEERS=torch="):

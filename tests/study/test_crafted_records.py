@@ -38,33 +38,33 @@ CLAIM = {
 }
 
 
-def poisoned(value, text, *, names=False):
-    """The same with the text after every text in it, with names after those as well."""
+def poisoned(value, *, names=False):
+    """Append TEXT to every text in a value of JSON; names: to the names of mappings, too."""
     if isinstance(value, str):
-        return value + text
+        return value + TEXT
     if isinstance(value, dict):
-        return {name + names * text: poisoned(part, text) for name, part in value.items()}
-    return [poisoned(part, text) for part in value] if isinstance(value, list) else value
+        return {name + names * TEXT: poisoned(part) for name, part in value.items()}
+    return [poisoned(part) for part in value] if isinstance(value, list) else value
 
 
-def poisoned_record(record, text, *, kept=()):
-    """A record whose every text has that text at its end, names of variables included."""
+def poisoned_record(record, *, kept=()):
+    """Append TEXT to every text of a record, names of variables included."""
     attributes = {}
     for name, value in record.attrs.items():
         if name in kept or not isinstance(value, str):
             attributes[name] = value
         elif value.startswith(("[", "{")):
             names = name in ("parameters", "peers", "versions")
-            attributes[name] = json.dumps(poisoned(json.loads(value), text, names=names))
+            attributes[name] = json.dumps(poisoned(json.loads(value), names=names))
         else:
-            attributes[name] = value + text
+            attributes[name] = value + TEXT
     coords = {
-        name: (variable.dims, np.array(poisoned(variable.values.tolist(), text), object))
+        name: (variable.dims, np.array(poisoned(variable.values.tolist()), object))
         for name, variable in record.variables.items()
         if variable.dtype.kind in "UOT"
     }
-    found = record.assign_coords(coords).assign_attrs(attributes | {f"attribute{text}": 1})
-    return found.assign({f"variable{text}": (f"dimension{text}", [1.0])})
+    found = record.assign_coords(coords).assign_attrs(attributes | {f"attribute{TEXT}": 1})
+    return found.assign({f"variable{TEXT}": (f"dimension{TEXT}", [1.0])})
 
 
 @pytest.fixture
@@ -76,7 +76,6 @@ def displayed(monkeypatch):
 
 
 def test_no_text_of_a_record_acts_on_a_page(tmp_path, monkeypatch, displayed):
-    text = TEXT
     project = toy_pages.write(tmp_path / "project")
     (project / "book" / "claims.yml").write_text(yaml.safe_dump([CLAIM]))
     monkeypatch.chdir(project)
@@ -85,19 +84,19 @@ def test_no_text_of_a_record_acts_on_a_page(tmp_path, monkeypatch, displayed):
     live = toy_pages.results().assign(gain=("bound", [1.0, 0.9, 1.1]))
     live = page.save(live.assign_coords(kind=("period", ["a", "b"])))
     live.attrs["parts"] = json.dumps([{"device": "d", "date": "2031-01-01", "commit": "0"}])
-    record = poisoned_record(live, text, kept=("experiment", "tier"))
+    record = poisoned_record(live, kept=("experiment", "tier"))
     monkeypatch.setattr(records, "best", lambda experiment: record)
     page.shown(live)
-    page.shown(live.assign({f"more{text}": 1.0}))
+    page.shown(live.assign({f"more{TEXT}": 1.0}))
     openings.show("experiments/trial")
-    openings.figure("experiments/trial", lambda record: record[f"more{text}"])
+    openings.figure("experiments/trial", lambda record: record[f"more{TEXT}"])
     displayed.append(tables.table([*record.attrs], [list(record.attrs.values())]))
-    displayed.append(tables.table([*record.dims, *record.variables], [], text))
-    displayed.append(tables.said(text))
-    readings = poisoned_record(run_ends(), text)
+    displayed.append(tables.table([*record.dims, *record.variables], [], TEXT))
+    displayed.append(tables.said(TEXT))
+    readings = poisoned_record(run_ends())
     displayed.append(tables.readings(readings, "solver", str))
     displayed.append(claims_table.HTML(claims_table.table()))
-    measured = poisoned_record(xr.load_dataset(ROOT / "data/results/performance/laptop.nc"), text)
+    measured = poisoned_record(xr.load_dataset(ROOT / "data/results/performance/laptop.nc"))
     shown = report.Report(measured)
     for part in (shown.show_all, shown.show_origin, shown.show_missed, shown.show_commands):
         part()
@@ -111,7 +110,7 @@ def test_no_text_of_a_record_acts_on_a_page(tmp_path, monkeypatch, displayed):
     for style in html.select("style"):
         style.extract()
     assert len(html.select("table")) > 6
-    assert " ".join(text.split()) in " ".join(html.get_text().split())
+    assert " ".join(TEXT.split()) in " ".join(html.get_text().split())
     assert {link["href"] for link in html.select("a")} == {"experiments/trial.html"}
     assert html.select("img, script, iframe, object, h1, h2") == []
     assert [name for tag in html.find_all(True) for name in tag.attrs if name[:2] == "on"] == []
