@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from iterlin.exact import run as exact_run
-from iterlin.training.loop import OutOfTime
+from iterlin.training import loop
 from iterlin_study.records import environment
 from iterlin_study.runs import exact_runs, grids
 from iterlin_study.runs import problems as study_problems
@@ -83,10 +82,10 @@ def test_finished_runs_are_read_and_the_deadline_leaves_holes(tmp_path, monkeypa
 def test_a_run_stopped_on_its_way_goes_on(tmp_path, monkeypatch):
     axes = {"period": (5,), "seed": (0,)}
     whole = by_engines(axes=axes)
-    monkeypatch.setattr(exact_run, "CHECKPOINT", 0.0)
+    monkeypatch.setattr(loop, "CHECKPOINT", 0.0)
     looks = iter([False] * 3 + [True])  # the grid asks, too
     monkeypatch.setattr(environment, "out_of_time", lambda: next(looks, False))
-    with pytest.raises(OutOfTime):
+    with pytest.raises(loop.OutOfTime):
         by_engines(axes=axes, folder=tmp_path)
     again = by_engines(axes=axes, folder=tmp_path)
     np.testing.assert_array_equal(again.test_loss, whole.test_loss)
