@@ -59,11 +59,11 @@ FIELD = {"dense": "dense", "convolutions": "rows", "lookups": "lookups", "places
 @pytest.mark.parametrize("name", NETWORKS)
 def test_factors_give_the_products_of_the_dense_jacobian(name):
     f, params, x = NETWORKS[name]()
-    network, outputs, _ = ntk._kept(f, params, x, None, 2**30)
+    network, outputs, _ = ntk._plan_cache(f, params, x, None, 2**30)
     factors = cached.cache_factors(network, x, outputs)
     if name in FIELD:
         assert len(getattr(factors, FIELD[name])) > 0
-    assert sum(leaf.size for leaf in jax.tree.leaves(factors)) == cached.numbers_kept(
+    assert sum(leaf.size for leaf in jax.tree.leaves(factors)) == cached.factors_size(
         network, x, outputs
     )
     jacobian = problems.dense(f, params, x)

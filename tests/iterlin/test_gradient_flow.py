@@ -165,7 +165,7 @@ def test_singular_values_within_rounding_count_as_zero(scale):
     assert int(jnp.sum(modes.singular_values > 0)) == 19
     # Zero directions do not move.
     assert int(jnp.sum(jnp.abs(modes.flow(math.inf)) * scale > 1e-12)) == 19
-    np.testing.assert_array_equal(modes.combine(jnp.zeros(20)), 0)
+    np.testing.assert_array_equal(modes.to_params(jnp.zeros(20)), 0)
 
 
 # The filters, one eigenvalue at a time.

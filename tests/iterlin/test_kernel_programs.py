@@ -151,7 +151,7 @@ def test_nothing_is_kept_of_a_function_that_is_dropped(kind):
 
 
 def test_no_more_programs_than_so_many_are_kept(monkeypatch):
-    monkeypatch.setattr(programs, "MOST", 3)
+    monkeypatch.setattr(programs, "CACHE_SIZE", 3)
     for power in range(2, 8):
         empirical_ntk(lambda p, x, n=power: (x @ p["w"]) ** n @ p["v"], W, X)
     assert len(programs._compiled) <= 3

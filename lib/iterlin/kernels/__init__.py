@@ -1,1 +1,1 @@
-"""The neural tangent kernel: computed layer by layer, of infinite width, and for prediction."""
+"""Neural tangent kernels: empirical and of infinite width, and predictions from them."""

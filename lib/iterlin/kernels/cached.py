@@ -1,9 +1,9 @@
-"""J J^T kept for many products with it: as a matrix, or as the factors of its layers.
+"""J J^T cached for many products with it: as a matrix, or as the factors of its layers.
 
-A product with the matrix reads (N O)^2 numbers. The factors, which are the inputs and cotangents of
-each layer or, of small layers with many positions, its rows of J, are proportional to N. They are
-read twice, for J^T v and for J of that, and nothing is computed anew. From some hundred examples on
-that is less to read, and it takes no products of all pairs of examples to begin with.
+A product with the matrix reads (N O)^2 numbers. The factors are the inputs and cotangents of each
+layer or, for a small layer with many positions, its rows of J. Their size is proportional to N. A
+product reads them twice, for J^T v and for J (J^T v). For more than some hundred examples this is
+less to read, and the products of all pairs of examples are not computed.
 """
 
 from typing import NamedTuple
@@ -18,22 +18,40 @@ from iterlin.linearise.devices import with_auto_axes
 
 
 class CachedKernel(NamedTuple):
-    """J J^T of N examples with O outputs each: one of a matrix (N O, N O) and factors."""
+    """J J^T of N examples with O outputs each, in one of two forms.
+
+    Attributes:
+        matrix: The matrix (N O, N O), or None.
+        factors: The factors of the layers, or None.
+    """
 
     matrix: Float[Array, "NO NO"] | None = None
     factors: Factors | None = None
 
     @with_auto_axes
     def product(self, v: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
-        """J J^T v, of an array like the outputs; not divided by N."""
-        if self.factors is None:
+        """Return J J^T v, not divided by N.
+
+        Args:
+            v: An array shaped as the outputs (N, ...).
+
+        Returns:
+            The product, of the same shape.
+        """
+        if self.matrix is not None:
             return (self.matrix @ v.reshape(-1)).reshape(v.shape)
-        return _product(self.factors, v.reshape(len(v), -1)).reshape(v.shape)
+        assert self.factors is not None
+        return _multiply(self.factors, v.reshape(len(v), -1)).reshape(v.shape)
 
 
 class CacheSizes(NamedTuple):
-    """Numbers that J J^T takes as a matrix and as factors; which of these it is to be kept as, or
-    None if neither is within the memory limit."""
+    """The size of J J^T in each form, and the form to cache.
+
+    Attributes:
+        matrix: The number of entries of the matrix.
+        factors: The number of entries of the factors.
+        form: "matrix" or "factors", or None if neither fits into the memory limit.
+    """
 
     matrix: int
     factors: int
@@ -41,50 +59,77 @@ class CacheSizes(NamedTuple):
 
     @property
     def read(self) -> int:
-        """Numbers that a product reads."""
+        """The number of entries that a product reads."""
         return self.matrix if self.form == "matrix" else 2 * self.factors
 
 
 def cache_sizes(network: TracedNetwork, x: PyTree, outputs: int, memory_limit: int) -> CacheSizes:
-    """What keeping it takes, from the shapes alone; kept as what a product reads less of."""
-    matrix, factors = (examples.num_examples(x) * outputs) ** 2, numbers_kept(network, x, outputs)
-    reads = {"matrix": (matrix, matrix), "factors": (2 * factors, factors)}
+    """Compute the sizes of both forms from shapes, and choose the one that a product reads less of.
+
+    Args:
+        network: The network, traced for a batch of one.
+        x: Inputs of N examples.
+        outputs: The number of outputs of an example.
+        memory_limit: The largest size of the cache, in bytes.
+
+    Returns:
+        The sizes and the form.
+    """
+    matrix, factors = (examples.num_examples(x) * outputs) ** 2, factors_size(network, x, outputs)
+    candidates = {"matrix": (matrix, matrix), "factors": (2 * factors, factors)}
     limit = memory_limit // network.result.dtype.itemsize
-    within = [(read, form) for form, (read, held) in reads.items() if held <= limit]
-    return CacheSizes(matrix, factors, min(within)[1] if within else None)
+    fitting = [(read, form) for form, (read, size) in candidates.items() if size <= limit]
+    return CacheSizes(matrix, factors, min(fitting)[1] if fitting else None)
 
 
 def cache_factors(network: TracedNetwork, x: PyTree, outputs: int) -> Factors:
-    """The factors of all examples, of a network traced for a batch of one."""
+    """Compute the factors of all examples.
+
+    Args:
+        network: The network, traced for a batch of one.
+        x: Inputs of N examples.
+        outputs: The number of outputs of an example.
+
+    Returns:
+        The factors, which lead with N.
+    """
     count = examples.num_examples(x)
     settings = {"form": PRODUCT, "count": count, "total": outputs}
     return network.factors(x, jnp.arange(outputs), **settings)
 
 
-def numbers_kept(network: TracedNetwork, x: PyTree, outputs: int) -> int:
-    """How many numbers these are, from their shapes."""
+def factors_size(network: TracedNetwork, x: PyTree, outputs: int) -> int:
+    """Return the number of entries of the factors of `cache_factors`, from their shapes.
+
+    Args:
+        network: The network, traced for a batch of one.
+        x: Inputs of N examples.
+        outputs: The number of outputs of an example.
+
+    Returns:
+        A number of entries.
+    """
     one = jax.eval_shape(lambda: cache_factors(network, examples.take_slice(x, 0, 1), outputs))
     return examples.num_examples(x) * sum(leaf.size for leaf in jax.tree.leaves(one))
 
 
-def _product(kept: Factors, v: Float[Array, "N o"]) -> Float[Array, "N o"]:
-    """Layer by layer: J^T v, in the shape of the layer's parameters, and J of it."""
+def _multiply(factors: Factors, v: Float[Array, "N o"]) -> Float[Array, "N o"]:
+    """Compute J (J^T v), summed over layers. J^T v has the shape of the layer's parameters."""
     total = jnp.zeros_like(v)
-    for a, g in kept.dense:
+    for a, g in factors.dense:
         weight = a.T @ jnp.einsum("noe,no->ne", g, v)
         total += jnp.einsum("noe,ne->no", g, a @ weight)
-    for a, g in kept.positions:
+    for a, g in factors.positions:
         weight = jnp.einsum("nsd,nse->de", a, jnp.einsum("nsoe,no->nse", g, v))
         total += jnp.einsum("nsoe,nse->no", g, jnp.einsum("nsd,de->nse", a, weight))
-    for rows in kept.rows:
+    for rows in factors.rows:
         rows = rows.reshape(v.size, -1)
         total += (rows @ (v.reshape(-1) @ rows)).reshape(v.shape)
-    for taken, g in kept.lookups:
-        # Rows that are taken have a place each; there are no more of them than there are positions.
-        place = jnp.searchsorted(jnp.sort(taken.reshape(-1)), taken.reshape(-1)).reshape(
-            taken.shape
-        )
+    for indices, g in factors.lookups:
+        # Only rows that are looked up need a slot, which are no more than there are positions.
+        flat = indices.reshape(-1)
+        slots = jnp.searchsorted(jnp.sort(flat), flat).reshape(indices.shape)
         pulled = jnp.einsum("nsoe,no->nse", g, v)
-        table = jnp.zeros((taken.size, g.shape[3]), g.dtype).at[place].add(pulled)
-        total += jnp.einsum("nsoe,nse->no", g, table[place])
+        table = jnp.zeros((indices.size, g.shape[3]), g.dtype).at[slots].add(pulled)
+        total += jnp.einsum("nsoe,nse->no", g, table[slots])
     return total

@@ -1,9 +1,9 @@
-"""The empirical kernel layer by layer: what a group of examples contributes, and products of it.
+"""Factors of the empirical kernel: what each layer contributes for a group of examples.
 
-A dense layer with inputs a and cotangents g adds (a_i . a_j) (g_io . g_jq) to the kernel, where the
-Jacobian's rows would take d_in d_out numbers each. A layer with several positions in an example, as
-in a convolution, takes the cheaper of its rows and of products of positions, and so does a lookup
-in a table, whose positions have a product where they take the same row. All else takes rows.
+A dense layer with inputs a and cotangents g adds (a_i . a_j) (g_io . g_jq) to the kernel. Its rows
+of the Jacobian would have d_in d_out entries each. For a layer with several positions in an
+example, such as a convolution or a lookup in a table, the cheaper of rows and of products between
+positions is taken. All other parameters contribute rows.
 """
 
 import math
@@ -17,27 +17,28 @@ import numpy as np
 from jaxtyping import Array, Integer, PyTree, Shaped
 
 from iterlin.kernels.layers import find_layers
-from iterlin.kernels.lookups import Lookup, find_lookups, find_parts
+from iterlin.kernels.lookups import Lookup, find_lookups, find_sliced
 from iterlin.linearise import examples
 from iterlin.linearise.parameters import combine
 from iterlin.linearise.programs import Program, eval_program, jit_cached, trace_program
 
-PAIRWISE = ("full", "matrix")  # all pairs of outputs; the others pair each output with itself
-PRODUCT = "product"  # no pairs: factors that are kept, for products with J J^T
-# A number read from memory takes as long as about so many multiplications.
-READ = 10
+PAIRWISE = ("full", "matrix")  # forms with all pairs of outputs; others pair an output with itself
+PRODUCT = "product"  # factors for products with J J^T, which pair no examples
+READ = 10  # multiplications that take as long as reading a number from memory
 
-# Bytes of activations and cotangents alive in the backward passes, for as many examples at a time
-# as that allows: about a processor's cache.
+# Bytes of activations and cotangents alive in the backward passes, about the cache of a processor.
+# It limits the number of examples that are treated at a time.
 WORKSPACE = 2**25
 
 
 class Factors(NamedTuple):
-    """Contributions of N examples and o outputs to the kernel, leading with N.
+    """Factors of the kernel for N examples and o outputs, a list entry for each layer.
 
-    dense: (inputs (N, D), cotangents (N, o, E)). positions: (inputs (N, S, D), cotangents
-    (N, S, o, E)). rows: rows of the Jacobian, (N, o, P). lookups: (which row of a table (N, S) each
-    position takes, cotangents (N, S, o, E)).
+    Attributes:
+        dense: Inputs (N, D) and cotangents (N, o, E) of layers with one position.
+        positions: Inputs (N, S, D) and cotangents (N, S, o, E) of layers with S positions.
+        rows: Rows of the Jacobian (N, o, P).
+        lookups: The row of a table that each position takes (N, S), and cotangents (N, S, o, E).
     """
 
     dense: list[tuple[Array, Array]]
@@ -48,7 +49,7 @@ class Factors(NamedTuple):
 
 def compute_factors(
     program: Program,
-    moving: list[Array],
+    trained: list[Array],
     fixed: list[Array],
     x: PyTree[Shaped[Array, "N ..."]],
     outputs: Integer[Array, " o"],
@@ -57,56 +58,102 @@ def compute_factors(
     count: int,
     total: int,
 ) -> Factors:
-    """Factors of the examples x for some outputs, given by their numbers.
+    """Compute the factors of the examples x for some of the outputs.
 
-    The program takes leaves of parameters, `moving` (with respect to which J is) before `fixed`
-    ones, and a batch of one example. count: with how many examples each will be paired, and total:
-    how many outputs there are in all, for the choice between rows and positions, which must be the
-    same for every part of them.
+    The choice between rows and positions depends on `count` and `total`, not on the outputs given,
+    so that it is the same in each chunk of the outputs.
+
+    Args:
+        program: The network. Its arguments are the trained leaves, the fixed leaves and a batch of
+            one example.
+        trained: The leaves that J is with respect to.
+        fixed: The other leaves.
+        x: Inputs of N examples.
+        outputs: Indices of o outputs.
+        form: The form of the kernel: one of those in `PAIRWISE`, "diagonal", "trace" or `PRODUCT`.
+        count: The number of examples that each example will be paired with.
+        total: The number of all outputs of an example.
+
+    Returns:
+        The factors.
     """
     choice = partial(_positions_are_cheaper, outputs=total, form=form, count=count)
-    layers = find_layers(program, len(moving))
+    layers = find_layers(program, len(trained))
     lookups = [
         lookup
-        for lookup in find_lookups(program, len(moving))
+        for lookup in find_lookups(program, len(trained))
         if _lookup_is_cheaper(lookup, outputs=total, form=form)
     ]
-    given = [*moving, *fixed]
-    one = partial(_example_factors, program, layers, lookups, given, len(moving), outputs, choice)
+    leaves = [*trained, *fixed]
+    one = partial(_example_factors, program, layers, lookups, leaves, len(trained), outputs, choice)
     batch_size = min(examples.num_examples(x), _slice_size(program, len(outputs)))
     return jax.lax.map(one, x, batch_size=batch_size)
 
 
 class TracedNetwork(NamedTuple):
-    """A network traced for a batch of one example, and the parameters that it takes."""
+    """A network traced for a batch of one example, with its parameters.
+
+    Attributes:
+        program: The network.
+        trained: The trained leaves of the parameters.
+        fixed: The fixed leaves.
+    """
 
     program: Program
-    moving: list[Array]
+    trained: list[Array]
     fixed: list[Array]
 
     @property
     def result(self) -> Any:
-        """Shape and type of its outputs."""
+        """Shape and dtype of the outputs of a batch of one."""
         return self.program.types[self.program.result]
 
     def factors(self, x: PyTree, outputs: Array | np.ndarray, **settings) -> Factors:
-        """`compute_factors`, compiled once for equal programs."""
+        """Call `compute_factors`, compiled once for equal programs.
+
+        Args:
+            x: Inputs of N examples.
+            outputs: Indices of o outputs.
+            **settings: The arguments form, count and total of `compute_factors`.
+
+        Returns:
+            The factors.
+        """
         call = jit_cached(compute_factors, self.program, static_argnames=("form", "count", "total"))
-        return call(self.moving, self.fixed, x, outputs, **settings)
+        return call(self.trained, self.fixed, x, outputs, **settings)
 
     def shapes(self, x: PyTree, outputs: Array | np.ndarray, **settings) -> Factors:
-        """Shapes and types of the factors, without computing them."""
+        """Return shapes and dtypes of the factors, without computing them.
+
+        Args:
+            x: As of `factors`.
+            outputs: As of `factors`.
+            **settings: As of `factors`.
+
+        Returns:
+            Factors of `jax.ShapeDtypeStruct`.
+        """
         return jax.eval_shape(lambda x, outputs: self.factors(x, outputs, **settings), x, outputs)
 
 
-def trace_network(f: Callable, moving: PyTree, fixed: PyTree, x: PyTree) -> TracedNetwork:
-    """f for a batch like x, with the parameters that `parameters.partition` has made."""
-    program = trace_program(lambda *given: f(combine(*given[:2]), given[2]), moving, fixed, x)
-    return TracedNetwork(program, jax.tree.leaves(moving), jax.tree.leaves(fixed))
+def trace_network(f: Callable, trained: PyTree, fixed: PyTree, x: PyTree) -> TracedNetwork:
+    """Trace a network for a batch of one.
+
+    Args:
+        f: The network, f(params, x).
+        trained: The trained parameters (`parameters.partition`).
+        fixed: The fixed parameters.
+        x: A batch of one example, or its shapes.
+
+    Returns:
+        The traced network.
+    """
+    program = trace_program(lambda a, b, x: f(combine(a, b), x), trained, fixed, x)
+    return TracedNetwork(program, jax.tree.leaves(trained), jax.tree.leaves(fixed))
 
 
 def _slice_size(program: Program, outputs: int) -> int:
-    """Examples whose values and cotangents fit into the workspace."""
+    """Return the number of examples whose values and cotangents fit into the workspace."""
     size = sum(
         math.prod(program.types[i].shape)
         for operation in program.operations
@@ -116,29 +163,32 @@ def _slice_size(program: Program, outputs: int) -> int:
 
 
 def _example_factors(
-    program, layers, lookups, given, moving, outputs, are_cheaper, example
+    program, layers, lookups, leaves, num_trained, outputs, are_cheaper, example
 ) -> Factors:
-    """Factors of one example, from one backward pass for each output."""
-    taken = {i for layer in layers for i in (layer.weight, layer.bias)}
-    taken |= {lookup.table for lookup in lookups}
+    """Compute the factors of one example, by one backward pass for each output.
+
+    The cotangent of a value is the derivative with respect to a shift of it by zero.
+    """
+    covered = {i for layer in layers for i in (layer.weight, layer.bias)}
+    covered |= {lookup.table for lookup in lookups}
     users = program.users()
-    others = [i for i in range(moving) if i not in taken and users[program.arguments[i]]]
-    parts = find_parts(program, others)
-    shifted = [entry.output for entry in [*layers, *lookups]] + list(parts.values())
+    others = [i for i in range(num_trained) if i not in covered and users[program.arguments[i]]]
+    sliced = find_sliced(program, others)
+    shifted = [entry.output for entry in [*layers, *lookups]] + list(sliced.values())
     types = {number: program.types[number] for number in shifted}
     zeros = {number: jnp.zeros(t.shape, t.dtype) for number, t in types.items()}
-    wholes = {i: given[i] for i in others if i not in parts}
+    unsliced = {i: leaves[i] for i in others if i not in sliced}
     example = jax.tree.leaves(examples.add_batch_axis(example))
 
-    def moved(shifts, wholes):
-        leaves = [wholes.get(i, leaf) for i, leaf in enumerate(given)]
-        result, values = eval_program(program, [*leaves, *example], shifts)
+    def evaluate(shifts, unsliced):
+        replaced = [unsliced.get(i, leaf) for i, leaf in enumerate(leaves)]
+        result, values = eval_program(program, [*replaced, *example], shifts)
         return result, {entry.operand: values[entry.operand] for entry in [*layers, *lookups]}
 
-    result, pull, operands = jax.vjp(moved, zeros, wholes, has_aux=True)
+    result, vjp, operands = jax.vjp(evaluate, zeros, unsliced, has_aux=True)
     basis = jax.nn.one_hot(outputs, result.size, dtype=result.dtype)
-    cotangents, gradients = jax.vmap(pull)(basis.reshape(-1, *result.shape))
-    dtype = jnp.result_type(*given[:moving])
+    cotangents, gradients = jax.vmap(vjp)(basis.reshape(-1, *result.shape))
+    dtype = jnp.result_type(*leaves[:num_trained])
     dense, positions, rows = [], [], []
     for layer in layers:
         a = layer.inputs(operands).astype(dtype)
@@ -149,23 +199,26 @@ def _example_factors(
             positions.append((a, g.swapaxes(0, 1)))
         else:
             rows.append(jnp.einsum("ose,sd->oed", g, a).reshape(len(g), -1))
-    found = [*gradients.values(), *(cotangents[number] for number in parts.values())]
-    if found:
-        leaves = [leaf.reshape(len(outputs), -1).astype(dtype) for leaf in found]
-        rows.append(jnp.concatenate(leaves, axis=1))
+    remaining = [*gradients.values(), *(cotangents[number] for number in sliced.values())]
+    if remaining:
+        columns = [leaf.reshape(len(outputs), -1).astype(dtype) for leaf in remaining]
+        rows.append(jnp.concatenate(columns, axis=1))
     looked_up = []
     for lookup in lookups:
-        taken, g = lookup.factors(operands[lookup.operand], cotangents[lookup.output])
-        looked_up.append((taken, g.astype(dtype).swapaxes(0, 1)))
+        indices, g = lookup.factors(operands[lookup.operand], cotangents[lookup.output])
+        looked_up.append((indices, g.astype(dtype).swapaxes(0, 1)))
     return Factors(dense, positions, rows, looked_up)
 
 
 def _positions_are_cheaper(positions, inputs, features, *, outputs, form, count) -> bool:
-    """By multiplications for each pair of examples; rows are formed once for `count` pairs. For
-    products, by those of J^T v and by the numbers to be read."""
+    """Return whether products between positions cost less than rows, for one layer.
+
+    The cost is the multiplications for each pair of examples, where rows are formed once for
+    `count` pairs. For `PRODUCT` it is the multiplications of J^T v and the numbers to read.
+    """
     if form == PRODUCT:
-        kept = positions * (inputs + outputs * features)
-        return positions * inputs * features + READ * kept < READ * outputs * inputs * features
+        cached = positions * (inputs + outputs * features)
+        return positions * inputs * features + READ * cached < READ * outputs * inputs * features
     pairs = outputs**2 if form in PAIRWISE else outputs
     size = inputs * features
     by_rows = pairs * size + 2 * outputs * positions * size / count
@@ -174,7 +227,10 @@ def _positions_are_cheaper(positions, inputs, features, *, outputs, form, count)
 
 
 def _lookup_is_cheaper(lookup: Lookup, *, outputs, form) -> bool:
-    """By multiplications for each pair of examples, and numbers kept of each of them."""
+    """Return whether products between positions of a lookup cost less than rows.
+
+    The cost is the multiplications for each pair of examples, or for `PRODUCT` the numbers cached.
+    """
     pairs = outputs**2 if form in PAIRWISE else outputs
     s, rows = lookup.positions, lookup.rows
     if form == PRODUCT:
@@ -183,15 +239,26 @@ def _lookup_is_cheaper(lookup: Lookup, *, outputs, form) -> bool:
 
 
 def multiply_factors(first: Factors, second: Factors, form: str) -> Array:
-    """Kernel between two groups: (N1, o1, N2, o2) if pairwise, or (N1, N2, o) or (N1, N2)."""
+    """Compute the kernel between two groups of examples from their factors.
+
+    Args:
+        first: Factors of N1 examples and o1 outputs.
+        second: Factors of N2 examples and o2 outputs.
+        form: "full", "matrix", "diagonal" or "trace".
+
+    Returns:
+        (N1, o1, N2, o2) if the form is in `PAIRWISE`; (N1, N2, o) for "diagonal"; (N1, N2) for
+        "trace"; the number 0 if there are no factors.
+    """
     outer = (
         "io,jq->iojq" if form in PAIRWISE else "io,jo->ijo" if form == "diagonal" else "io,jo->ij"
     )
-    left, right, result = _split(outer)
+    operands, result = outer.split("->")
+    left, right = operands.split(",")
     total = 0.0
     for (a, g), (b, h) in zip(first.dense, second.dense, strict=True):
         gram = a @ b.T
-        gram = gram.reshape(_aligned(gram.shape, form))
+        gram = gram.reshape(_broadcast_shape(gram.shape, form))
         total = total + gram * jnp.einsum(f"{left}e,{right}e->{result}", g, h)
     for rows1, rows2 in zip(first.rows, second.rows, strict=True):
         total = total + _rows_product(rows1, rows2, form)
@@ -201,7 +268,10 @@ def multiply_factors(first: Factors, second: Factors, form: str) -> Array:
 
 
 def _rows_product(first, second, form: str) -> Array:
-    """One output at a time unless all are paired: the rows of all would be copied to be summed."""
+    """Multiply rows of J, one output at a time unless all are paired.
+
+    A sum over outputs in one einsum would copy the rows of all of them.
+    """
     if form in PAIRWISE:
         return jnp.einsum("iop,jqp->iojq", first, second)
 
@@ -217,7 +287,7 @@ def _rows_product(first, second, form: str) -> Array:
 
 
 def _positions_product(first, second, form: str) -> Array:
-    """One example of the second group at a time: first between positions, then with features."""
+    """Multiply factors of positions and lookups, one example of the second group at a time."""
     ones = [*first.positions, *first.lookups]
 
     def column(others):
@@ -231,16 +301,17 @@ def _positions_product(first, second, form: str) -> Array:
 
 
 def _gram(a, b, dtype) -> Array:
-    """Products of the inputs of positions (I, S) and (T,); for rows of a table, are they equal?"""
+    """Return inner products of the inputs of positions (I, S, T), or for lookups whether the rows
+    are equal."""
     if b.ndim == 2:
         return jnp.einsum("isd,td->ist", a, b)
     return (a[:, :, None] == b[None, None, :]).astype(dtype)
 
 
 def _among_positions(gram, g, h, form: str) -> Array:
-    """The sum over positions of gram (I, S, T) times products of cotangents of all features.
+    """Sum gram (I, S, T) times products of the cotangents g (I, S, o, E) and h (T, q, E).
 
-    (I, o, q) if pairwise, or (I, o) or (I,); g is (I, S, o, E) and h (T, q, E).
+    The sum is over positions and features. Returns (I, o, q) if pairwise, else (I, o) or (I,).
     """
     if form == "trace":
         g, h = g.reshape(*g.shape[:2], -1), h.reshape(len(h), -1)
@@ -249,13 +320,7 @@ def _among_positions(gram, g, h, form: str) -> Array:
     return jnp.einsum("isoe,isqe->ioq" if form in PAIRWISE else "isoe,isoe->io", g, seen)
 
 
-def _split(outer: str) -> tuple[str, str, str]:
-    operands, result = outer.split("->")
-    left, right = operands.split(",")
-    return left, right, result
-
-
-def _aligned(shape, form: str) -> tuple[int, ...]:
-    """(N1, N2) as it multiplies the product of that form."""
+def _broadcast_shape(shape, form: str) -> tuple[int, ...]:
+    """Return the shape (N1, N2) with axes of length 1 for the outputs of the form."""
     n1, n2 = shape
     return {"diagonal": (n1, n2, 1), "trace": (n1, n2)}.get(form, (n1, 1, n2, 1))

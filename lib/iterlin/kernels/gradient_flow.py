@@ -1,9 +1,9 @@
-"""Training the linearised model exactly: every time and every K from one decomposition.
+"""Train the linearised model in closed form: any time or number of steps from one decomposition.
 
-With f(theta) = f_s + J (theta - theta_s), z = f_s - y, loss 1/2 ||f - y||^2 (a sum, not divided by
-N) and J = U S V^T of any rank, each way of training moves theta_s by -V S g(S^2) U^T z, g a filter
-of `spectral_filters`: K steps cost what one step costs. This is Lemma 3.2.1 for every rank. A mean
-loss divides l and z by N: scale eta (or t) by 1/N instead.
+With f(theta) = f_s + J (theta - theta_s), z = f_s - y, the loss 1/2 ||f - y||^2 (a sum, not divided
+by N) and J = U S V^T of any rank, training moves theta_s by -V S g(S^2) U^T z, with a filter g of
+`spectral_filters`. K steps cost as much as one. This is Lemma 3.2.1 for any rank. For a mean loss,
+divide the step size or the time by N.
 """
 
 import math
@@ -48,49 +48,99 @@ from iterlin.linearise.validation import (
 
 
 class Eigenmodes(NamedTuple):
-    """The linearised least-squares problem in its singular directions.
+    """The linearised least-squares problem in the singular directions of its Jacobian J.
 
-    params: those that are trained, fixed the others (`parameters.partition`). singular_values (R,)
-    with zeros where J is rank deficient; coefficients U^T z (R,); combine maps weights (R,) to the
-    pytree sum_i weights_i v_i.
+    Attributes:
+        params: The trained leaves of the parameters theta_s (`parameters.partition`).
+        singular_values: Singular values of J (R,), 0 where J is rank deficient.
+        coefficients: U^T z (R,), the residual along the left singular vectors.
+        to_params: Maps weights w (R,) to sum_i w_i v_i, a pytree like params, with v_i the right
+            singular vectors.
+        fixed: The fixed leaves of the parameters.
     """
 
     params: PyTree
     singular_values: Float[Array, " R"]
     coefficients: Float[Array, " R"]
-    combine: Callable[[Array], PyTree]
+    to_params: Callable[[Array], PyTree]
     fixed: PyTree = ()
 
     @property
     def eigenvalues(self) -> Float[Array, " R"]:
-        """Of the kernel J J^T on its range: squared singular values; not divided by N."""
+        """Eigenvalues of the kernel J J^T (R,): squared singular values, not divided by N."""
         return self.singular_values**2
 
     @full_precision()
     def displaced(self, filtered: Float[Array, " R"]) -> PyTree:
-        """All parameters, at theta_s - V S g U^T z for the filter values g (R,)."""
-        moved = self.combine(self.singular_values * filtered * self.coefficients)
+        """Return theta_s - V S g U^T z for filter values g (R,), with the fixed parameters."""
+        moved = self.to_params(self.singular_values * filtered * self.coefficients)
         return combine(tree_sub(self.params, moved), self.fixed)
 
     def flow(self, time) -> PyTree:
-        """Parameters after gradient flow for `time` >= 0; infinity gives theta_s - J^+ z."""
+        """Return the parameters after gradient flow.
+
+        Args:
+            time: The time t >= 0; infinity gives theta_s - J^+ z.
+
+        Returns:
+            All parameters, with the fixed ones.
+
+        Raises:
+            ValueError: If the time is negative or NaN.
+        """
         check_non_negative("time", time, infinity=True)
         return self.displaced(flow_filter(self.eigenvalues, time))
 
     def descent(self, step_size, num_steps) -> PyTree:
-        """Parameters after `num_steps` gradient steps of `step_size` on the linearised model."""
+        """Return the parameters after gradient descent on the linearised model.
+
+        Args:
+            step_size: The step size eta > 0.
+            num_steps: The number of steps, a positive integer or an array of them.
+
+        Returns:
+            All parameters, with the fixed ones.
+
+        Raises:
+            ValueError: If step_size is not positive and finite or num_steps is not a positive
+                integer.
+        """
         check_positive("step_size", step_size)
         if np.ndim(num_steps) == 0:
             check_positive_integer("num_steps", num_steps, below=MAX_STEPS)
         return self.displaced(descent_filter(self.eigenvalues, step_size, num_steps))
 
     def damped(self, damping) -> PyTree:
-        """The damped Gauss-Newton step of eq. (10); damping 0 is the minimum-norm step."""
+        """Return the parameters after the damped Gauss-Newton step of eq. (10).
+
+        Args:
+            damping: The damping lambda >= 0; 0 gives the step of minimum norm.
+
+        Returns:
+            All parameters, with the fixed ones.
+
+        Raises:
+            ValueError: If the damping is negative, infinite or NaN.
+        """
         check_non_negative("damping", damping)
         return self.displaced(damping_filter(self.eigenvalues, damping))
 
     def residual_ratio(self, step_size, num_steps) -> Float[Array, ""]:
-        """||J^T z_K|| / ||J^T z|| after K steps: the beta for which they are a TGN step (Alg 2)."""
+        """Return ||J^T z_K|| / ||J^T z|| after K gradient steps.
+
+        K steps are a truncated Gauss-Newton step (Algorithm 2) of this tolerance beta.
+
+        Args:
+            step_size: The step size eta > 0.
+            num_steps: The number of steps K >= 0.
+
+        Returns:
+            The ratio; 0 if J^T z is 0.
+
+        Raises:
+            ValueError: If step_size is not positive and finite or num_steps is not an integer of
+                at least 0.
+        """
         check_positive("step_size", step_size)
         if np.ndim(num_steps) == 0:
             check_non_negative_integer("num_steps", num_steps, below=MAX_STEPS)
@@ -115,17 +165,30 @@ def eigenmodes(
     independent: bool = True,
     trainable: Trainable = None,
 ) -> Eigenmodes:
-    """Decompose the linearised problem at params on inputs x and targets y, shaped as the outputs.
+    """Decompose the linearised least-squares problem of a network.
 
-    If J (N O, P) fits `memory_limit` bytes: its singular value decomposition, accurate down to
-    singular values eps max(N O, P) s_max, below which they count as zero. Otherwise the
-    eigendecomposition of the kernel J J^T, built in blocks within that bound: J is never stored,
-    but only singular values above sqrt(eps N O) s_max are told from zero. `independent=False` is
-    for an f that couples its examples (see `jacobian`); then J must fit.
+    If J (N O, P) fits into memory_limit, its singular value decomposition is computed. Singular
+    values below eps max(N O, P) s_max count as zero. Otherwise the kernel J J^T is built in blocks
+    and its eigendecomposition is computed. J is then not stored, but singular values below
+    sqrt(eps N O) s_max cannot be told from zero.
 
-    Raises ValueError if y is not one array of the shape of the outputs, for parameters narrower
-    than float32, a memory_limit that is not a positive integer, parameters, outputs, targets or
-    derivatives that are not finite (unless traced), and as `jacobian`.
+    Args:
+        f: The network, f(params, x).
+        params: The parameters theta_s to expand at, in float32 or wider.
+        x: Inputs of N examples.
+        y: Targets, shaped as the outputs.
+        memory_limit: The largest size of J, in bytes, or of what is kept to build the kernel.
+        independent: Whether f treats its examples independently (see `jacobian`). If not, J must
+            fit into memory_limit.
+        trainable: Which parameters are trained (`parameters.partition`); None for all.
+
+    Returns:
+        The problem in its singular directions.
+
+    Raises:
+        ValueError: If y is not one array shaped as the outputs; params are narrower than float32;
+            memory_limit is not a positive integer; parameters, outputs, targets or derivatives are
+            not finite (unless traced); and as `jacobian`.
 
     >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     >>> modes = il.eigenmodes(lambda p, x: x @ p, jnp.zeros(2), x, jnp.ones(2))
@@ -134,11 +197,11 @@ def eigenmodes(
     """
     check_positive_integer("memory_limit", memory_limit)
     check_targets(output_shape(f, params, x), y)
-    moving, fixed = partition(params, trainable)
+    trained, fixed = partition(params, trainable)
     network = bind_fixed(f, fixed)
-    flat, unravel = ravel_pytree(moving)
+    flat, unravel = ravel_pytree(trained)
     check_float32_or_wider("params", flat.dtype)
-    check_finite("params", moving)
+    check_finite("params", trained)
     check_finite("targets", y)
     size = y.size * flat.size * flat.dtype.itemsize
     if size > memory_limit and not independent:
@@ -147,18 +210,20 @@ def eigenmodes(
             "worked on in blocks only for independent examples"
         )
     if size <= memory_limit:
-        outputs = network(moving, x)
+        outputs = network(trained, x)
         check_finite("outputs of f", outputs)
-        matrix = jacobian(network, moving, x, independent=independent)
+        matrix = jacobian(network, trained, x, independent=independent)
         check_finite("the Jacobian", matrix)
         left, values, right = thin_svd(matrix)
         threshold = max(y.size, flat.size) * jnp.finfo(values.dtype).eps * jnp.max(values)
         values = jnp.where(values > threshold, values, 0)
 
-        def combine(weights):
+        def sum_right_vectors(weights):
             return unravel(weights @ right)
+
+        to_params = sum_right_vectors
     else:
-        outputs, _, vjp = jacobian_products(network, moving, x)
+        outputs, _, vjp = jacobian_products(network, trained, x)
         check_finite("outputs of f", outputs)
         kernel = ntk_matrix(f, params, x, trainable=trainable, memory_limit=memory_limit)
         check_finite("the kernel J J^T", kernel)
@@ -166,23 +231,35 @@ def eigenmodes(
         threshold = y.size * jnp.finfo(eigenvalues.dtype).eps * jnp.max(eigenvalues)
         values = jnp.sqrt(jnp.where(eigenvalues > threshold, eigenvalues, 0))
 
-        def combine(weights):
-            # v_i = J^T u_i / s_i; directions of zero singular value carry no weight.
+        def pull_back_left_vectors(weights):
+            # v_i = J^T u_i / s_i. A direction of singular value 0 has no weight.
             scaled = jnp.where(values > 0, weights / jnp.where(values > 0, values, 1), 0)
             return vjp((left @ scaled).reshape(y.shape))
 
-    return Eigenmodes(moving, values, left.T @ (outputs - y).reshape(-1), combine, fixed)
+        to_params = pull_back_left_vectors
+
+    return Eigenmodes(trained, values, left.T @ (outputs - y).reshape(-1), to_params, fixed)
 
 
 @full_precision()
 def linearized_gradient_flow(
     f: Network, params: PyTree, x: Any, y: Array, *, time, trainable: Trainable = None
 ) -> PyTree:
-    """Gradient flow of 1/2 ||f_lin - y||^2 from params for `time` (Lemma 3.2.1, any rank).
+    """Train the linearised model by gradient flow of 1/2 ||f_lin - y||^2 (Lemma 3.2.1, any rank).
 
-    time = infinity gives params - J^+ (f - y). Outputs at new inputs are
-    `linearize(f, params)(result, x_new)`. Raises ValueError for a negative or NaN time, and as
-    `eigenmodes`.
+    Args:
+        f: The network, f(params, x).
+        params: The parameters to expand at and to start from.
+        x: Inputs of N examples.
+        y: Targets, shaped as the outputs.
+        time: The time t >= 0; infinity gives params - J^+ (f - y).
+        trainable: Which parameters are trained (`parameters.partition`); None for all.
+
+    Returns:
+        The trained parameters. `linearize(f, params)(result, x_new)` gives outputs on new inputs.
+
+    Raises:
+        ValueError: If the time is negative or NaN, and as `eigenmodes`.
 
     >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
     >>> print(il.linearized_gradient_flow(f, jnp.zeros(2), x, y, time=1.0).round(3))
@@ -203,12 +280,27 @@ def linearized_gradient_descent(
     num_steps: int,
     trainable: Trainable = None,
 ) -> PyTree:
-    """`num_steps` gradient steps on 1/2 ||f_lin - y||^2 (summed, not divided by N), in one go.
+    """Train the linearised model by gradient descent on 1/2 ||f_lin - y||^2, in closed form.
 
-    Equal to the explicit steps of Algorithm 3 between two re-linearisations up to rounding, at a
-    cost that does not depend on their number. Converges to params - J^+ (f - y) for every y iff
-    0 < step_size < 2 / lambda_max(J J^T). Raises ValueError for a step size that is not positive
-    and finite, a number of steps that is not a positive integer, and as `eigenmodes`.
+    The result equals, to rounding, the steps of Algorithm 3 between two re-linearisations. The cost
+    does not depend on their number. As it grows the result converges to params - J^+ (f - y) for
+    every y if and only if 0 < step_size < 2 / lambda_max(J J^T).
+
+    Args:
+        f: The network, f(params, x).
+        params: The parameters to expand at and to start from.
+        x: Inputs of N examples.
+        y: Targets, shaped as the outputs.
+        step_size: The step size eta > 0 for the summed loss, which is not divided by N.
+        num_steps: The number of steps K.
+        trainable: Which parameters are trained (`parameters.partition`); None for all.
+
+    Returns:
+        The trained parameters.
+
+    Raises:
+        ValueError: If step_size is not positive and finite, num_steps is not a positive integer,
+            and as `eigenmodes`.
 
     >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
     >>> settings = {"step_size": 0.001, "num_steps": 1000}
@@ -221,11 +313,22 @@ def linearized_gradient_descent(
 
 
 def steps_for_tolerance(modes: Eigenmodes, *, step_size: float, beta: float) -> int:
-    """Smallest K whose iterate is a truncated Gauss-Newton step of tolerance beta (Algorithm 2).
+    """Return the smallest K for which K gradient steps are a truncated Gauss-Newton step.
 
-    Solves sum_i (1 - eta l_i)^(2K) l_i c_i^2 <= beta^2 sum_i l_i c_i^2 by bisection. Raises
-    ValueError if beta is not in (0, 1), or step_size is not below 2 / lambda_max, where no K
-    would do.
+    K is the smallest solution of sum_i (1 - eta l_i)^(2K) l_i c_i^2 <= beta^2 sum_i l_i c_i^2
+    (Algorithm 2), with eigenvalues l and coefficients c. It is found by bisection.
+
+    Args:
+        modes: The linearised problem.
+        step_size: The step size eta, below 2 / lambda_max.
+        beta: The tolerance, between 0 and 1.
+
+    Returns:
+        The number of steps K.
+
+    Raises:
+        ValueError: If beta is not in (0, 1) or step_size is not below 2 / lambda_max, where descent
+            does not converge.
 
     >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     >>> modes = il.eigenmodes(lambda p, x: x @ p, jnp.zeros(2), x, jnp.ones(2))
@@ -233,7 +336,7 @@ def steps_for_tolerance(modes: Eigenmodes, *, step_size: float, beta: float) -> 
     118
     """
     check_open_unit_interval("beta", beta)
-    _stable(modes, step_size)
+    _check_stable(modes, step_size)
     if modes.residual_ratio(step_size, 1) <= beta:
         return 1
     low, high = 1, 2
@@ -248,19 +351,30 @@ def steps_for_tolerance(modes: Eigenmodes, *, step_size: float, beta: float) -> 
 
 
 def worst_case_steps(modes: Eigenmodes, *, step_size: float, beta: float) -> int:
-    """K that is enough for tolerance beta whatever z: ln(1/beta) / ln(1/rho), rounded up.
+    """Return a number of steps that reaches tolerance beta for every residual z.
 
-    rho is the largest abs(1 - eta l) over the non-zero eigenvalues. Raises as
-    `steps_for_tolerance`.
+    The number is ln(1/beta) / ln(1/rho), rounded up, with rho the largest abs(1 - eta l) over the
+    non-zero eigenvalues l.
+
+    Args:
+        modes: The linearised problem.
+        step_size: The step size eta, below 2 / lambda_max.
+        beta: The tolerance, between 0 and 1.
+
+    Returns:
+        The number of steps.
+
+    Raises:
+        ValueError: As `steps_for_tolerance`.
     """
     check_open_unit_interval("beta", beta)
-    _stable(modes, step_size)
+    _check_stable(modes, step_size)
     moving = modes.eigenvalues[modes.eigenvalues > 0]
     slowest = float(jnp.max(log_contraction(step_size * moving), initial=-jnp.inf))
     return max(1, math.ceil(math.log(beta) / slowest))
 
 
-def _stable(modes, step_size) -> None:
+def _check_stable(modes, step_size) -> None:
     check_positive("step_size", step_size)
     largest = float(jnp.max(modes.eigenvalues))
     limit = 2 / largest if largest > 0 else math.inf

@@ -1,7 +1,4 @@
-"""The analytic neural tangent kernel of infinitely wide ReLU networks (arc-cosine recursion).
-
-Cho & Saul (2009) for the expectations, Jacot et al. (2018) for the recursion.
-"""
+"""The analytic neural tangent kernel of infinitely wide ReLU networks."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -19,17 +16,27 @@ def relu_mlp_ntk(
     depth: int,
     bias: bool = True,
 ) -> Float[Array, "N1 N2"]:
-    """NTK, per output, of a ReLU MLP of `depth` hidden layers in NTK parameterisation.
+    """Compute the neural tangent kernel of an infinitely wide ReLU MLP in NTK parameterisation.
 
-    Each layer is h -> W h / sqrt(fan_in) + b with W ~ N(0, 1) and b = 0 at initialisation, as
-    `mlp(..., parameterization="ntk")` draws them. With u, v jointly Gaussian of covariance
-    Sigma, S = E[relu(u) relu(v)] and S' = E[relu'(u) relu'(v)], the recursion from
-    Sigma_0 = Theta_0 - bias = x1 x2^T / D is Sigma <- S, Theta <- S + bias + S' * Theta
-    (`bias` counts 1 for the gradients with respect to b). Depth 0 is a linear model, and nothing is
-    divided by N.
+    A layer is h -> W h / sqrt(fan_in) + b with W ~ N(0, 1) and b = 0 at initialisation, as
+    `mlp(..., parameterization="ntk")` draws them. With u, v jointly Gaussian of covariance Sigma,
+    S = E[relu(u) relu(v)] and S' = E[relu'(u) relu'(v)], the recursion from
+    Sigma_0 = Theta_0 - bias = x1 x2^T / D is Sigma <- S, Theta <- S + bias + S' * Theta, where
+    `bias` counts as 1. The expectations are arc-cosine kernels (Cho & Saul 2009), the recursion is
+    that of Jacot et al. (2018).
 
-    Raises ValueError for a depth that is not an integer of at least 0, or inputs that are not
-    matrices of one width.
+    Args:
+        x1: Inputs (N1, D).
+        x2: Inputs (N2, D); None means x1.
+        depth: The number of hidden layers; 0 is a linear model.
+        bias: Whether the layers have biases.
+
+    Returns:
+        The kernel of each output (N1, N2), not divided by N.
+
+    Raises:
+        ValueError: If depth is not an integer of at least 0, or the inputs are not matrices of the
+            same width.
 
     >>> print(il.relu_mlp_ntk(jnp.array([[1.0, 0.0], [0.0, 2.0]]), depth=1).round(2))
     [[2.   1.41]
@@ -49,8 +56,8 @@ def relu_mlp_ntk(
     theta = sigma + bias
     for _ in range(depth):
         scale = jnp.sqrt(variance1[:, None] * variance2[None, :])
-        # The ratio can leave [-1, 1] by rounding on the diagonal, where arccos has no derivative.
-        # At an input 0 it is 0/0: nothing passes the ReLU there, whose derivative at 0 is 0.
+        # Rounding can move the ratio out of [-1, 1], where arccos is NaN. An input of 0 would give
+        # 0 / 0; its outputs are 0, and the derivative of the ReLU at 0 is 0.
         alive = scale > 0
         angle = jnp.arccos(jnp.clip(jnp.where(alive, sigma / jnp.where(alive, scale, 1), 0), -1, 1))
         sigma = scale * (jnp.sin(angle) + (jnp.pi - angle) * jnp.cos(angle)) / (2 * jnp.pi)

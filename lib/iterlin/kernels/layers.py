@@ -1,8 +1,8 @@
-"""Where parameters enter a network as the weight or the bias of a dense or convolutional layer.
+"""Find parameters that are the weight or the bias of a dense or convolutional layer.
 
-The derivative of such a layer z_s = W^T a_s + b, with positions s of one example, is known from its
-inputs a and the cotangents g of its outputs alone: sum over s of (a_s, 1) g_s^T. Weights may be
-reshaped or transposed on their way, which permutes the columns of a Jacobian and leaves J J^T.
+The gradient of a layer z_s = W^T a_s + b, with positions s of one example, follows from its inputs
+a and the cotangents g of its outputs: it is the sum over s of (a_s, 1) g_s^T. A weight may be
+reshaped or transposed before it is used, which permutes columns of J and does not change J J^T.
 """
 
 import math
@@ -16,18 +16,22 @@ from jaxtyping import Array, Float
 
 from iterlin.linearise.programs import Operation, Program
 
+# Operations that may move the entries of an array but do not change them.
 RELAYOUTS = frozenset(
     {"reshape", "transpose", "squeeze", "copy", "convert_element_type", "optimization_barrier"}
 )
 
 
 class Layer(NamedTuple):
-    """One layer of a `Program` that computes the outputs of one example.
+    """A dense or convolutional layer in the program of one example.
 
-    weight, bias: which arguments of the program these are; bias is None for one that is absent or
-    not added straight to the outputs. product: the operation with the weight. operand: number of
-    the other factor, which holds the inputs. output: number of the value whose cotangents count,
-    after the bias if there is one; a factor `scale` lies between the product and it.
+    Attributes:
+        weight: The position of the weight among the arguments of the program.
+        bias: The position of the bias, or None if there is none or it is not added directly.
+        product: The matrix product or convolution with the weight.
+        operand: The number of the other factor, which holds the inputs.
+        output: The number of the value whose cotangents are used, after the bias if there is one.
+        scale: A constant factor between the product and `output`.
     """
 
     weight: int
@@ -38,7 +42,14 @@ class Layer(NamedTuple):
     scale: Any = 1.0
 
     def inputs(self, values: dict[int, Any]) -> Float[Array, "S D"]:
-        """a of every position, times `scale`, with a one at the end where there is a bias."""
+        """Return the inputs of each position, times `scale`.
+
+        Args:
+            values: Values of the program by number, with that of `operand`.
+
+        Returns:
+            The inputs (S, D) of S positions, with a last entry of 1 if there is a bias.
+        """
         value = values[self.operand]
         if self.product.name == "dot_general":
             rows = _dense_inputs(value, self._contracted())
@@ -50,72 +61,111 @@ class Layer(NamedTuple):
         return jnp.concatenate([rows, jnp.ones((len(rows), 1), rows.dtype)], axis=1)
 
     def cotangents(self, values: Float[Array, "o *output"]) -> Float[Array, "o S E"]:
-        """Cotangents of `output` for several outputs of the network, by position and feature."""
+        """Arrange cotangents by position and feature.
+
+        Args:
+            values: Cotangents of `output` for o outputs of the network.
+
+        Returns:
+            The cotangents (o, S, E) of S positions and E features.
+        """
         features = self.feature_axes(values.ndim - 1)
         if self.product.name == "dot_general":
             order = [axis for axis in range(values.ndim - 1) if axis not in features]
         else:
-            order = [a for a in self._numbers().out_spec if a not in features]
+            order = [a for a in self._dimension_numbers().out_spec if a not in features]
         values = values.transpose(0, *(axis + 1 for axis in [*order, *features]))
         size = math.prod(values.shape[values.ndim - len(features) :])
         return values.reshape(len(values), -1, size)
 
     def feature_axes(self, ndim: int) -> list[int]:
-        """Axes of the product, an array of ndim axes, that come from the weight."""
+        """Return the axes of the product that come from the weight.
+
+        Args:
+            ndim: The number of axes of the product.
+
+        Returns:
+            The axes, in order.
+        """
         if self.product.name != "dot_general":
-            return [self._numbers().out_spec[1]]
+            return [self._dimension_numbers().out_spec[1]]
         operand_first = self.product.inputs[0] == self.operand
-        operand_ndim = self.product.equation.invars[0 if operand_first else 1].aval.ndim
+        operand_ndim = len(_shape(self.product.equation.invars[0 if operand_first else 1]))
         positions = operand_ndim - len(self._contracted())
         return list(range(positions, ndim) if operand_first else range(ndim - positions))
 
     def _contracted(self) -> Sequence[int]:
-        """Axes of the operand that are summed over, as a dense product's settings list them."""
-        return self._numbers()[0][0 if self.product.inputs[0] == self.operand else 1]
+        """Return the axes of the operand that a dense product sums over."""
+        return self._dimension_numbers()[0][0 if self.product.inputs[0] == self.operand else 1]
 
-    def _numbers(self):
+    def _dimension_numbers(self):
         return self.product.settings["dimension_numbers"]
 
 
 def find_layers(program: Program, leaves: int) -> list[Layer]:
-    """Layers among the first `leaves` arguments, the parameters; in no two layers the same one.
+    """Find the layers of a program.
 
-    A parameter is left out, and so is to be treated in general, if it is used more than once, by
-    any other operation, or inside a control flow.
+    A parameter belongs to no layer if it is used more than once, by another operation, or inside
+    control flow.
+
+    Args:
+        program: The network for a batch of one.
+        leaves: The number of trained leaves, the first arguments of the program.
+
+    Returns:
+        The layers. No parameter belongs to two of them.
     """
     users = program.users()
     biases = {}
     for index in range(leaves):
-        value = _bias_view(program, users, program.arguments[index])
-        if value is not None:
-            biases[value[0]] = index, value[1]
+        broadcast = _broadcast_vector(program, users, program.arguments[index])
+        if broadcast is not None:
+            value, axis = broadcast
+            biases[value] = index, axis
     layers = []
     for index in range(leaves):
-        found = _product_with(program, users, program.arguments[index])
+        found = _find_product(program, users, program.arguments[index])
         if found is not None:
             operation, operand = found
             layer = Layer(index, None, operation, operand, operation.outputs[0])
-            layers.append(_with_bias(program, users, layer, biases))
+            layers.append(_add_bias(program, users, layer, biases))
     return layers
 
 
-def sole_user(users, value) -> tuple[Operation | None, int]:
+def only_user(users, value: int) -> tuple[Operation | None, int]:
+    """Return the only operation that takes a value, and the position among its inputs.
+
+    Args:
+        users: The result of `Program.users`.
+        value: The number of the value.
+
+    Returns:
+        The pair, or (None, 0) if the value is used more than once, not at all, or is the result.
+    """
     return users[value][0] if len(users[value]) == 1 else (None, 0)
 
 
-def _product_with(program, users, value) -> tuple[Operation, int] | None:
-    """The product that a parameter enters as the weight, and the number of the other factor."""
-    operation, position = sole_user(users, value)
+def _find_product(program, users, value) -> tuple[Operation, int] | None:
+    """Return the product whose weight is the parameter, and the number of the other factor."""
+    operation, position = only_user(users, value)
     while operation is not None and is_relayout(program, operation):
         value = operation.outputs[0]
-        operation, position = sole_user(users, value)
+        operation, position = only_user(users, value)
     if operation is None or not _is_layer(program, operation, position):
         return None
     return operation, operation.inputs[1 - position]
 
 
-def is_relayout(program, operation) -> bool:
-    """Whether the operation keeps every entry of a floating point array, in whatever place."""
+def is_relayout(program: Program, operation: Operation) -> bool:
+    """Return whether an operation permutes the entries of a floating point array.
+
+    Args:
+        program: The program.
+        operation: One of its operations.
+
+    Returns:
+        True for operations such as reshape and transpose.
+    """
     if len(operation.outputs) != 1:
         return False
     before, after = program.types[operation.inputs[0]], program.types[operation.outputs[0]]
@@ -125,6 +175,7 @@ def is_relayout(program, operation) -> bool:
 
 
 def _is_layer(program, operation, position) -> bool:
+    """Return whether the operation is the product of a layer, with its weight at the position."""
     if not all(jnp.issubdtype(program.types[i].dtype, jnp.floating) for i in operation.inputs):
         return False
     if operation.name == "dot_general":
@@ -137,14 +188,18 @@ def _is_layer(program, operation, position) -> bool:
     )
 
 
-def _bias_view(program, users, value) -> tuple[int, int] | None:
-    """The value as which a vector of parameters enters its only use, and the axis it lies along."""
+def _broadcast_vector(program, users, value) -> tuple[int, int] | None:
+    """Follow a vector of parameters through reshapes and broadcasts to the sum that takes it.
+
+    Returns the number of the value that enters the sum, and the axis of it that the vector lies
+    along; None if the vector is used in another way.
+    """
     size = program.types[value].shape
     if len(size) != 1:
         return None
     axis = 0
     while True:
-        operation, _ = sole_user(users, value)
+        operation, _ = only_user(users, value)
         if operation is None or operation.name == "add":
             return None if operation is None else (value, axis)
         after = program.types[operation.outputs[0]].shape
@@ -163,11 +218,11 @@ def _bias_view(program, users, value) -> tuple[int, int] | None:
         value = operation.outputs[0]
 
 
-def _with_bias(program, users, layer: Layer, biases) -> Layer:
-    """The layer with the bias added to it, if there is one and nothing else uses the product."""
+def _add_bias(program, users, layer: Layer, biases) -> Layer:
+    """Return the layer with its bias, if there is one and nothing else uses the product."""
     value, scale = layer.output, 1.0
     shape = program.types[value].shape
-    operation, position = sole_user(users, value)
+    operation, position = only_user(users, value)
     while operation is not None and operation.name in ("mul", "div"):
         other = operation.inputs[1 - position]
         known = program.constants | program.literals
@@ -178,17 +233,22 @@ def _with_bias(program, users, layer: Layer, biases) -> Layer:
         factor = known[other]
         scale = scale * factor if operation.name == "mul" else scale / factor
         value = operation.outputs[0]
-        operation, position = sole_user(users, value)
+        operation, position = only_user(users, value)
     if operation is None or operation.name != "add" or operation.inputs[1 - position] not in biases:
         return layer
     added, result = operation.inputs[1 - position], operation.outputs[0]
     bias, axis = biases[added]
     if layer.feature_axes(len(shape)) != [axis]:
         return layer
-    # A sum that broadcasts has more features than bias or weight, or more positions than inputs.
+    # If the sum broadcasts, it has more features than the bias or more positions than the inputs.
     if program.types[added].shape[axis] != shape[axis] or program.types[result].shape != shape:
         return layer
     return layer._replace(bias=bias, output=result, scale=scale)
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    """Return the shape of a variable of a jaxpr, which is an array."""
+    return variable.aval.shape
 
 
 def _dense_inputs(value, contracted) -> Float[Array, "S D"]:
@@ -198,11 +258,11 @@ def _dense_inputs(value, contracted) -> Float[Array, "S D"]:
 
 
 def _patches(value, operation: Operation) -> Float[Array, "S D"]:
-    """What each position of a convolution sees of its input, for any stride, padding, dilation."""
+    """Extract the patch of the input that each position of a convolution is computed from."""
     settings, numbers = operation.settings, operation.settings["dimension_numbers"]
-    kernel = operation.equation.invars[1].aval.shape
-    result = operation.equation.outvars[0].aval.shape
-    window = [kernel[axis] for axis in numbers.rhs_spec[2:]]
+    filters = _shape(operation.equation.invars[1])
+    result = _shape(operation.equation.outvars[0])
+    window = [filters[axis] for axis in numbers.rhs_spec[2:]]
     image = [result[axis] for axis in numbers.out_spec[2:]]
     pads = [
         (low, high, dilation - 1)
@@ -221,5 +281,6 @@ def _patches(value, operation: Operation) -> Float[Array, "S D"]:
         ]
         return jax.lax.slice(value, (0, 0, *starts), (*value.shape[:2], *stops), (1, 1, *strides))
 
-    seen = jnp.stack([shifted(offset) for offset in np.ndindex(*window)], axis=1)
-    return jnp.moveaxis(seen, (1, 2), (-2, -1)).reshape(-1, seen.shape[1] * seen.shape[2])
+    patches = jnp.stack([shifted(offset) for offset in np.ndindex(*window)], axis=1)
+    size = patches.shape[1] * patches.shape[2]
+    return jnp.moveaxis(patches, (1, 2), (-2, -1)).reshape(-1, size)

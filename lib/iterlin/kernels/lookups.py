@@ -1,7 +1,7 @@
-"""Where parameters are tables whose rows are looked up, and where only a part of them is used.
+"""Find parameters that are tables whose rows are looked up, or of which only a slice is used.
 
-Of an embedding ``table[indices]`` the Jacobian's rows are as large as the table and almost all
-zero. Positions s and t of two examples with cotangents g_s and h_t of what they looked up add
+For an embedding ``table[indices]`` a row of the Jacobian is as large as the table and almost all
+zero. Two positions s and t of two examples, with cotangents g_s and h_t of the rows looked up, add
 g_s . h_t to the kernel if their indices are equal.
 """
 
@@ -13,17 +13,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from iterlin.kernels.layers import is_relayout, sole_user
+from iterlin.kernels.layers import is_relayout, only_user
 from iterlin.linearise.programs import Operation, Program
 
 CASTS = frozenset({"convert_element_type", "copy"})
 
 
 class Lookup(NamedTuple):
-    """One lookup in a table of `rows` x `features` entries, at so many positions of an example.
+    """A lookup of rows in a table, for the program of one example.
 
-    table: which argument of the program it is. operand: number of the value that holds the indices.
-    output: number of the value whose cotangents count.
+    Attributes:
+        table: The position of the table among the arguments of the program.
+        operand: The number of the value that holds the indices.
+        output: The number of the value that holds the rows looked up.
+        operation: The gather operation.
+        positions: The number of rows looked up.
+        rows: The number of rows of the table.
+        features: The number of entries of a row.
     """
 
     table: int
@@ -37,7 +43,16 @@ class Lookup(NamedTuple):
     def factors(
         self, indices: Integer[Array, "*positions k"], cotangents: Float[Array, "o *output"]
     ) -> tuple[Integer[Array, " S"], Float[Array, "o S E"]]:
-        """The row that each position takes, and the cotangents; zero where an index is outside."""
+        """Return the index and the cotangents of each position.
+
+        Args:
+            indices: The value of `operand`, with k components of each index.
+            cotangents: Cotangents of `output` for o outputs of the network.
+
+        Returns:
+            The row that each of S positions takes (S,), clipped to the table, and the cotangents
+            (o, S, E), which are 0 where an index lies outside of the table.
+        """
         numbers = self.operation.settings["dimension_numbers"]
         offsets = numbers.offset_dims
         axes = range(cotangents.ndim - 1)
@@ -45,23 +60,31 @@ class Lookup(NamedTuple):
         g = cotangents.transpose(0, *(axis + 1 for axis in order))
         g = g.reshape(len(g), self.positions, self.features)
         indices = indices[..., numbers.start_index_map.index(0)].reshape(-1)
-        # A narrow type may not hold the number of the last row, which would wrap.
-        taken = jnp.clip(indices, 0, min(self.rows - 1, jnp.iinfo(indices.dtype).max))
+        # The index of the last row would wrap in a narrow dtype.
+        clipped = jnp.clip(indices, 0, min(self.rows - 1, jnp.iinfo(indices.dtype).max))
         if self.operation.settings["mode"] == jax.lax.GatherScatterMode.CLIP:
-            return taken, g
-        return taken, jnp.where((taken == indices)[None, :, None], g, 0)
+            return clipped, g
+        return clipped, jnp.where((clipped == indices)[None, :, None], g, 0)
 
 
 def find_lookups(program: Program, leaves: int) -> list[Lookup]:
-    """Lookups in the first `leaves` arguments: in those that are used for one of them, no more."""
+    """Find the trained leaves whose only use is a lookup of rows.
+
+    Args:
+        program: The network for a batch of one.
+        leaves: The number of trained leaves, the first arguments of the program.
+
+    Returns:
+        The lookups.
+    """
     users = program.users()
     found = []
     for index in range(leaves):
         value = program.arguments[index]
-        operation, position = sole_user(users, value)
+        operation, position = only_user(users, value)
         while operation is not None and operation.name in CASTS and is_relayout(program, operation):
             value = operation.outputs[0]
-            operation, position = sole_user(users, value)
+            operation, position = only_user(users, value)
         if operation is None or position != 0 or not _is_lookup(program, operation):
             continue
         shape = program.types[value].shape
@@ -81,7 +104,10 @@ def find_lookups(program: Program, leaves: int) -> list[Lookup]:
 
 
 def _is_lookup(program: Program, operation: Operation) -> bool:
-    """Whether whole rows are gathered. With indices for other axes, too, these must be clipped."""
+    """Return whether the operation gathers whole rows of its first input.
+
+    Indices into other axes, which select the whole axis, must be clipped.
+    """
     if operation.name != "gather":
         return False
     numbers, mode = (operation.settings[name] for name in ("dimension_numbers", "mode"))
@@ -96,19 +122,26 @@ def _is_lookup(program: Program, operation: Operation) -> bool:
     )
 
 
-def find_parts(program: Program, arguments: Iterable[int]) -> dict[int, int]:
-    """{argument: number of the one slice of it that is used}, for arguments that are only sliced.
+def find_sliced(program: Program, arguments: Iterable[int]) -> dict[int, int]:
+    """Find arguments of which only one slice is used.
 
-    All other entries have derivatives of zero, and can be left out of J J^T.
+    The derivatives of all other entries are 0, so J J^T does not depend on them.
+
+    Args:
+        program: The network for a batch of one.
+        arguments: Positions of arguments of the program.
+
+    Returns:
+        The number of the value that holds the slice, by argument.
     """
     users = program.users()
-    parts = {}
+    sliced = {}
     for index in arguments:
-        operation, _ = sole_user(users, program.arguments[index])
+        operation, _ = only_user(users, program.arguments[index])
         while operation is not None:
             if operation.name == "slice":
-                parts[index] = operation.outputs[0]
+                sliced[index] = operation.outputs[0]
             elif not is_relayout(program, operation):
                 break
-            operation, _ = sole_user(users, operation.outputs[0])
-    return parts
+            operation, _ = only_user(users, operation.outputs[0])
+    return sliced

@@ -1,9 +1,9 @@
-"""The empirical neural tangent kernel J J^T (eq. 5) within a memory bound; measures of its change.
+"""The empirical neural tangent kernel J J^T (eq. 5) within a memory limit.
 
-Examples must not be coupled by f (no batch normalisation in training mode): each row of J is
-taken from its own example. The network is traced at each call, so that what it closes over is what
-it is then, and compiled if no equal program was before (`programs.jit_cached`). Nothing of it is
-kept alive.
+A row of J is taken from one example, so f must treat its examples independently (no batch
+normalisation in training mode). A call traces the network anew, because the values that it closes
+over may have changed, and reuses the compiled function of an equal program
+(`programs.jit_cached`).
 """
 
 import math
@@ -24,7 +24,7 @@ from iterlin.linearise.parameters import Trainable
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import check_bools, check_positive_integer, check_same_shape
 
-# Bytes of rows of J alive while a matrix is formed that is kept.
+# Bytes of rows of J that are alive while `cached_ntk` forms a matrix.
 WORKSPACE = 2**28
 
 
@@ -41,28 +41,36 @@ def empirical_ntk(
     trainable: Trainable = None,
     memory_limit: int = 2**28,
 ) -> Float[Array, "..."]:
-    """Theta(x1, x2) = J(x1) J(x2)^T, eq. (5); nothing is divided by N or by the outputs.
+    """Compute the empirical neural tangent kernel Theta(x1, x2) = J(x1) J(x2)^T, eq. (5).
 
-    Inputs are arrays, or pytrees of arrays, that lead with N; outputs any shape ``(N, *out)``.
-    Returns ``(N1, N2, *out, *out)``; with `diagonal` each output with itself alone,
-    ``(N1, N2, *out)``; with `trace` the sum of these over outputs, (N1, N2). x2=None means x1, and
-    then each pair of blocks is computed once. J is with respect to the parameters that are
-    `trainable` (a predicate on paths such as "layers/0/weight", or a mask; None: all that are
-    floating point).
+    Nothing is divided by N or by the number of outputs. f may be any function; for dense and
+    convolutional layers and embeddings the kernel is computed from inputs and cotangents of the
+    layer (`kernels.layers`, `kernels.lookups`) wherever that is cheaper than rows of J.
 
-    f may be any function, but its dense and convolutional layers and its embeddings never have
-    their rows of J formed where less does: their inputs and cotangents, or indices and cotangents
-    (see `kernels.layers`, `kernels.lookups`). A second call compiles nothing if the shapes are the
-    same and f is, or another function of the same operations, unless f has derivative rules or
-    callbacks of its own (custom_jvp, custom_vjp), which cannot be compared.
+    A second call on the same shapes compiles nothing if f has the same operations, unless it has
+    derivative rules or callbacks (custom_jvp, custom_vjp), which cannot be compared.
 
-    `memory_limit` bounds, in bytes, the inputs, cotangents and rows of J kept at a time; the result
-    and the activations of a few examples come on top. Not for f that couples examples.
+    Args:
+        f: The network, f(params, x), which treats its examples independently.
+        params: The parameters at which J is taken.
+        x1: Inputs of N1 examples, an array or a pytree of arrays.
+        x2: Inputs of N2 examples; None means x1, and each pair of blocks is then computed once.
+        trace: Return the sum of the diagonal entries over outputs.
+        diagonal: Return only the entries between an output and itself.
+        trainable: Which parameters J is with respect to (`parameters.partition`): a predicate on
+            paths such as "layers/0/weight", a mask, or None for all floating point leaves.
+        memory_limit: The limit, in bytes, of the inputs, cotangents and rows of J that are kept at
+            a time. The result and the activations of a few examples need memory beside it.
 
-    Raises ValueError if trace or diagonal is no bool, or both are asked for; for a bound that is
-    not a positive integer or does not hold one output of two examples; examples of x2 that are not
-    shaped as those of x1, or of another kind (integers beside floats); an f that couples its
-    examples; and as `jacobian`.
+    Returns:
+        The kernel ``(N1, N2, *out, *out)`` for outputs of shape ``(N, *out)``; with `diagonal`
+        ``(N1, N2, *out)``; with `trace` (N1, N2).
+
+    Raises:
+        ValueError: If trace and diagonal are not bools or are both True; memory_limit is not a
+            positive integer or does not hold one output of two examples; examples of x2 differ
+            from those of x1 in shape or kind (integers, floats); f couples its examples; and as
+            `jacobian`.
 
     >>> net, x = il.mlp((2, 16, 3)), jnp.ones((5, 2))
     >>> params = net.init(jax.random.key(0))
@@ -92,10 +100,24 @@ def ntk_matrix(
     trainable: Trainable = None,
     memory_limit: int = 2**28,
 ) -> Float[Array, "N1O N2O"]:
-    """`kernel_matrix` of the full `empirical_ntk`, at once: without its copy in another order.
+    """Compute the empirical neural tangent kernel as a matrix, with rows ordered as those of J.
 
-    Rows and columns are ordered as those of the Jacobian; of outputs ``(N, *out)``, O = prod(out).
-    Not divided by N or O. Raises ValueError as `empirical_ntk`.
+    The result equals `kernel_matrix` of the full `empirical_ntk` without the transposed copy. It is
+    not divided by N or by the number of outputs.
+
+    Args:
+        f: As of `empirical_ntk`.
+        params: As of `empirical_ntk`.
+        x1: Inputs of N1 examples.
+        x2: Inputs of N2 examples; None means x1.
+        trainable: As of `empirical_ntk`.
+        memory_limit: As of `empirical_ntk`, in bytes.
+
+    Returns:
+        The matrix (N1 O, N2 O), with O the number of outputs of an example.
+
+    Raises:
+        ValueError: As `empirical_ntk`.
 
     >>> net = il.mlp((2, 16, 3))
     >>> il.ntk_matrix(net.apply, net.init(jax.random.key(0)), jnp.ones((5, 2))).shape
@@ -115,22 +137,32 @@ def cached_ntk(
     trainable: Trainable = None,
     memory_limit: int = 2**31,
 ) -> CachedKernel:
-    """J J^T of N examples, kept for many products with it: ``cached_ntk(...).product(v)``.
+    """Cache J J^T of N examples for many products with it: ``cached_ntk(...).product(v)``.
 
-    v and its product are arrays like the outputs ``(N, *out)``; nothing is divided by N. Kept is
-    what a product reads less of: the matrix, (N O)^2 numbers, or the inputs and cotangents of f's
-    layers, whose number is proportional to N and of which no pairs are formed. Either is exact. f
-    must not couple its examples; `trainable` as of `empirical_ntk`. Memory is that of what is kept,
-    at most memory_limit bytes, and of a few examples' activations.
+    The cache holds either the matrix, which has (N O)^2 entries for O outputs, or the inputs and
+    cotangents of the layers of f, whose size is proportional to N. The form with fewer numbers to
+    read for a product is chosen. Both are exact, and neither is divided by N.
 
-    Raises ValueError if neither fits into the limit, and as `empirical_ntk`.
+    Args:
+        f: The network, f(params, x), which treats its examples independently.
+        params: The parameters at which J is taken.
+        x: Inputs of N examples.
+        trainable: As of `empirical_ntk`.
+        memory_limit: The largest size of the cache, in bytes. The activations of a few examples
+            need memory beside it.
+
+    Returns:
+        The cached kernel. Its method `product` maps v, an array shaped as the outputs, to J J^T v.
+
+    Raises:
+        ValueError: If neither form fits into memory_limit, and as `empirical_ntk`.
 
     >>> net, x = il.mlp((2, 16, 3)), jnp.ones((5, 2))
     >>> kernel = il.cached_ntk(net.apply, net.init(jax.random.key(0)), x)
     >>> kernel.product(jnp.ones((5, 3))).shape
     (5, 3)
     """
-    network, number, found = _kept(f, params, x, trainable, memory_limit)
+    network, number, found = _plan_cache(f, params, x, trainable, memory_limit)
     if found.form is None:
         size = network.result.dtype.itemsize
         raise ValueError(
@@ -154,52 +186,67 @@ def cached_ntk_sizes(
     trainable: Trainable = None,
     memory_limit: int = 2**31,
 ) -> CacheSizes:
-    """What `cached_ntk` would keep, without computing it. Raises ValueError as `empirical_ntk`."""
-    return _kept(f, params, x, trainable, memory_limit)[2]
+    """Return the sizes of the cache that `cached_ntk` would make, without computing it.
+
+    Args:
+        f: As of `cached_ntk`.
+        params: As of `cached_ntk`.
+        x: Inputs of N examples.
+        trainable: As of `cached_ntk`.
+        memory_limit: As of `cached_ntk`, in bytes.
+
+    Returns:
+        The sizes of both forms and the form that would be chosen.
+
+    Raises:
+        ValueError: As `empirical_ntk`.
+    """
+    return _plan_cache(f, params, x, trainable, memory_limit)[2]
 
 
-def _kept(f, params, x, trainable, memory_limit) -> tuple[TracedNetwork, int, CacheSizes]:
-    """The network traced for one example, its number of outputs, what keeping J J^T takes."""
+def _plan_cache(f, params, x, trainable, memory_limit) -> tuple[TracedNetwork, int, CacheSizes]:
+    """Return the network traced for one example, its number of outputs, and the cache's sizes."""
     check_positive_integer("memory_limit", memory_limit)
     examples.num_examples(x, "x")
-    moving, fixed = parameters.partition(params, trainable)
-    network = _independent(f, moving, fixed, x)
+    trained, fixed = parameters.partition(params, trainable)
+    network = _trace_independent(f, trained, fixed, x)
     number = math.prod(network.result.shape[1:])
     found = cache_sizes(network, x, number, memory_limit)
-    if found.form == "matrix" and not _can_be_made(network, x, number, memory_limit):
-        held = network.result.dtype.itemsize * found.factors
-        found = found._replace(form="factors" if held <= memory_limit else None)
+    if found.form == "matrix" and not _matrix_fits(network, x, number, memory_limit):
+        size = network.result.dtype.itemsize * found.factors
+        found = found._replace(form="factors" if size <= memory_limit else None)
     return network, number, found
 
 
-def _can_be_made(network, x, outputs: int, memory_limit: int) -> bool:
-    """Whether the factors that a kernel's matrix is made of fit into its workspace."""
+def _matrix_fits(network: TracedNetwork, x, outputs: int, memory_limit: int) -> bool:
+    """Return whether the factors that form the matrix fit into its workspace."""
     settings = {"form": "matrix", "count": examples.num_examples(x), "total": outputs}
     try:
-        _largest_part(network, x, outputs, min(memory_limit, WORKSPACE), settings)
+        _largest_chunk(network, x, outputs, min(memory_limit, WORKSPACE), settings)
     except ValueError:
         return False
     return True
 
 
 def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array, tuple[int, ...]]:
-    """In parts of the outputs, if the factors of all of them do not fit into the bound at once.
+    """Compute the kernel in one of its forms, in chunks of outputs if the limit requires it.
 
-    Returns the kernel and the shape of an example's outputs, which are counted in one axis.
+    Returns the kernel, whose outputs are flattened to one axis, and the shape of an example's
+    outputs.
     """
     check_positive_integer("memory_limit", limit)
     count = examples.num_examples(x1, "x1")
     other = count if x2 is None else examples.num_examples(x2, "x2")
-    x1, x2 = (x1, None) if x2 is None else _alike(x1, x2)
-    moving, fixed = parameters.partition(params, trainable)
-    network = _independent(f, moving, fixed, x1 if count >= other else x2)
+    x1, x2 = (x1, None) if x2 is None else _promote(x1, x2)
+    trained, fixed = parameters.partition(params, trainable)
+    network = _trace_independent(f, trained, fixed, x1 if count >= other else x2)
     out = network.result.shape[1:]
     number = math.prod(out)
     settings = {"form": form, "count": other, "total": number}
-    part, size = _largest_part(network, x1, number, limit, settings)
-    whole = count + (0 if x2 is None else other)
-    group = whole if size * whole <= limit else max(1, limit // (2 * size))
-    dtype = jnp.result_type(*network.moving)
+    chunk, size = _largest_chunk(network, x1, number, limit, settings)
+    total = count + (0 if x2 is None else other)
+    group = total if size * total <= limit else max(1, limit // (2 * size))
+    dtype = jnp.result_type(*network.trained)
 
     def factors_of(x, outputs):
         return network.factors(x, outputs, **settings)
@@ -209,17 +256,17 @@ def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array,
         against = None if same else (x1 if x2 is None else x2, second)
         return assemble_kernel(factors_of, (x1, first), against, group, form, dtype)
 
-    parts = [np.arange(start, min(start + part, number)) for start in range(0, number, part)]
+    chunks = [np.arange(start, min(start + chunk, number)) for start in range(0, number, chunk)]
     if form in PAIRWISE:
         axes = (2, 3) if form == "full" else (1, 3)
-        rows = [jnp.concatenate([between(a, b) for b in parts], axes[1]) for a in parts]
+        rows = [jnp.concatenate([between(a, b) for b in chunks], axes[1]) for a in chunks]
         return jnp.concatenate(rows, axes[0]), out
-    found = [between(outputs, outputs) for outputs in parts]
+    found = [between(outputs, outputs) for outputs in chunks]
     return sum(found[1:], found[0]) if form == "trace" else jnp.concatenate(found, 2), out
 
 
-def _alike(x1: PyTree, x2: PyTree) -> tuple[PyTree, PyTree]:
-    """Both in the wider of their types, or ValueError."""
+def _promote(x1: PyTree, x2: PyTree) -> tuple[PyTree, PyTree]:
+    """Cast both inputs to their common dtype; raise ValueError if their examples differ."""
     shapes1, shapes2 = ([np.shape(leaf)[1:] for leaf in jax.tree.leaves(x)] for x in (x1, x2))
     trees = [jax.tree.structure(x) for x in (x1, x2)]
     if trees[0] != trees[1]:
@@ -245,39 +292,51 @@ def _alike(x1: PyTree, x2: PyTree) -> tuple[PyTree, PyTree]:
     return jax.tree.map(cast, x1, types), jax.tree.map(cast, x2, types)
 
 
-def _independent(f: Network, moving: PyTree, fixed: PyTree, x: PyTree) -> TracedNetwork:
-    """The network traced for a batch of one, if it does not couple its examples."""
-    require_independent(parameters.bind_fixed(f, fixed), moving, x)
-    return trace_network(f, moving, fixed, examples.batch_shapes(x, 1))
+def _trace_independent(f: Network, trained: PyTree, fixed: PyTree, x: PyTree) -> TracedNetwork:
+    """Trace the network for a batch of one; raise ValueError if it couples its examples."""
+    require_independent(parameters.bind_fixed(f, fixed), trained, x)
+    return trace_network(f, trained, fixed, examples.batch_shapes(x, 1))
 
 
-def _largest_part(network, x, outputs: int, memory_limit: int, settings) -> tuple[int, int]:
-    """How many outputs at a time, and the bytes that one example's factors then take."""
+def _largest_chunk(
+    network: TracedNetwork, x, outputs: int, memory_limit: int, settings
+) -> tuple[int, int]:
+    """Return how many outputs to treat at a time, and the bytes of an example's factors of them."""
     one = examples.batch_shapes(x, 1)
 
-    def size(part):
-        shapes = network.shapes(one, np.arange(part), **settings)
+    def size(chunk):
+        shapes = network.shapes(one, np.arange(chunk), **settings)
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
-    part = outputs
-    while (taken := 2 * size(part)) > memory_limit and part > 1:
-        part = (part + 1) // 2
-    if taken > memory_limit:
+    chunk = outputs
+    while (needed := 2 * size(chunk)) > memory_limit and chunk > 1:
+        chunk = (chunk + 1) // 2
+    if needed > memory_limit:
         raise ValueError(
-            f"memory_limit of {memory_limit} bytes is below the {taken} that one output of two "
+            f"memory_limit of {memory_limit} bytes is below the {needed} that one output of two "
             "examples takes"
         )
-    return part, max(1, taken // 2)
+    return chunk, max(1, needed // 2)
 
 
 def ntk_product(
     f: Network, params: PyTree, x: PyTree, *, trainable: Trainable = None
 ) -> Callable[[Array], Array]:
-    """The map v -> J J^T v on arrays like the outputs ``(N, *out)``, without forming J.
+    """Return the product with J J^T as a function, without forming J.
 
-    One VJP and one JVP a product, with respect to the `trainable` parameters (as of
-    `empirical_ntk`); not divided by N. f may couple its examples. Raises ValueError as
-    `jacobian_products`.
+    A product costs one VJP and one JVP. It is not divided by N. f may couple its examples.
+
+    Args:
+        f: The network, f(params, x).
+        params: The parameters at which J is taken.
+        x: Inputs of N examples.
+        trainable: As of `empirical_ntk`.
+
+    Returns:
+        The map v -> J J^T v on arrays shaped as the outputs ``(N, *out)``.
+
+    Raises:
+        ValueError: As `jacobian_products`.
 
     >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     >>> product = il.ntk_product(lambda p, x: x @ p, jnp.zeros(2), x)
@@ -289,9 +348,17 @@ def ntk_product(
 
 
 def kernel_alignment(k1: Float[Array, "..."], k2: Float[Array, "..."]) -> Float[Array, ""]:
-    """<K1, K2> / (||K1|| ||K2||) in the Frobenius inner product: 1 for proportional kernels.
+    """Compute the alignment of two kernels, <K1, K2> / (||K1|| ||K2||), in the Frobenius product.
 
-    Raises ValueError for kernels of different shapes.
+    Args:
+        k1: A kernel of any shape.
+        k2: A kernel of the same shape.
+
+    Returns:
+        A number between -1 and 1; 1 for proportional kernels.
+
+    Raises:
+        ValueError: If the shapes differ.
 
     >>> print(f"{il.kernel_alignment(jnp.eye(2), jnp.ones((2, 2))):.3f}")
     0.707
@@ -301,9 +368,17 @@ def kernel_alignment(k1: Float[Array, "..."], k2: Float[Array, "..."]) -> Float[
 
 
 def kernel_drift(k0: Float[Array, "..."], k1: Float[Array, "..."]) -> Float[Array, ""]:
-    """||K1 - K0|| / ||K0|| in the Frobenius norm: the relative change of the kernel.
+    """Compute the relative change of a kernel, ||K1 - K0|| / ||K0||, in the Frobenius norm.
 
-    Raises ValueError for kernels of different shapes.
+    Args:
+        k0: The kernel before, of any shape.
+        k1: The kernel after, of the same shape.
+
+    Returns:
+        A non-negative number.
+
+    Raises:
+        ValueError: If the shapes differ.
 
     >>> print(f"{il.kernel_drift(jnp.eye(2), 1.1 * jnp.eye(2)):.3f}")
     0.100
@@ -313,6 +388,6 @@ def kernel_drift(k0: Float[Array, "..."], k1: Float[Array, "..."]) -> Float[Arra
 
 
 def kernel_matrix(kernel: Float[Array, "N1 N2 O O"]) -> Float[Array, "N1O N2O"]:
-    """The (N1 O, N2 O) matrix form of a full kernel, rows ordered as those of the Jacobian."""
+    """Reshape a full kernel (N1, N2, O, O) to a matrix (N1 O, N2 O), rows ordered as those of J."""
     n1, n2, o1, o2 = kernel.shape
     return kernel.transpose(0, 2, 1, 3).reshape(n1 * o1, n2 * o2)

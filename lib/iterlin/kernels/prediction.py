@@ -1,9 +1,8 @@
-"""Predictions of the trained linearised network from kernels alone, without its parameters.
+"""Predictions of a trained linearised network from its kernels alone.
 
-Training theta by gradient flow on 1/2 ||f_lin - y||^2 + damping/2 ||theta - theta_s||^2 moves the
-outputs on other inputs by K_td g(K_dd) (y - f_s), with the filter g of `spectral_filters`: the
-kernels say all there is to know (Jacot et al. 2018; Lee et al. 2019). Any kernel serves, such as
-that of an infinitely wide network (`infinite_width`).
+Gradient flow on 1/2 ||f_lin - y||^2 + damping/2 ||theta - theta_s||^2 moves the outputs on test
+inputs by K_td g(K_dd) (y - f_s), with a filter g of `spectral_filters` (Jacot et al. 2018; Lee et
+al. 2019). The kernels may be empirical or of an infinitely wide network (`infinite_width`).
 """
 
 import math
@@ -40,24 +39,36 @@ def predict(
     test_outputs=0.0,
     damping=0.0,
 ) -> Float[Array, "M *out"]:
-    """test_outputs + K_td g(K_dd) (y - outputs): outputs on M test inputs after training on N.
+    """Predict outputs on test inputs after training: test_outputs + K_td g(K_dd) (y - outputs).
 
-    kernel_dd (N, N) and kernel_td (M, N) are one kernel for each output of y (N, ...), as of a
-    network of infinite width; kernels (N, N, ..., ...) and (M, N, ..., ...), as `empirical_ntk`
-    returns them, are between outputs, too. outputs and test_outputs are those before training, of
-    the shapes of y and of the result, or a number for all.
+    The loss is the sum 1/2 ||f - y||^2 plus damping/2 ||theta - theta_s||^2. For a loss divided by
+    a number, divide time or step_size by it; `predict.gradient_descent_mse` of neural-tangents
+    divides by the size of y. Training to the end with a damping is kernel ridge regression. Without
+    a damping, directions in which kernel_dd is singular to rounding stay untrained, as by its
+    pseudo-inverse. For many times use ``jax.vmap`` over them, which decomposes kernel_dd once.
 
-    Trained is by gradient flow for `time`, by default to its end, or by `num_steps` gradient steps
-    of `step_size`; on the loss 1/2 ||f - y||^2, a sum, plus damping/2 ||theta - theta_s||^2. For a
-    loss divided by a number divide time or step_size by it: in neural-tangents
-    `predict.gradient_descent_mse` that is the size of y. To its end with a damping it is kernel
-    ridge regression; without, (numerically) singular directions of kernel_dd are left untrained, as
-    by its pseudo-inverse. For many times ``jax.vmap`` over them: one decomposition serves all.
+    Args:
+        kernel_dd: The kernel between the N training inputs: (N, N), the same for each output of y,
+            or (N, N, ..., ...) between outputs, as `empirical_ntk` returns it.
+        y: The targets (N, ...).
+        kernel_td: The kernel between the M test inputs and the training inputs: (M, N) or
+            (M, N, ..., ...).
+        time: The time of gradient flow; infinity, the default, trains to the end.
+        step_size: The step size of gradient descent, in place of a time.
+        num_steps: The number of gradient steps, in place of a time.
+        outputs: Outputs on the training inputs before training, shaped as y, or one number.
+        test_outputs: Outputs on the test inputs before training, shaped as the result, or one
+            number.
+        damping: The strength of the penalty, one number >= 0.
 
-    Raises ValueError for kernels, outputs or test_outputs whose shapes do not fit y or each other;
-    a kernel_dd that is not symmetric or has a negative diagonal entry (unless traced);
-    a kernel_dd narrower than float32; a time or damping that is negative or NaN, or a damping that
-    is an array of them; a step_size without num_steps, the other way round, or with a time.
+    Returns:
+        The outputs on the test inputs after training (M, ...).
+
+    Raises:
+        ValueError: If the shapes of kernels, outputs or test_outputs do not fit y or each other;
+            kernel_dd is not symmetric, has a negative diagonal entry (unless traced) or is narrower
+            than float32; time or damping is negative or NaN; damping is an array; or step_size
+            comes without num_steps, num_steps without step_size, or both with a time.
 
     >>> kernel_dd, kernel_td = jnp.array([[2.0, 0.0], [0.0, 1.0]]), jnp.array([[1.0, 1.0]])
     >>> print(il.predict(kernel_dd, jnp.ones(2), kernel_td))  # 1 / 2 + 1 / 1
@@ -72,8 +83,8 @@ def predict(
     out = np.shape(y)[1:]
     check_float32_or_wider("kernel_dd", kernel_dd.dtype)
     _check_shapes(np.shape(y), kernel_dd.shape, kernel_td.shape)
-    _number_or("outputs", outputs, np.shape(y))
-    _number_or("test_outputs", test_outputs, (kernel_td.shape[0], *out))
+    _check_number_or_shape("outputs", outputs, np.shape(y))
+    _check_number_or_shape("test_outputs", test_outputs, (kernel_td.shape[0], *out))
     residual = jnp.asarray(y, kernel_dd.dtype) - jnp.asarray(outputs, kernel_dd.dtype)
     matrix, cross = _matrix(kernel_dd), _matrix(kernel_td)
     _check_kernel(matrix)
@@ -117,7 +128,7 @@ def _check_shapes(y, kernel_dd, kernel_td) -> None:
 
 
 def _check_kernel(matrix: Array) -> None:
-    """Raise ValueError unless it is symmetric, to rounding, with no negative diagonal entry."""
+    """Require a matrix that is symmetric to rounding and has no negative diagonal entry."""
     if is_traced(matrix):
         return
     found = np.asarray(matrix, float)
@@ -128,13 +139,13 @@ def _check_kernel(matrix: Array) -> None:
         raise ValueError("kernel_dd must be J J^T: an entry of its diagonal is negative")
 
 
-def _number_or(name, value, shape) -> None:
+def _check_number_or_shape(name, value, shape) -> None:
     if np.shape(value) not in ((), shape):
         raise ValueError(f"{name} must be a number or of shape {shape}, got {np.shape(value)}")
 
 
 def _matrix(kernel: Array) -> Array:
-    """Rows and columns of one output of one example each."""
+    """Reshape a kernel to a matrix with a row for each output of each example."""
     if kernel.ndim == 2:
         return kernel
     outputs = math.isqrt(math.prod(kernel.shape[2:]))

@@ -1,10 +1,8 @@
-"""The kernel of many examples, its rows dealt out to several devices.
-
-Training needs no other call: given data that lie on several devices, `train` works there.
-"""
+"""The empirical kernel with its rows sharded over several devices."""
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +15,6 @@ from iterlin.linearise import examples
 from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.linearization import Network
 
-ROWS = "rows"
-
 
 @with_auto_axes
 def sharded_ntk(
@@ -27,19 +23,29 @@ def sharded_ntk(
     x1: PyTree,
     x2: PyTree | None = None,
     *,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
     **settings,
 ) -> Float[Array, "N1 N2 ..."]:
-    """`ntk.empirical_ntk` with the rows of x1 on different devices, and the result's as well.
+    """Compute `empirical_ntk` with the examples of x1 sharded over several devices.
 
-    Each device has all parameters and all of x2, computes its rows of the kernel from its part of
-    x1, and hears nothing of the others: the same numbers to rounding. Of a kernel of x1 with itself
-    each pair is computed twice, so that two devices gain nothing, and many half as much as there
-    are. devices: all that there are unless told. If N1 is no multiple of their number the rows are
-    brought together at the end. Each call compiles its own program. settings: those of
-    `empirical_ntk`; its memory_limit is each device's.
+    Each device holds all parameters and all of x2 and computes its rows of the kernel without
+    communication. The symmetry of a kernel of x1 with itself is not used, so D devices are at most
+    D / 2 times as fast as one. Each call compiles a program.
 
-    Raises ValueError for no devices, and as `empirical_ntk`.
+    Args:
+        f: As of `empirical_ntk`.
+        params: As of `empirical_ntk`.
+        x1: Inputs of N1 examples, sharded by this function.
+        x2: Inputs of N2 examples; None means x1.
+        devices: The `jax.Device` to use; None takes all.
+        **settings: Other arguments of `empirical_ntk`. memory_limit holds for each device.
+
+    Returns:
+        The kernel of `empirical_ntk`, equal to rounding, with rows on different devices. If D does
+        not divide N1 the rows are gathered.
+
+    Raises:
+        ValueError: If devices is empty, and as `empirical_ntk`.
 
     >>> net, x = il.mlp((2, 16, 3)), jnp.ones((5, 2))
     >>> il.sharded_ntk(net.apply, net.init(jax.random.key(0)), x, trace=True).shape
@@ -48,11 +54,11 @@ def sharded_ntk(
     devices = jax.devices() if devices is None else list(devices)
     if not devices:
         raise ValueError("devices must name at least one device")
-    mesh = Mesh(np.asarray(devices), (ROWS,))
-    split, copied = PartitionSpec(ROWS), PartitionSpec()
+    mesh = Mesh(np.asarray(devices), ("rows",))
+    sharded, replicated = PartitionSpec("rows"), PartitionSpec()
     count = examples.num_examples(x1, "x1")
     x2 = x1 if x2 is None else x2
-    padded = jax.tree.map(partial(_padded, multiple=len(devices)), x1)
+    padded = jax.tree.map(partial(_pad, multiple=len(devices)), x1)
 
     def kernel_rows(params, part, x2):
         return empirical_ntk(f, params, part, x2, **settings)
@@ -60,17 +66,17 @@ def sharded_ntk(
     rows = jax.shard_map(
         kernel_rows,
         mesh=mesh,
-        in_specs=(copied, split, copied),
-        out_specs=split,
-        check_vma=False,  # a part's program is one device's, and not written for many
+        in_specs=(replicated, sharded, replicated),
+        out_specs=sharded,
+        check_vma=False,  # the program of one part is written for one device
     )
-    places = [NamedSharding(mesh, place) for place in (copied, split, copied)]
-    kernel = jax.jit(rows)(*map(jax.device_put, (params, padded, x2), places))
+    shardings = [NamedSharding(mesh, spec) for spec in (replicated, sharded, replicated)]
+    kernel = jax.jit(rows)(*map(jax.device_put, (params, padded, x2), shardings))
     return kernel if len(kernel) == count else kernel[:count]
 
 
-def _padded(leaf, multiple: int) -> Array:
-    """The last example as often again as makes a multiple."""
+def _pad(leaf, multiple: int) -> Array:
+    """Repeat the last example until the number of examples is a multiple."""
     leaf = jnp.asarray(leaf)
     missing = -len(leaf) % multiple
     return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, 0)]) if missing else leaf

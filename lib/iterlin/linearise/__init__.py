@@ -1,1 +1,1 @@
-"""A network's first-order expansion, products with its Jacobian, and what all else builds on."""
+"""First-order expansion of a network, Jacobian products, and helpers of the other packages."""

@@ -1,7 +1,8 @@
-"""What a computation costs, counted before it is run: operations and memory."""
+"""Operations and memory of a computation, counted from its jaxpr without running it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 from jaxtyping import PyTree
@@ -10,63 +11,92 @@ from iterlin.linearise.linearization import Network
 
 
 def device_memory(on_cpu: int, share: float) -> int:
-    """Bytes to plan with on the device that JAX computes on: a share of a GPU's; or `on_cpu`, also
-    on a device that does not say what it has."""
+    """Return the memory, in bytes, that a computation may plan with on JAX's default device.
+
+    Args:
+        on_cpu: The answer on a CPU, and on a device that does not report its memory.
+        share: The share of its memory to use on a device that does report it, between 0 and 1.
+
+    Returns:
+        A number of bytes.
+    """
     device = jax.devices()[0]
-    known = {} if device.platform == "cpu" else device.memory_stats() or {}
-    limit = known.get("bytes_limit")
+    stats = {} if device.platform == "cpu" else device.memory_stats() or {}
+    limit = stats.get("bytes_limit")
     return int(share * limit) if limit else on_cpu
 
 
 def count_flops(function: Callable, *arguments) -> int:
-    """Operations of the matrix products and convolutions in ``function(*arguments)``.
+    """Count the floating point operations of matrix products and convolutions in a call.
 
-    Floating point ones; a multiplication and its addition count as 2. A loop of known length counts
-    every time round, one of unknown length once, of a branch the dearest. Nothing is computed:
-    arguments may be `jax.ShapeDtypeStruct`.
+    A multiplication with its addition counts as 2. The body of a scan counts once for each
+    iteration, the body of a while loop once, and a conditional as its most expensive branch.
+
+    Args:
+        function: A function that JAX can trace.
+        *arguments: Its arguments, or `jax.ShapeDtypeStruct` in place of arrays.
+
+    Returns:
+        The number of operations of ``function(*arguments)``.
     """
-    return _operations(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return _count_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
 def vjp_residual_bytes(f: Network, params: PyTree, x: PyTree) -> int:
-    """Bytes of what one pass of f over x leaves behind for products with its Jacobian."""
-    kept = jax.eval_shape(lambda p: jax.vjp(lambda q: f(q, x), p)[1], params)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
+    """Count the bytes that `jax.vjp` saves in one forward pass for products with the Jacobian.
+
+    Args:
+        f: The network, f(params, x).
+        params: Its parameters.
+        x: Inputs of N examples.
+
+    Returns:
+        The size in bytes of all saved arrays.
+    """
+    saved = jax.eval_shape(lambda p: jax.vjp(lambda q: f(q, x), p)[1], params)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(saved))
 
 
 def intermediate_bytes(function: Callable, *arguments) -> int:
-    """Bytes of every value on the way of ``function(*arguments)``, as if none were reused.
+    """Count the bytes of all intermediate values of a call, as if no buffer were reused.
 
-    Those of a loop's body count once, and all that it stacks.
+    Values inside the body of a loop count once, and the arrays that a scan stacks count in full.
+
+    Args:
+        function: A function that JAX can trace.
+        *arguments: Its arguments, or `jax.ShapeDtypeStruct` in place of arrays.
+
+    Returns:
+        A number of bytes: an upper bound on the memory of ``function(*arguments)``.
     """
     return _intermediate_bytes(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
-def _operations(jaxpr) -> int:
+def _count_flops(jaxpr) -> int:
     total = 0
     for equation in jaxpr.eqns:
-        name, parameters = equation.primitive.name, equation.params
+        name, settings = equation.primitive.name, equation.params
         if name == "dot_general":
-            (contracted, _), _ = parameters["dimension_numbers"]
+            (contracted, _), _ = settings["dimension_numbers"]
             left = equation.invars[0].aval.shape
             total += 2 * equation.outvars[0].aval.size * math.prod(left[i] for i in contracted)
         elif name == "conv_general_dilated":
-            kernel = equation.invars[1].aval.shape
-            outputs = kernel[parameters["dimension_numbers"].rhs_spec[0]]
-            total += 2 * equation.outvars[0].aval.size * math.prod(kernel) // outputs
+            filters = equation.invars[1].aval.shape
+            features = filters[settings["dimension_numbers"].rhs_spec[0]]
+            total += 2 * equation.outvars[0].aval.size * math.prod(filters) // features
         elif name == "cond":
-            total += max(_operations(branch.jaxpr) for branch in parameters["branches"])
+            total += max(_count_flops(branch.jaxpr) for branch in settings["branches"])
         else:
-            inner = sum(_operations(part) for part in _inner(parameters))
-            total += inner * (parameters["length"] if name == "scan" else 1)
+            inner = sum(_count_flops(jaxpr) for jaxpr in _inner_jaxprs(settings))
+            total += inner * (settings["length"] if name == "scan" else 1)
     return total
 
 
 def _intermediate_bytes(jaxpr) -> int:
     total = 0
     for equation in jaxpr.eqns:
-        inner = list(_inner(equation.params))
-        total += sum(_intermediate_bytes(part) for part in inner)
+        inner = list(_inner_jaxprs(equation.params))
+        total += sum(map(_intermediate_bytes, inner))
         if not inner or equation.primitive.name == "scan":
             total += sum(
                 variable.aval.size * variable.aval.dtype.itemsize
@@ -76,8 +106,9 @@ def _intermediate_bytes(jaxpr) -> int:
     return total
 
 
-def _inner(parameters):
-    for value in parameters.values():
+def _inner_jaxprs(settings: dict[str, Any]) -> Iterator[Any]:
+    """Yield the jaxprs among the settings of an equation, such as the body of a loop."""
+    for value in settings.values():
         for part in value if isinstance(value, tuple | list) else [value]:
             part = getattr(part, "jaxpr", part)
             if hasattr(part, "eqns"):

@@ -1,11 +1,13 @@
-"""Arrays that lie on several devices, and sums over examples that are dealt out to these."""
+"""Arrays on a mesh of several devices, and sums over examples that are sharded over them."""
 
 from collections.abc import Callable, Iterator
 from functools import wraps
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from iterlin.linearise import examples
@@ -13,79 +15,110 @@ from iterlin.linearise.validation import is_traced
 
 
 def to_auto_axes(tree: PyTree) -> PyTree:
-    """The leaves as arrays on their devices; the compiler is left to spread what is made of them.
+    """Convert the leaves to arrays whose mesh axes are of type Auto.
 
-    A mesh with Explicit axes, as `jax.make_mesh` gives them, wants every gather and product to be
-    told where its result lies, which a network written for one device does not: axes become Auto.
+    On Explicit axes, which `jax.make_mesh` gives, every gather and product must be told the
+    sharding of its result. A network written for one device does not do so. On Auto axes the
+    compiler chooses the shardings.
+
+    Args:
+        tree: A pytree of arrays, on one device or sharded over several.
+
+    Returns:
+        The pytree with the same values on the same devices.
     """
-    return jax.tree.map(_automatic, tree)
+    return jax.tree.map(_to_auto_axes, tree)
 
 
 def with_auto_axes(function: Callable) -> Callable:
-    """The function, given the arrays among its arguments as `to_auto_axes` gives them.
+    """Decorate a function so that it receives its array arguments on Auto mesh axes.
 
-    Arguments that hold no array on Explicit axes are passed on as they are.
+    Args:
+        function: A function whose arguments are pytrees.
+
+    Returns:
+        The function, which calls `to_auto_axes` on arrays with Explicit axes and passes all other
+        arguments on unchanged.
     """
 
     @wraps(function)
-    def called(*args, **settings):
-        # Batches of data come as an iterator, too, which JAX would not take for a leaf unasked.
+    def wrapped(*args, **settings):
+        # A dataset may be an iterator of batches, which JAX does not take for a leaf unasked.
         leaves, structure = jax.tree.flatten((args, settings), lambda x: isinstance(x, Iterator))
-        if any(map(_is_explicit, leaves)):
-            leaves = [_automatic(leaf) if _is_explicit(leaf) else leaf for leaf in leaves]
+        if any(_explicit_sharding(leaf) for leaf in leaves):
+            leaves = [_to_auto_axes(leaf) if _explicit_sharding(leaf) else leaf for leaf in leaves]
             args, settings = jax.tree.unflatten(structure, leaves)
         return function(*args, **settings)
 
-    return called
+    return wrapped
 
 
-def _is_explicit(leaf) -> bool:
+def _explicit_sharding(leaf: Any) -> NamedSharding | None:
+    """Return the sharding of a concrete array on a mesh with Explicit axes, otherwise None."""
     sharding = None if is_traced(leaf) else getattr(leaf, "sharding", None)
-    return isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
+    if isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types:
+        return sharding
+    return None
 
 
-def _automatic(leaf):
+def _to_auto_axes(leaf: Any) -> jax.Array:
     leaf = jnp.asarray(leaf)
-    if not _is_explicit(leaf):
+    sharding = _explicit_sharding(leaf)
+    if sharding is None:
         return leaf
-    mesh = _automatic_mesh(leaf.sharding.mesh)
-    return jax.device_put(leaf, NamedSharding(mesh, leaf.sharding.spec))
+    return jax.device_put(leaf, NamedSharding(_auto_mesh(sharding.mesh), sharding.spec))
 
 
-def _automatic_mesh(mesh: Mesh) -> Mesh:
+def _auto_mesh(mesh: Mesh | AbstractMesh) -> Mesh:
     names = mesh.axis_names
-    return Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
+    return Mesh(np.asarray(mesh.devices), names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def find_mesh(tree: PyTree) -> Mesh | None:
-    """The devices of a mesh that a leaf lies on, spread over them or copied to each; None where
-    there are not several."""
+    """Return the mesh that the arrays of a pytree lie on.
+
+    Args:
+        tree: A pytree of arrays.
+
+    Returns:
+        The mesh of the first leaf that is sharded over several devices or replicated on them, or
+        None if no leaf is.
+    """
     for leaf in jax.tree.leaves(tree):
         sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
-            return sharding.mesh
+        mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+        if isinstance(mesh, Mesh) and mesh.size > 1:
+            return mesh
     return None
 
 
 def sum_over_devices(term: Callable[..., PyTree], mesh: Mesh, *trees: PyTree) -> PyTree:
-    """``term(*trees)``, a pytree that sums over examples, as the sum of the terms of all devices.
+    """Compute a sum over examples with one part of the examples on each device.
 
-    The leaves of the trees lead with N. Left to itself the compiler has every device go through
-    all slices of a sliced network. The N mod D examples that D devices cannot share are treated by
-    each of them.
+    Without this function the compiler would let every device loop over all slices of a network
+    that is evaluated in slices. If the D devices do not divide the N examples, every device also
+    treats the N mod D examples that are left over.
+
+    Args:
+        term: ``term(*trees)`` returns a pytree of sums over the examples.
+        mesh: The devices.
+        *trees: Pytrees of arrays that lead with N.
+
+    Returns:
+        The value of ``term(*trees)``, replicated on the devices.
     """
     count = examples.num_examples(trees, "arrays")
-    whole = count - count % mesh.size
-    if whole == 0:
+    shared = count - count % mesh.size
+    if shared == 0:
         return term(*trees)
     axes = mesh.axis_names
-    summed = jax.shard_map(
+    total = jax.shard_map(
         lambda *part: jax.lax.psum(term(*part), axes),
-        mesh=_automatic_mesh(mesh),
+        mesh=_auto_mesh(mesh),
         in_specs=PartitionSpec(axes),
         out_specs=PartitionSpec(),
-        check_vma=False,  # a part's program is one device's, and not written for many
-    )(*examples.take_slice(trees, 0, whole))
-    if whole == count:
-        return summed
-    return jax.tree.map(jnp.add, summed, term(*examples.take_slice(trees, whole)))
+        check_vma=False,  # the program of one part is written for one device
+    )(*examples.take_slice(trees, 0, shared))
+    if shared == count:
+        return total
+    return jax.tree.map(jnp.add, total, term(*examples.take_slice(trees, shared)))

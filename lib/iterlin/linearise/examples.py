@@ -1,4 +1,4 @@
-"""Inputs or targets of N examples: an array that leads with N, or a pytree of such arrays."""
+"""Datasets of N examples: an array whose first axis is N, or a pytree of such arrays."""
 
 from typing import Any
 
@@ -9,8 +9,19 @@ from jaxtyping import PyTree
 
 
 def num_examples(tree: PyTree, name: str = "inputs") -> int:
-    """N. Raises ValueError, by `name`, for no array at all, one without axes or examples,
-    one of objects or text, or unequal lengths."""
+    """Return the number of examples N, the common length of all leaves.
+
+    Args:
+        tree: An array, or a pytree of arrays, that leads with N.
+        name: How error messages call the tree.
+
+    Returns:
+        N.
+
+    Raises:
+        ValueError: If there is no array, a leaf has no axis, no examples, or holds objects or text,
+            or the leaves differ in length.
+    """
     sizes = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         where = name + jax.tree_util.keystr(path)
@@ -31,21 +42,53 @@ def num_examples(tree: PyTree, name: str = "inputs") -> int:
     return next(iter(sizes.values()))
 
 
-def take(tree: PyTree, chosen: Any) -> PyTree:
-    """The examples at the indices `chosen`, which may be traced."""
-    return jax.tree.map(lambda leaf: jnp.take(leaf, chosen, 0), tree)
+def take(tree: PyTree, indices: Any) -> PyTree:
+    """Gather examples by index.
+
+    Args:
+        tree: A pytree of arrays that lead with N.
+        indices: Integers of any shape, concrete or traced.
+
+    Returns:
+        The pytree whose leaves lead with the axes of `indices` in place of N.
+    """
+    return jax.tree.map(lambda leaf: jnp.take(leaf, indices, 0), tree)
 
 
 def take_slice(tree: PyTree, start: int | None, stop: int | None = None) -> PyTree:
-    """Examples start to stop, as of a slice; ``part(tree, 1)`` is all but the first."""
+    """Slice examples.
+
+    Args:
+        tree: A pytree of arrays that lead with N.
+        start: The first example; None starts at 0.
+        stop: The end of the slice, exclusive; None takes all that follow.
+
+    Returns:
+        The pytree of ``leaf[start:stop]``.
+    """
     return jax.tree.map(lambda leaf: leaf[start:stop], tree)
 
 
-def batch_shapes(tree: PyTree, number: int) -> PyTree:
-    """Shapes and types of the first examples, as many as there are of `number`; nothing runs."""
-    return jax.eval_shape(lambda tree: take_slice(tree, 0, number), tree)
+def batch_shapes(tree: PyTree, size: int) -> PyTree:
+    """Return shapes and dtypes of a batch of the first examples, without computing it.
+
+    Args:
+        tree: A pytree of arrays that lead with N.
+        size: The number of examples in the batch.
+
+    Returns:
+        A pytree of `jax.ShapeDtypeStruct` that lead with min(size, N).
+    """
+    return jax.eval_shape(lambda tree: take_slice(tree, 0, size), tree)
 
 
-def add_batch_axis(tree: PyTree) -> PyTree:
-    """One example, without an axis for it, as a batch of one."""
-    return jax.tree.map(lambda leaf: leaf[None], tree)
+def add_batch_axis(example: PyTree) -> PyTree:
+    """Turn one example into a batch of size one.
+
+    Args:
+        example: A pytree of arrays without an axis for examples.
+
+    Returns:
+        The pytree whose leaves lead with an axis of length 1.
+    """
+    return jax.tree.map(lambda leaf: leaf[None], example)

@@ -1,4 +1,4 @@
-"""Conjugate gradients and power iteration, for operators that are known by their products alone."""
+"""Conjugate gradients and power iteration for operators given by their products alone."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,19 +20,33 @@ def conjugate_gradients(
     tolerance,
     max_steps: int,
 ) -> tuple[PyTree, Array]:
-    """s from 0 until ||gradient(r)|| is at most `tolerance` of what it was; s and its steps.
+    """Solve a linear system or a least-squares problem by conjugate gradients, starting at 0.
 
-    A step takes s to s + alpha d and the residual r to r - alpha image(d), with the direction's
-    curvature(d, image(d)). For A s = b with A symmetric, r = b - A s: image A d, the gradient r
-    itself, the curvature <d, A d> (Hestenes & Stiefel 1952). For least squares ||J s - b||, r lives
-    in the range of J: image J d, gradient J^T r, curvature ||J d||^2 (CGLS, there too); nothing is
-    squared, and the iterates stay in the range of J^T.
+    A step takes the solution s to s + alpha d and the residual r to r - alpha image(d), with the
+    direction's curvature(d, image(d)).
+
+    - For A s = b with A symmetric positive definite: r = b - A s, image d -> A d, gradient r -> r,
+      curvature <d, A d> (Hestenes & Stiefel 1952).
+    - For least squares ||J s - b||: r = b - J s, image d -> J d, gradient r -> J^T r, curvature
+      ||J d||^2 (CGLS, same source). J^T J is not formed, and s stays in the range of J^T.
+
+    Args:
+        residual: The residual r at s = 0.
+        image: Maps a direction d to what the step subtracts from r.
+        gradient: Maps r to the negative gradient in s.
+        curvature: Maps d and image(d) to the curvature along d, a scalar.
+        inner: The inner product of two gradients.
+        tolerance: Stop when ||gradient(r)|| is at most this share of its first value.
+        max_steps: The largest number of steps.
+
+    Returns:
+        The solution s and the number of steps taken.
     """
     first = gradient(residual)
     squared = inner(first, first)
     target = tolerance**2 * squared
 
-    def going(carry):
+    def unfinished(carry):
         *_, squared, count = carry
         return (squared > target) & (count < max_steps)
 
@@ -45,17 +59,28 @@ def conjugate_gradients(
         new = inner(slope, slope)
         return s, residual, axpy(new / squared, direction, slope), new, count + 1
 
-    start = (jax.tree.map(jnp.zeros_like, first), residual, first, squared, 0)
-    s, *_, count = jax.lax.while_loop(going, step, start)
+    start: tuple[Any, ...] = (jax.tree.map(jnp.zeros_like, first), residual, first, squared, 0)
+    s, *_, count = jax.lax.while_loop(unfinished, step, start)
     return s, count
 
 
 def power_iteration(
     product: Callable[[Array], Array], start: Float[Array, "..."], iterations: int
 ) -> tuple[Float[Array, ""], Float[Array, "..."]]:
-    """The largest eigenvalue of a positive semidefinite operator, from below, and its direction:
-    ||product(v)|| for the v of norm 1 that the products before have led to. Raises ValueError for
-    a number of iterations that is not a positive integer."""
+    """Estimate the largest eigenvalue of a positive semidefinite operator by power iteration.
+
+    Args:
+        product: The product with the operator, on arrays like `start`.
+        start: The first direction, of any norm.
+        iterations: The number of products.
+
+    Returns:
+        ||product(v)|| for the last direction v of norm 1, which is at most the largest eigenvalue,
+        and product(v).
+
+    Raises:
+        ValueError: If iterations is not a positive integer.
+    """
     check_positive_integer("iterations", iterations)
 
     def iterate(_, carry):
@@ -69,14 +94,16 @@ def power_iteration(
 
 
 def axpy(scale, a: PyTree, b: PyTree) -> PyTree:
-    """scale a + b."""
+    """Return scale a + b for two pytrees of the same structure."""
     return jax.tree.map(lambda u, v: scale * u + v, a, b)
 
 
 def dot(a: PyTree, b: PyTree) -> Array:
-    """The inner product of two pytrees of one structure."""
-    return sum(jnp.sum(u * v) for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    """Return the inner product of two pytrees of the same structure, a scalar."""
+    products = [jnp.sum(u * v) for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
+    return sum(products[1:], products[0])
 
 
 def norm(tree: PyTree) -> Array:
+    """Return the Euclidean norm of all entries of a pytree, a scalar."""
     return jnp.sqrt(dot(tree, tree))

@@ -1,9 +1,8 @@
 """First-order expansion of a network in its parameters, and products with its Jacobian.
 
-f(params, x) is any pure function from inputs of N examples, an array or a pytree of arrays, to
-outputs (N, ...) of any rank; params is any pytree. The Jacobian J = d f / d params, of shape
-(N O, P) with O outputs for each example, is never formed unless `jacobian` is called. Leaves of
-params that are not floating point, or not `trainable` (`parameters.partition`), have no part in it.
+A network is a pure function f(params, x). The inputs x of N examples are an array, or a pytree of
+arrays, that leads with N; the outputs are one array (N, ...). The Jacobian J = d f / d params has
+shape (N O, P), for O outputs of an example and P trained parameters. Only `jacobian` forms it.
 """
 
 import math
@@ -30,26 +29,37 @@ COUPLED = (
     "Jacobian cannot be taken example by example. Give f in its evaluation mode; or "
     "independent=False, where the function that was called has that choice"
 )
-FEW = 5  # examples that are compared
+COMPARED = 5  # examples on which `require_independent` compares f
 
 
 def tree_sub(a: PyTree, b: PyTree) -> PyTree:
+    """Return a - b for two pytrees of the same structure."""
     return jax.tree.map(jnp.subtract, a, b)
 
 
 def tree_add(a: PyTree, b: PyTree) -> PyTree:
+    """Return a + b for two pytrees of the same structure."""
     return jax.tree.map(jnp.add, a, b)
 
 
 def linearize(f: Network, params: PyTree, *, trainable: Trainable = None) -> Network:
-    """The proxy model f_lin(theta, x) = f(params, x) + J(x) (theta - params), eq. (1) of the paper.
+    """Linearise a network: f_lin(theta, x) = f(params, x) + J(x) (theta - params), eq. (1).
 
-    Returns a pure function of the same signature as f; one Jacobian-vector product a call, and
-    nothing is stored. It is exact where f is affine in its parameters. Of theta, those that are not
-    trained are not looked at: they stay those of params. Products are computed in the precision
-    that f's are where it is called, so that proxy and network are equal at params.
+    The result equals f if f is affine in its parameters. A call computes one Jacobian-vector
+    product. It uses the precision of products that is set where it is called, as f does, so that
+    proxy and network agree at params.
 
-    Raises ValueError as `parameters.partition`.
+    Args:
+        f: The network, f(params, x).
+        params: The parameters to expand at.
+        trainable: Which parameters the expansion is in (`parameters.partition`); None for all.
+
+    Returns:
+        The proxy f_lin(theta, x), a pure function with the signature of f. It ignores the fixed
+        leaves of theta and uses those of params.
+
+    Raises:
+        ValueError: As `parameters.partition`.
 
     >>> f_lin = il.linearize(lambda p, x: p**2 * x, jnp.array(3.0))
     >>> print(f_lin(jnp.array(4.0), jnp.array([1.0, 10.0])))  # (9 + 6) x
@@ -57,21 +67,24 @@ def linearize(f: Network, params: PyTree, *, trainable: Trainable = None) -> Net
     """
     mask = trainable_mask(params, trainable)
     anchor, fixed = partition(params, mask)
-    of_moving = bind_fixed(f, fixed)
+    network = bind_fixed(f, fixed)
 
     def f_lin(theta: PyTree, x: Any) -> Array:
         displacement = tree_sub(partition(theta, mask)[0], anchor)
-        outputs, tangents = jax.jvp(lambda p: of_moving(p, x), (anchor,), (displacement,))
+        outputs, tangents = jax.jvp(lambda p: network(p, x), (anchor,), (displacement,))
         return outputs + tangents
 
     return f_lin
 
 
 class JacobianProducts(NamedTuple):
-    """Outputs f(params, x) of shape (N, ...) and the two products with J at that point.
+    """The outputs of a network and products with its Jacobian J at the same parameters.
 
-    jvp maps a pytree like the trained part of params (`parameters.partition`) to J v, of the shape
-    of the outputs; vjp maps such an array to J^T u, a pytree like that part.
+    Attributes:
+        outputs: f(params, x), of shape (N, ...).
+        jvp: Maps v, a pytree like the trained leaves of params (`parameters.partition`), to J v,
+            an array shaped as the outputs.
+        vjp: Maps u, an array shaped as the outputs, to J^T u, a pytree like the trained leaves.
     """
 
     outputs: Array
@@ -84,21 +97,33 @@ class JacobianProducts(NamedTuple):
 def jacobian_products(
     f: Network, params: PyTree, x: Any, *, trainable: Trainable = None
 ) -> JacobianProducts:
-    """J v and J^T u at (params, x), both from one primal pass, whose activations they share.
+    """Compute the outputs of a network and functions for the products J v and J^T u.
 
-    Nothing is divided by N, and f may couple its examples. Outputs and products are computed in
-    full precision (`linearise.precision`). Raises ValueError as `parameters.partition`.
+    Both products use the activations of one forward pass. They are computed in full precision
+    (`linearise.precision`) and are not divided by N. f may couple its examples.
+
+    Args:
+        f: The network, f(params, x).
+        params: The parameters at which J is taken.
+        x: Inputs of N examples.
+        trainable: Which parameters J is with respect to (`parameters.partition`); None for all.
+
+    Returns:
+        The tuple (outputs, jvp, vjp).
+
+    Raises:
+        ValueError: As `parameters.partition`.
 
     >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     >>> outputs, jvp, vjp = il.jacobian_products(lambda p, x: x @ p, jnp.zeros(2), x)
     >>> print(jvp(jnp.ones(2)), vjp(jnp.ones(2)))
     [3. 7.] [4. 6.]
     """
-    moving, fixed = partition(params, trainable)
-    of_moving = bind_fixed(f, fixed)
-    outputs, jvp = jax.linearize(lambda p: of_moving(p, x), moving)
-    transpose = jax.linear_transpose(jvp, moving)
-    # The reverse rule of a custom_vjp is traced where J^T u is asked for.
+    trained, fixed = partition(params, trainable)
+    network = bind_fixed(f, fixed)
+    outputs, jvp = jax.linearize(lambda p: network(p, x), trained)
+    transpose = jax.linear_transpose(jvp, trained)
+    # JAX traces the reverse rule of a custom_vjp only when vjp is called.
     vjp = full_precision()(lambda u: transpose(u)[0])
     return JacobianProducts(outputs, with_auto_axes(jvp), with_auto_axes(vjp))
 
@@ -113,16 +138,25 @@ def jacobian(
     independent: bool = True,
     trainable: Trainable = None,
 ) -> Float[Array, "NO P"]:
-    """The dense Jacobian, rows ordered example by example and then as the outputs lie in memory,
-    columns as `ravel_pytree` orders the trained part of params.
+    """Compute the dense Jacobian of a network.
 
-    Takes N O P numbers of memory. With `independent` examples each row is taken from its own
-    example, which costs N O backward passes of one example rather than of N; pass False for an f
-    that couples its examples (batch normalisation in training mode, or an f that ignores x).
+    Args:
+        f: The network, f(params, x).
+        params: The parameters at which J is taken.
+        x: Inputs of N examples.
+        independent: Whether f treats its examples independently. If so, a row costs a backward
+            pass of one example instead of N. Pass False for an f that couples its examples, such as
+            batch normalisation in training mode, or that ignores x.
+        trainable: Which parameters J is with respect to (`parameters.partition`); None for all.
 
-    Raises ValueError if `independent` is claimed of an f that couples its examples, for an f that
-    does not return one array (N, ...) of floating point numbers, inputs without an example, and as
-    `parameters.partition`.
+    Returns:
+        J (N O, P). Rows are ordered by example and then by output, columns as `ravel_pytree` orders
+        the trained leaves of params.
+
+    Raises:
+        ValueError: If independent is True of an f that couples its examples, f does not return one
+            array (N, ...) of floating point numbers, or x holds no example; and as
+            `parameters.partition`.
 
     >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     >>> params = {"bias": jnp.zeros(()), "weight": jnp.zeros(2)}
@@ -131,28 +165,37 @@ def jacobian(
      [1. 3. 4.]]
     """
     check_bools(independent=independent)
-    moving, fixed = partition(params, trainable)
-    of_moving = bind_fixed(f, fixed)
+    trained, fixed = partition(params, trainable)
+    network = bind_fixed(f, fixed)
     if independent:
-        require_independent(of_moving, moving, x)
-        rows = jacobian_rows(of_moving, moving, x)
+        require_independent(network, trained, x)
+        rows = jacobian_rows(network, trained, x)
         return rows.reshape(-1, rows.shape[-1])
-    flat, unravel = ravel_pytree(moving)
-    outputs = output_shape(of_moving, moving, x)
+    flat, unravel = ravel_pytree(trained)
+    outputs = output_shape(network, trained, x)
     differentiate = jax.jacrev if outputs.size <= flat.size else jax.jacfwd
-    return differentiate(lambda p: of_moving(unravel(p), x).reshape(-1))(flat)
+    return differentiate(lambda p: network(unravel(p), x).reshape(-1))(flat)
 
 
 def jacobian_rows(
     f: Network, params: PyTree, x: Any, outputs: slice = slice(None)
 ) -> Float[Array, "N o P"]:
-    """Rows of J for the examples x and a slice of the outputs, each from its own example."""
+    """Compute rows of the Jacobian, each by a backward pass of one example.
+
+    Args:
+        f: A network that treats its examples independently.
+        params: Parameters, all of which are trained.
+        x: Inputs of N examples.
+        outputs: A slice that selects o of the outputs of an example.
+
+    Returns:
+        The rows (N, o, P).
+    """
     flat, unravel = ravel_pytree(params)
 
     def rows_of(example):
-        value, vjp = jax.vjp(
-            lambda p: f(unravel(p), examples.add_batch_axis(example)).reshape(-1), flat
-        )
+        batch = examples.add_batch_axis(example)
+        value, vjp = jax.vjp(lambda p: f(unravel(p), batch).reshape(-1), flat)
         basis = jnp.eye(value.size, dtype=value.dtype)[outputs]
         return jax.vmap(lambda u: vjp(u)[0])(basis)
 
@@ -160,8 +203,20 @@ def jacobian_rows(
 
 
 def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
-    """Shape and type of f(params, x); ValueError unless it is one array that leads with N, of at
-    least one floating point number for each example."""
+    """Return shape and dtype of f(params, x), without computing it.
+
+    Args:
+        f: The network, f(params, x).
+        params: Its parameters.
+        x: Inputs of N examples.
+
+    Returns:
+        The shape (N, ...) and the dtype.
+
+    Raises:
+        ValueError: If f cannot be called on x, or does not return one array that leads with N and
+            holds at least one floating point number for each example.
+    """
     count = examples.num_examples(x)
     with prefix_errors(f"f(params, x) of inputs {describe(x)}"):
         found = jax.eval_shape(f, params, x)
@@ -179,11 +234,19 @@ def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
 
 
 def require_independent(f: Network, params: PyTree, x: Any) -> None:
-    """Raise ValueError if f couples its examples: in its outputs or in their gradient.
+    """Require that f treats its examples independently, by comparing a batch with single examples.
 
-    Up to `FEW` examples are compared as a batch and each alone, at params and near them: a coupling
-    behind a weight that is zero shows elsewhere, or in the gradient. Only shapes are checked where
-    JAX traces x, params or what f closes over.
+    Outputs and gradients of up to `COMPARED` examples are compared, at params and at a perturbation
+    of them, because a weight of zero may hide a coupling. Only shapes are compared if JAX traces x,
+    params or a value that f closes over.
+
+    Args:
+        f: The network, f(params, x).
+        params: Parameters, all of which are trained.
+        x: Inputs of N examples.
+
+    Raises:
+        ValueError: If f couples its examples, and as `output_shape`.
     """
     batch, single = (
         output_shape(f, params, x),
@@ -191,14 +254,14 @@ def require_independent(f: Network, params: PyTree, x: Any) -> None:
     )
     if single.shape != (1, *batch.shape[1:]):
         raise ValueError(COUPLED)
-    number = min(FEW, examples.num_examples(x))
+    number = min(COMPARED, examples.num_examples(x))
     if number == 1 or any(map(is_traced, jax.tree.leaves((x, params)))):
         return
     rng = np.random.default_rng(0)
     weights = rng.normal(size=(number, *batch.shape[1:])).astype(batch.dtype)
 
-    def moved(leaf):
-        """Each number by about a tenth of itself, so that it keeps its sign, and those at zero."""
+    def perturb(leaf):
+        # A relative change of about a tenth keeps the sign of an entry.
         leaf = np.asarray(leaf)
         size = np.where(leaf == 0, 0.5, 0.1 * np.abs(leaf))
         return leaf + (rng.normal(size=leaf.shape) * size).astype(leaf.dtype)
@@ -211,13 +274,13 @@ def require_independent(f: Network, params: PyTree, x: Any) -> None:
                 jit_cached(_together_and_alone, *programs),
                 examples.take_slice(x, 0, number),
             )
-            for at in (params, jax.tree.map(moved, params)):
+            for at in (params, jax.tree.map(perturb, params)):
                 found.append([_difference(*pair) for pair in compare(at, few, weights)])
     except Exception as error:
-        if "Tracer" in repr(error):  # f closes over what JAX traces
+        if "Tracer" in repr(error):  # f closes over a traced value
             return
         raise
-    # Rounding differs with the batch. Where a unit is at its kink, so does its derivative.
+    # Rounding depends on the size of the batch, and so does the derivative of a unit at its kink.
     types = {t.dtype for t in programs[0].types if jnp.issubdtype(t.dtype, jnp.floating)}
     rounding = min(1e3 * max(float(jnp.finfo(dtype).eps) for dtype in types), 0.1)
     for kind, tolerance in enumerate((rounding, math.sqrt(rounding))):
@@ -227,7 +290,7 @@ def require_independent(f: Network, params: PyTree, x: Any) -> None:
 
 
 def _together_and_alone(together: Program, alone: Program, params, x, weights):
-    """Pairs (together, alone) of the outputs and of the gradient of their weighted sum."""
+    """Return outputs, and gradients of their weighted sum, each as a pair (together, alone)."""
 
     def in_batch(params):
         return eval_program(together, jax.tree.leaves((params, x)), {})[0]
@@ -245,10 +308,10 @@ def _together_and_alone(together: Program, alone: Program, params, x, weights):
 
 
 def _difference(together: PyTree, alone: PyTree) -> tuple[float, float]:
-    """The largest difference of two numbers, and the largest number, where `together` is finite.
+    """Return the largest difference and the largest entry, over entries finite in the batch.
 
-    A network that is NaN is no error, but one that is so for one example alone is infinitely far
-    from the batch, such as one that divides by the batch's variance.
+    An entry that is finite in the batch and NaN alone counts as infinitely different. An f that
+    divides by the variance of its batch gives such an entry.
     """
     difference, scale = 0.0, 1e-30
     for pair in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):

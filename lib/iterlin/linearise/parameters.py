@@ -1,7 +1,7 @@
-"""Which parameters are trained. The others stay as they are, beside them, and cost no derivative.
+"""Partition parameters into those that are trained and those that stay fixed.
 
-`partition` parts a pytree into two of its shape, with None in place of what is in the other one.
-Where programs are compiled, the fixed part is one of their arguments and not a constant in them.
+Fixed parameters cost no derivative. Where a program is compiled, they are one of its arguments and
+not constants in it.
 """
 
 import warnings
@@ -13,47 +13,69 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-# A function of a leaf's path such as "layers/0/weight", or a pytree of bools, a prefix of params.
+# A predicate on the path of a leaf, such as "layers/0/weight", or a pytree of bools whose structure
+# is a prefix of that of params. None trains every floating point leaf.
 Trainable = Callable[[str], bool] | PyTree | None
 
 
 def partition(params: PyTree, trainable: Trainable = None) -> tuple[PyTree, PyTree]:
-    """(moving, fixed): leaves that are trained and those that are not; `combine` undoes it.
+    """Partition params into the trained and the fixed leaves, as `equinox.partition` does.
 
-    Only floating point leaves can be trained, and without `trainable` all of these are.
+    Only floating point leaves can be trained. `combine` is the inverse.
 
-    Raises ValueError for a leaf that is no array or number, or a complex one that is to be trained,
-    naming it; a mask that is not a prefix of params or holds anything but bools; or where nothing
-    is left to train.
+    Args:
+        params: A pytree of arrays.
+        trainable: A predicate on the path of a leaf, such as "layers/0/weight", or a mask: a pytree
+            of bools that is a prefix of params. None trains every floating point leaf.
+
+    Returns:
+        Two pytrees shaped as params: the trained leaves and the fixed ones, each with None in the
+        place of the leaves of the other.
+
+    Raises:
+        ValueError: If a leaf is not an array or number, or is complex and to be trained; the mask
+            is not a prefix of params or holds anything but bools; or no leaf is left to train.
     """
     mask = trainable_mask(params, trainable)
-    moving = jax.tree.map(lambda leaf, chosen: leaf if chosen else None, params, mask)
+    trained = jax.tree.map(lambda leaf, chosen: leaf if chosen else None, params, mask)
     fixed = jax.tree.map(lambda leaf, chosen: None if chosen else leaf, params, mask)
-    return moving, fixed
+    return trained, fixed
 
 
 def trainable_mask(params: PyTree, trainable: Trainable = None) -> PyTree:
-    """A bool for each leaf of params: whether it is trained. Errors as of `partition`."""
+    """Return a mask that tells which leaves of params are trained.
+
+    Args:
+        params: A pytree of arrays.
+        trainable: As of `partition`.
+
+    Returns:
+        A pytree of bools with the structure of params.
+
+    Raises:
+        ValueError: As `partition`.
+    """
     paths, tree = jax.tree_util.tree_flatten_with_path(params)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
-    types = [_type(name, leaf) for name, (_, leaf) in zip(names, paths, strict=True)]
+    types = [_dtype(name, leaf) for name, (_, leaf) in zip(names, paths, strict=True)]
     if trainable is None:
-        asked = [True] * len(names)
+        wanted = [True] * len(names)
     elif isinstance(trainable, str):
         raise ValueError(
             "trainable must be a function of a leaf's path, as lambda path: "
             f"path.startswith({trainable!r}), or a pytree of bools: got {trainable!r}"
         )
-    elif callable(trainable) and jax.tree_util.all_leaves([trainable]):  # no Equinox module
-        asked = [trainable(name) for name in names]
+    # An Equinox module of bools is callable, but it is not a leaf.
+    elif callable(trainable) and jax.tree_util.all_leaves([trainable]):
+        wanted = [trainable(name) for name in names]
     else:
         try:
-            asked = jax.tree.leaves(jax.tree.broadcast(trainable, params))
+            wanted = jax.tree.leaves(jax.tree.broadcast(trainable, params))
         except ValueError:
             raise ValueError(
                 f"trainable, {trainable!r}, is not a prefix of params: {tree}"
             ) from None
-    for name, chosen, dtype in zip(names, asked, types, strict=True):
+    for name, chosen, dtype in zip(names, wanted, types, strict=True):
         if not isinstance(chosen, bool | np.bool_):
             raise ValueError(f"trainable must be true or false of '{name}', got {chosen!r}")
         if chosen and jnp.issubdtype(dtype, jnp.complexfloating):
@@ -61,47 +83,63 @@ def trainable_mask(params: PyTree, trainable: Trainable = None) -> PyTree:
                 f"params hold {dtype} at '{name}', which cannot be trained: give real and "
                 "imaginary part as two leaves"
             )
-    chosen = [
-        bool(a) and jnp.issubdtype(t, jnp.floating) for a, t in zip(asked, types, strict=True)
-    ]
-    if not any(chosen):
+    mask = [bool(a) and jnp.issubdtype(t, jnp.floating) for a, t in zip(wanted, types, strict=True)]
+    if not any(mask):
         listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise ValueError(f"trainable leaves no floating point leaf to train, of {listed}")
-    return jax.tree.unflatten(tree, chosen)
+    return jax.tree.unflatten(tree, mask)
 
 
-def combine(moving: PyTree, fixed: PyTree) -> PyTree:
-    """The parameters that `partition` has parted."""
+def combine(trained: PyTree, fixed: PyTree) -> PyTree:
+    """Combine the two pytrees of `partition`, as `equinox.combine` does.
+
+    Args:
+        trained: The trained leaves, with None in the place of fixed ones.
+        fixed: The fixed leaves, with None in the place of trained ones.
+
+    Returns:
+        The full parameters.
+    """
     if not jax.tree.leaves(fixed):
-        return moving
+        return trained
     return jax.tree.map(
-        lambda a, b: b if a is None else a, moving, fixed, is_leaf=lambda leaf: leaf is None
+        lambda a, b: b if a is None else a, trained, fixed, is_leaf=lambda leaf: leaf is None
     )
 
 
 def bind_fixed(f: Callable, fixed: PyTree) -> Callable:
-    """f as a function of the moving parameters; f itself where all of them move.
+    """Bind the fixed parameters of a function, so that it takes the trained ones alone.
 
-    Fixed arrays of NumPy become JAX's, which can be indexed by what is traced.
+    Args:
+        f: A function whose first argument is params, or an object with a method `bind_fixed`, such
+            as `slices.Sliced`.
+        fixed: The fixed leaves, as `partition` returns them.
+
+    Returns:
+        The function of the trained leaves; f itself if no leaf is fixed.
     """
     if not jax.tree.leaves(fixed):
         return f
+    # A traced value can index an array of JAX but not one of NumPy.
     fixed = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, np.ndarray) else a, fixed)
-    if hasattr(f, "bind_fixed"):  # a wrapper around a network, such as `slices.Sliced`
+    if hasattr(f, "bind_fixed"):
         return f.bind_fixed(fixed)
-    return lambda moving, *rest, **named: f(combine(moving, fixed), *rest, **named)
+    return lambda trained, *rest, **named: f(combine(trained, fixed), *rest, **named)
 
 
 def warn_about_batch_stats(params: PyTree) -> None:
-    """Warns where params hold running statistics, which no gradient should move.
+    """Warn if params hold running statistics of batch normalisation, which gradients would move.
 
-    Those are leaves in a collection "batch_stats" (Flax Linen) or in a variable of the kind
-    `BatchStat` (Flax NNX).
+    Running statistics are leaves in a collection "batch_stats" (Flax Linen) or in a variable of
+    type `BatchStat` (Flax NNX).
+
+    Args:
+        params: The parameters that are trained.
     """
     found = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_statistic):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_batch_stat):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if "batch_stats" in name.split("/") or (_is_statistic(leaf) and jax.tree.leaves(leaf)):
+        if "batch_stats" in name.split("/") or (_is_batch_stat(leaf) and jax.tree.leaves(leaf)):
             found.append(name)
     if found:
         listed = ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
@@ -113,11 +151,11 @@ def warn_about_batch_stats(params: PyTree) -> None:
         )
 
 
-def _is_statistic(node: Any) -> bool:
+def _is_batch_stat(node: Any) -> bool:
     return any(kind.__name__ == "BatchStat" for kind in type(node).__mro__)
 
 
-def _type(name: str, leaf: Any) -> Any:
+def _dtype(name: str, leaf: Any) -> Any:
     try:
         return jnp.result_type(leaf)
     except TypeError:

@@ -1,8 +1,7 @@
-"""The precision of products: that of their operands, also where a device would round these first.
+"""Precision of matrix products on devices that round float32 operands before multiplying.
 
-GPUs and TPUs multiply matrices of float32 after rounding them to 11 bits (TF32) or 8 (bfloat16)
-unless they are told not to. A kernel J J^T that has lost its definiteness to that cannot be solved
-with, and proxy and network would differ at the anchor by more than rounding.
+By default GPUs round to 11 bits (TF32) and TPUs to 8 (bfloat16). A kernel J J^T computed so may not
+be positive semidefinite, and the proxy would differ from the network at the anchor.
 """
 
 from collections.abc import Iterator
@@ -12,16 +11,20 @@ import jax
 
 
 def matmul_precision() -> str:
-    """What products of float32 are computed in: "highest" (float32), or what the configuration
-    of JAX names (`jax_default_matmul_precision`, such as "tensorfloat32")."""
-    return jax.config.jax_default_matmul_precision or "highest"
+    """Return the precision in which float32 matrix products are computed.
+
+    Returns:
+        "highest" (float32), unless `jax_default_matmul_precision` in the configuration of JAX names
+        another, such as "tensorfloat32".
+    """
+    return jax.config.values["jax_default_matmul_precision"] or "highest"
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """In here, or in a function that it decorates, products are computed in `matmul_precision`.
+    """Compute products in `matmul_precision`, as a context manager or a decorator.
 
-    A CPU does so anyway: nothing is changed there, not even the text of a program.
+    On a CPU, which does not round operands, nothing changes: programs are traced to the same text.
     """
     if jax.default_backend() == "cpu":
         yield

@@ -1,10 +1,10 @@
-"""A function as a flat list of primitive operations, to be read and run again with changes.
+"""Trace a function to a flat list of primitive operations, to inspect and evaluate with changes.
 
-Calls that only group operations (jit, checkpoint) are opened; those with a derivative rule or a
-control flow of their own (custom_jvp, scan, while, cond) stay one operation each.
+Calls that only group operations (jit, checkpoint) are inlined. Calls with a derivative rule or
+control flow (custom_jvp, scan, while, cond) stay one operation each.
 
-Functions are traced at each call, in milliseconds, so that what they close over is what it is then.
-`jit_cached` compiles what is made of them only if no equal program was compiled before.
+A function is traced at each call, which takes milliseconds, because the values that it closes over
+may have changed. `jit_cached` avoids compiling a program again that equals an earlier one.
 """
 
 import re
@@ -18,15 +18,21 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxtyping import Array, PyTree
 
-OPENED = frozenset({"jit", "call", "closed_call", "checkpoint", "remat2"})
-# JAX defines the derivatives of relu, logsumexp and the like here, the library that of its pooling.
-# What they close over is told by the operation that they belong to.
+INLINED = frozenset({"jit", "call", "closed_call", "checkpoint", "remat2"})
+# Files of JAX (relu, logsumexp, ...) and of this library (pooling) whose derivative rules close
+# over nothing that the text of the operation does not show.
 KNOWN_RULES = re.compile("jax/_src/(nn|numpy|scipy|lax/other)|iterlin/networks/convolution")
-MOST = 64  # compiled functions that are kept, the last used
+CACHE_SIZE = 64  # the number of compiled functions kept; the least recently used goes first
 
 
 class Operation(NamedTuple):
-    """One primitive operation; `inputs` and `outputs` are the numbers of its values."""
+    """One primitive operation of a program.
+
+    Attributes:
+        equation: The equation of the jaxpr.
+        inputs: The numbers of the values that it takes.
+        outputs: The numbers of the values that it computes.
+    """
 
     equation: JaxprEqn
     inputs: tuple[int, ...]
@@ -34,22 +40,28 @@ class Operation(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The name of the primitive, such as "dot_general"."""
         return self.equation.primitive.name
 
     @property
     def settings(self) -> dict[str, Any]:
+        """The parameters of the primitive, such as its dimension numbers."""
         return self.equation.params
 
 
 class Program(NamedTuple):
-    """Operations in order; values are numbered. The function returns one array, `result`.
+    """A function that returns one array, as a list of operations on numbered values.
 
-    arguments: numbers of the leaves of the first argument, then of those of the others.
-    constants: {number: array} of the arrays that the function closes over.
-    literals: {number: scalar} of the numbers written in it.
-    types: shape and dtype of every value.
-    held: arrays inside the operations, and what has functions: derivative rules and callbacks.
-    text: the function as JAX prints it, which says everything but `constants` and `held`.
+    Attributes:
+        operations: The operations in order of execution.
+        arguments: The numbers of the arguments' leaves, in the order of the arguments.
+        result: The number of the value that the function returns.
+        constants: The arrays that the function closes over, by number.
+        literals: The scalars written in the function, by number.
+        types: Shape and dtype of every value.
+        opaque: Parts of operations that cannot be compared by text: arrays, derivative rules and
+            callbacks.
+        text: The jaxpr as JAX prints it, which shows everything but `constants` and `opaque`.
     """
 
     operations: tuple[Operation, ...]
@@ -58,11 +70,16 @@ class Program(NamedTuple):
     constants: dict[int, Any]
     literals: dict[int, Any]
     types: tuple[Any, ...]
-    held: tuple[Any, ...]
+    opaque: tuple[Any, ...]
     text: str
 
     def users(self) -> dict[int, list[tuple[Operation | None, int]]]:
-        """{value: [(operation, position among its inputs)]}; None is what uses the result."""
+        """Return where each value is used.
+
+        Returns:
+            For each value, by number, a list of pairs: the operation that takes it and the position
+            among the inputs of the operation. The result has one more pair, (None, 0).
+        """
         found: dict[int, list] = {number: [] for number in range(len(self.types))}
         for operation in self.operations:
             for position, number in enumerate(operation.inputs):
@@ -72,11 +89,19 @@ class Program(NamedTuple):
 
 
 def trace_program(function: Callable[..., Array], *arguments: PyTree) -> Program:
-    """The operations that ``function(*arguments)``, traced or for shapes alone, depends on.
+    """Trace a function to a program.
 
-    Raises ValueError if the function returns anything but one array.
+    Args:
+        function: A function that returns one array.
+        *arguments: Its arguments, pytrees of arrays, tracers or `jax.ShapeDtypeStruct`.
+
+    Returns:
+        The program, without the operations that the result does not depend on.
+
+    Raises:
+        ValueError: If the function returns anything but one array.
     """
-    # JAX remembers what it has traced of a function, but not of one that is made here.
+    # JAX caches the jaxpr of a function. A new lambda forces it to trace the function again.
     anew = jax.make_jaxpr(lambda *given: function(*given), return_shape=True)
     closed, returned = anew(*arguments)
     if not isinstance(returned, jax.ShapeDtypeStruct):
@@ -106,8 +131,8 @@ def trace_program(function: Callable[..., Array], *arguments: PyTree) -> Program
 
         for equation in jaxpr.eqns:
             given = tuple(look_up(atom) for atom in equation.invars)
-            if equation.primitive.name in OPENED:
-                results = walk(*_body(equation, constant), given)
+            if equation.primitive.name in INLINED:
+                results = walk(*_called_jaxpr(equation, constant), given)
             else:
                 results = [number(var.aval) for var in equation.outvars]
                 operations.append(Operation(equation, given, tuple(results)))
@@ -118,8 +143,8 @@ def trace_program(function: Callable[..., Array], *arguments: PyTree) -> Program
     consts = [constant(c, v.aval) for c, v in zip(closed.consts, jaxpr.constvars, strict=True)]
     inputs = [number(var.aval) for var in jaxpr.invars]
     (result,) = walk(jaxpr, consts, inputs)
-    operations = _needed(operations, result)
-    held = tuple(part for operation in operations for part in _held(operation.equation))
+    operations = _remove_unused(operations, result)
+    opaque = tuple(part for operation in operations for part in _opaque_parts(operation.equation))
     return Program(
         tuple(operations),
         tuple(inputs),
@@ -127,13 +152,13 @@ def trace_program(function: Callable[..., Array], *arguments: PyTree) -> Program
         constants,
         literals,
         tuple(types),
-        held,
+        opaque,
         str(jaxpr),
     )
 
 
-def _held(equation: JaxprEqn) -> Iterator[Any]:
-    """Arrays and functions in an operation's settings, but for rules in `KNOWN_RULES`."""
+def _opaque_parts(equation: JaxprEqn) -> Iterator[Any]:
+    """Yield arrays and functions in the settings of an operation, except for `KNOWN_RULES`."""
     settings = equation.params
     if equation.primitive.name.startswith("custom_"):
         inside = settings.get("call_jaxpr")
@@ -146,15 +171,15 @@ def _held(equation: JaxprEqn) -> Iterator[Any]:
             leaf = leaf.jaxpr
         if isinstance(leaf, Jaxpr):
             for inner in leaf.eqns:
-                yield from _held(inner)
+                yield from _opaque_parts(inner)
         elif isinstance(leaf, np.ndarray | jax.Array) or (
             callable(leaf) and not isinstance(leaf, type | jax.sharding.Mesh)
         ):
             yield leaf
 
 
-def _needed(operations: list[Operation], result: int) -> list[Operation]:
-    """Those that the result depends on, or that have effects."""
+def _remove_unused(operations: list[Operation], result: int) -> list[Operation]:
+    """Return the operations that the result depends on or that have side effects."""
     needed, found = {result}, []
     for operation in reversed(operations):
         if operation.equation.effects or not needed.isdisjoint(operation.outputs):
@@ -163,8 +188,8 @@ def _needed(operations: list[Operation], result: int) -> list[Operation]:
     return found[::-1]
 
 
-def _body(equation, constant) -> tuple[Any, list[int]]:
-    """The jaxpr inside a call and the numbers of its constants."""
+def _called_jaxpr(equation, constant) -> tuple[Any, list[int]]:
+    """Return the jaxpr inside a call and the numbers of its constants."""
     inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
     if not hasattr(inner, "consts"):
         return inner, []
@@ -175,7 +200,18 @@ def _body(equation, constant) -> tuple[Any, list[int]]:
 def eval_program(
     program: Program, arguments: list[Array], shifts: dict[int, Array]
 ) -> tuple[Array, dict[int, Any]]:
-    """The result and all values, each value numbered in `shifts` moved by that much."""
+    """Evaluate a program, adding shifts to some of its intermediate values.
+
+    The derivative with respect to a shift is the cotangent of the value.
+
+    Args:
+        program: The program.
+        arguments: The leaves of its arguments.
+        shifts: Arrays to add, by the number of the value.
+
+    Returns:
+        The result, and all values by number.
+    """
     given = dict(zip(program.arguments, arguments, strict=True))
     values = {**program.literals, **program.constants, **given}
     for operation in program.operations:
@@ -192,25 +228,32 @@ _compiled: OrderedDict[tuple, Callable] = OrderedDict()
 
 
 def jit_cached(function: Callable, *programs: Program, **options) -> Callable:
-    """``jax.jit(partial(function, *programs), **options)``, or the one of equal programs before.
+    """Jit a function of programs, reusing the compiled function of equal programs.
 
-    Programs are equal if they differ in their constants alone, which are arguments of what is
-    compiled. So nothing is kept alive of the functions that were traced, neither these nor what
-    they close over. Programs with derivative rules or callbacks of their own, which cannot be
-    compared, are compiled at each call.
+    Programs are equal if they differ in their constants alone. The constants are arguments of the
+    compiled function, so the cache keeps neither them nor the traced functions alive. Programs with
+    opaque parts (`Program.opaque`) cannot be compared and are compiled at each call.
+
+    Args:
+        function: ``function(*programs, *arguments)``; it must be the same object in each call.
+        *programs: The programs to bind.
+        **options: Options of `jax.jit`.
+
+    Returns:
+        ``jax.jit(partial(function, *programs), **options)``.
     """
     bare = [program._replace(constants={}) for program in programs]
 
-    def filled(constants, *arguments, **settings):
+    def with_constants(constants, *arguments, **settings):
         given = zip(bare, constants, strict=True)
         return function(*(p._replace(constants=c) for p, c in given), *arguments, **settings)
 
-    found = jax.jit(filled, **options)
-    if not any(program.held for program in programs):
-        # Inside `shard_map` operations carry its mesh, which their text does not show.
+    found: Callable = jax.jit(with_constants, **options)
+    if not any(program.opaque for program in programs):
+        # Operations traced inside `shard_map` carry its mesh, which their text does not show.
         mesh = jax.sharding.get_abstract_mesh()
         key = function, mesh, *(program.text for program in programs)
         found = _compiled[key] = _compiled.pop(key, found)
-        while len(_compiled) > MOST:
+        while len(_compiled) > CACHE_SIZE:
             _compiled.popitem(last=False)
     return partial(found, [program.constants for program in programs])

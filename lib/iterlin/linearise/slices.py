@@ -1,7 +1,7 @@
-"""Functions of many examples, evaluated a few examples at a time.
+"""Evaluate functions of many examples on a few examples at a time.
 
-On a CPU a slice's activations then stay in cache; on any device they are all the memory there is
-need for. The functions must treat their examples independently.
+On a CPU the activations of a slice stay in cache. On any device they are all that is kept in
+memory. The functions must treat their examples independently.
 """
 
 from collections.abc import Callable
@@ -19,40 +19,69 @@ from iterlin.linearise.validation import check_positive_integer
 
 @dataclass(frozen=True)
 class Sliced:
-    """f(params, x) on `size` examples at a time, one slice after another (see `in_slices`)."""
+    """A network evaluated slice by slice; `in_slices` makes it.
+
+    Args:
+        f: The network, f(params, x) or f(params, x, key).
+        size: The number of examples in a slice.
+    """
 
     f: Network
     size: int
 
     def __call__(self, params: PyTree, x: PyTree, *key: Array | None) -> PyTree:
+        """Evaluate f on all examples.
+
+        Args:
+            params: Parameters of f.
+            x: Inputs of N examples.
+            *key: At most one PRNG key, which is split into one for each slice; None is passed on.
+
+        Returns:
+            The outputs, a pytree of arrays that lead with N.
+        """
         count, size = examples.num_examples(x), self.size
         if count <= size:
             return self.f(params, x, *key)
-        whole = count - count % size
-        # Where f draws, each slice has a key of its own; where its key is None, none has.
-        keys = jax.tree.map(lambda k: jax.random.split(k, whole // size + 1), key)
-        inputs = _parts(x, whole, size), jax.tree.map(lambda k: k[:-1], keys)
+        divisible = count - count % size
+        keys = jax.tree.map(lambda k: jax.random.split(k, divisible // size + 1), key)
+        inputs = _split_into_slices(x, divisible, size), jax.tree.map(lambda k: k[:-1], keys)
         outputs = jax.lax.map(lambda part: self.f(params, part[0], *part[1]), inputs)
-        outputs = jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), outputs)
-        if whole == count:
+        outputs = jax.tree.map(lambda a: a.reshape(divisible, *a.shape[2:]), outputs)
+        if divisible == count:
             return outputs
-        last = jax.tree.map(lambda k: k[-1], keys)
-        rest = self.f(params, examples.take_slice(x, whole), *last)
-        return jax.tree.map(lambda *a: jnp.concatenate(a), outputs, rest)
+        last_key = jax.tree.map(lambda k: k[-1], keys)
+        remainder = self.f(params, examples.take_slice(x, divisible), *last_key)
+        return jax.tree.map(lambda *a: jnp.concatenate(a), outputs, remainder)
 
     def bind_fixed(self, fixed: PyTree) -> "Sliced":
-        """The same of the moving parameters (`parameters.bind_fixed`)."""
+        """Return the sliced network as a function of the trained parameters alone.
+
+        Args:
+            fixed: The parameters that are not trained, as `parameters.partition` returns them.
+
+        Returns:
+            A network with the same slices.
+        """
         return replace(self, f=bind_fixed(self.f, fixed))
 
 
 def in_slices(f: Network, size: int) -> Sliced:
-    """The same function of (params, x), evaluated on `size` examples at a time, one after another.
+    """Evaluate a network on `size` examples at a time, one slice after another.
 
-    f must treat its examples independently: inputs and outputs are arrays or pytrees that lead with
-    N. Linearisation and transposition go through, and keep the slices. The remainder of N / size
-    is a smaller slice of its own; N <= size is f itself.
+    Linearisation and transposition keep the slices. If size does not divide N, the last slice is
+    smaller.
 
-    Raises ValueError if size is not a positive integer.
+    Args:
+        f: A network that treats its examples independently. Inputs and outputs are arrays, or
+            pytrees of arrays, that lead with N.
+        size: The number of examples in a slice.
+
+    Returns:
+        A network with the signature and the values of f.
+
+    Raises:
+        ValueError: If size is not a positive integer.
 
     >>> net = il.mlp((2, 16, 3))
     >>> f = il.in_slices(net.apply, 100)
@@ -64,11 +93,18 @@ def in_slices(f: Network, size: int) -> Sliced:
 
 
 def sum_over_slices(term: Callable[..., PyTree], size: int, *trees: PyTree) -> PyTree:
-    """``term(*trees)``, a pytree that sums over examples, as the sum of the terms of all slices.
+    """Compute a sum over examples slice by slice, keeping nothing of a slice but its sum.
 
-    The leaves of the trees lead with N. Nothing outlives its slice but the sum.
+    Args:
+        term: ``term(*trees)`` returns a pytree of sums over the examples.
+        size: The number of examples in a slice.
+        *trees: Pytrees of arrays that lead with N.
 
-    Raises ValueError if size is not a positive integer or the trees differ in length.
+    Returns:
+        The value of ``term(*trees)``.
+
+    Raises:
+        ValueError: If size is not a positive integer or the trees differ in length.
     """
     check_positive_integer("size", size)
     if examples.num_examples(trees, "arrays") <= size:
@@ -79,16 +115,28 @@ def sum_over_slices(term: Callable[..., PyTree], size: int, *trees: PyTree) -> P
 
 
 def fold_slices(step: Callable[..., PyTree], start: PyTree, size: int, *trees: PyTree) -> PyTree:
-    """``step(carry, *part)`` of one slice of the trees after another, the first from `start`."""
+    """Fold a function over slices of examples, from the first slice to the last.
+
+    Args:
+        step: ``step(carry, *slice_of_trees)`` returns the next carry.
+        start: The first carry.
+        size: The number of examples in a slice; the last slice may be smaller.
+        *trees: Pytrees of arrays that lead with N.
+
+    Returns:
+        The last carry.
+    """
     count = examples.num_examples(trees, "arrays")
-    whole = count - count % size
+    divisible = count - count % size
     carry = start
-    if whole:
-        parts = _parts(trees, whole, size)
+    if divisible:
+        parts = _split_into_slices(trees, divisible, size)
         carry, _ = jax.lax.scan(lambda carry, part: (step(carry, *part), None), carry, parts)
-    return step(carry, *examples.take_slice(trees, whole)) if whole < count else carry
+    if divisible == count:
+        return carry
+    return step(carry, *examples.take_slice(trees, divisible))
 
 
-def _parts(tree: PyTree, whole: int, size: int) -> PyTree:
-    """The first `whole` examples, by slices: (whole / size, size, ...)."""
-    return jax.tree.map(lambda a: a[:whole].reshape(-1, size, *a.shape[1:]), tree)
+def _split_into_slices(tree: PyTree, count: int, size: int) -> PyTree:
+    """Reshape the first `count` examples, a multiple of size, to (count / size, size, ...)."""
+    return jax.tree.map(lambda a: a[:count].reshape(-1, size, *a.shape[1:]), tree)

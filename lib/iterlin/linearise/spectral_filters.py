@@ -1,37 +1,53 @@
-"""What training makes of each eigenvalue l of the kernel J J^T, in place of 1 / l.
+"""Spectral filters: what training the linearised model puts in place of 1 / l.
+
+The filter g is a function of the eigenvalues l of the kernel J J^T:
 
     gradient flow for a time t        g(l) = (1 - exp(-l t)) / l
     K gradient steps of size eta      g(l) = (1 - (1 - eta l)^K) / l
     damping lambda (eq. 10)           g(l) = 1 / (l + lambda)
 
-A residual z is left with its share 1 - l g(l) in each direction.
+Training multiplies the residual along the eigenvector of l by 1 - l g(l).
 """
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-# Numbers of steps beyond are no floating point numbers.
+# A larger number of steps does not fit into a float64.
 MAX_STEPS = 1e308
 
 
 def flow_filter(eigenvalues: Float[Array, " R"], time) -> Float[Array, " R"]:
-    """(1 - exp(-l t)) / l, with its limits t at l = 0 and 1/l at t = infinity (0 if l = 0 too).
+    """Filter of gradient flow: (1 - exp(-l t)) / l.
+
+    Args:
+        eigenvalues: Eigenvalues l >= 0 of the kernel (R,).
+        time: The time t >= 0, a scalar; infinity is allowed.
+
+    Returns:
+        The filter values (R,). At l = 0 the value is t, or 0 if t is infinite.
 
     >>> print(il.flow_filter(jnp.array([0.0, 1.0, 100.0]), 2.0).round(3))
     [2.    0.865 0.01 ]
     """
     safe = jnp.where(eigenvalues > 0, eigenvalues, 1)
-    # At l = 0 the filter is t; at t = infinity no motion is meant there (pseudo-inverse).
+    # At l = 0 the limit is t. At t = infinity the pseudo-inverse leaves this direction at rest.
     at_zero = jnp.where(jnp.isinf(time), 0.0, time)
     return jnp.where(eigenvalues > 0, -jnp.expm1(-safe * time) / safe, at_zero)
 
 
 def descent_filter(eigenvalues: Float[Array, " R"], step_size, num_steps) -> Float[Array, " R"]:
-    """(1 - (1 - eta l)^K) / l, with its limit eta K at l = 0 (0 at K = infinity).
+    """Filter of gradient descent: (1 - (1 - eta l)^K) / l.
 
-    The power is taken through log1p, so that it is right for eta l near 0 (K up to 1e12 and
-    beyond), at eta l = 1 (0) and between 1 and 2 (sign by the parity of K). Beyond 2 it overflows,
-    as the iteration does.
+    The power is computed through log1p, which is accurate for eta l near 0 and K up to 1e12 and
+    more. For eta l > 2 it overflows, as the iteration does.
+
+    Args:
+        eigenvalues: Eigenvalues l >= 0 of the kernel (R,).
+        step_size: The step size eta > 0, a scalar.
+        num_steps: The number of steps K, a scalar; infinity is allowed.
+
+    Returns:
+        The filter values (R,). At l = 0 the value is eta K, or 0 if K is infinite.
 
     >>> print(il.descent_filter(jnp.array([0.0, 1.0, 100.0]), 0.01, 200).round(3))
     [2.    0.866 0.01 ]
@@ -48,7 +64,15 @@ def descent_filter(eigenvalues: Float[Array, " R"], step_size, num_steps) -> Flo
 
 
 def damping_filter(eigenvalues: Float[Array, " R"], damping) -> Float[Array, " R"]:
-    """1 / (l + lambda), and 0 where both vanish (pseudo-inverse: the minimum-norm step).
+    """Filter of the damped Gauss-Newton step, eq. (10): 1 / (l + lambda).
+
+    Args:
+        eigenvalues: Eigenvalues l >= 0 of the kernel (R,).
+        damping: The damping lambda >= 0, a scalar.
+
+    Returns:
+        The filter values (R,). Where l and lambda are 0 the value is 0, as in the pseudo-inverse,
+        which gives the step of minimum norm.
 
     >>> print(il.damping_filter(jnp.array([0.0, 1.0, 3.0]), 1.0))
     [1.   0.5  0.25]
@@ -58,13 +82,13 @@ def damping_filter(eigenvalues: Float[Array, " R"], damping) -> Float[Array, " R
 
 
 def log_contraction(x):
-    """log |1 - x|, right to rounding however small x is (-infinity at 1)."""
+    """Return log |1 - x|, accurate for small x; -infinity at x = 1."""
     return jnp.where(x < 1, jnp.log1p(-jnp.where(x < 1, x, 0)), jnp.log(jnp.where(x < 1, 1, x - 1)))
 
 
 def steps_and_parity(num_steps):
-    """K as a floating point number, and whether it is odd."""
-    # A Python integer keeps its parity however large; a traced one is exact as far as its type is.
+    """Return K as a floating point number, and whether K is odd."""
+    # The parity of a large Python integer is lost by a conversion to a float.
     if isinstance(num_steps, int):
         return float(num_steps), num_steps % 2 == 1
     return num_steps * 1.0, jnp.mod(num_steps, 2) == 1

@@ -1,13 +1,14 @@
-"""Checks of arguments, made before any compute: each error names the offender and what is allowed.
+"""Checks of arguments before any computation; each error names the argument and what is allowed.
 
-Values that JAX is tracing have no concrete value to check and pass; their callers check the
-concrete arrays before tracing begins.
+A check takes the argument's name and value and raises ValueError if the value is not allowed. A
+traced value, which has no concrete value to check, passes.
 """
 
 import inspect
 import math
 import reprlib
 import textwrap
+from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
 from operator import itemgetter
@@ -15,14 +16,16 @@ from operator import itemgetter
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 
 def is_traced(value) -> bool:
-    return isinstance(value, jax.core.Tracer)
+    """Return whether JAX is tracing the value."""
+    return isinstance(value, Tracer)
 
 
 def as_python(value):
-    """A single number of NumPy or JAX as one of Python; anything else as it is."""
+    """Convert a scalar of NumPy or JAX to a Python number; return anything else unchanged."""
     one = isinstance(value, (np.generic, np.ndarray, jax.Array)) and np.ndim(value) == 0
     return value.item() if one and not is_traced(value) else value
 
@@ -30,22 +33,31 @@ def as_python(value):
 def check_positive_integer(
     name: str, value, *, infinity: bool = False, below: float = math.inf
 ) -> None:
-    """Refuses anything but a whole number of at least 1 (or infinity, where it has a meaning), or
-    one that is not below the limit."""
+    """Require an integer of at least 1 and below a limit.
+
+    Args:
+        name: The argument's name.
+        value: Its value.
+        infinity: Whether infinity is allowed, too.
+        below: The limit, exclusive.
+
+    Raises:
+        ValueError: If the value is not such an integer.
+    """
     if is_traced(value):
         return
     scalar = as_python(value)
     if infinity and isinstance(scalar, float) and scalar == math.inf:
         return
-    if isinstance(scalar, bool) or not isinstance(scalar, Integral) or scalar < 1:
+    if isinstance(scalar, bool) or not isinstance(scalar, Integral) or int(scalar) < 1:
         allowed = "a positive integer or infinity" if infinity else "a positive integer"
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
-    if scalar >= below:
+    if int(scalar) >= below:
         raise ValueError(f"{name} must be below {below}")
 
 
 def check_positive_integers(name: str, values) -> None:
-    """Refuses anything but a sequence of whole numbers of at least 1."""
+    """Require a sequence of integers of at least 1."""
     try:
         for index in range(len(values)):
             check_positive_integer(name, values[index])
@@ -56,35 +68,35 @@ def check_positive_integers(name: str, values) -> None:
 
 
 def check_non_negative_integer(name: str, value, *, below: float = math.inf) -> None:
-    """Refuses anything but an integer of at least 0, or one that is not below the limit."""
+    """Require an integer of at least 0 and below a limit (exclusive)."""
     if is_traced(value):
         return
     scalar = as_python(value)
-    if isinstance(scalar, bool) or not isinstance(scalar, Integral) or scalar < 0:
+    if isinstance(scalar, bool) or not isinstance(scalar, Integral) or int(scalar) < 0:
         raise ValueError(f"{name} must be a non-negative integer, got {value!r}")
-    if scalar >= below:
+    if int(scalar) >= below:
         raise ValueError(f"{name} must be below {below}")
 
 
 def check_non_negative(name: str, value, *, infinity: bool = False) -> None:
-    """Refuses a negative, NaN or (unless allowed) infinite real number or array of them."""
-    _real(name, value, infinity, "non-negative", lambda v: v >= 0)
+    """Require a real number >= 0, or an array of them; infinity must be allowed explicitly."""
+    _check_real(name, value, infinity, "non-negative", lambda v: v >= 0)
 
 
 def check_positive(name: str, value, *, infinity: bool = False) -> None:
-    """Refuses a non-positive, NaN or (unless allowed) infinite real number or array of them."""
-    _real(name, value, infinity, "positive", lambda v: v > 0)
+    """Require a real number > 0, or an array of them; infinity must be allowed explicitly."""
+    _check_real(name, value, infinity, "positive", lambda v: v > 0)
 
 
-def _real(name, value, infinity, sign, holds) -> None:
+def _check_real(name, value, infinity, sign, holds) -> None:
     if is_traced(value):
         return
     array = None if isinstance(value, bool) else np.asarray(value)
     untyped = isinstance(value, Real) and array is not None and array.dtype == object
     if untyped and not infinity:
-        # A large whole number, or a fraction: JAX has no type for it either.
+        # JAX has no dtype for a fraction or for an integer of more than 64 bits.
         raise ValueError(f"{name} must be a number that a float holds, as float(...) gives it")
-    kinds = jnp.floating, jnp.integer  # of JAX, whose bfloat16 is none of NumPy's numbers
+    kinds = jnp.floating, jnp.integer  # NumPy's kinds do not include bfloat16
     if array is None or not (
         isinstance(value, Real) or any(jnp.issubdtype(array.dtype, kind) for kind in kinds)
     ):
@@ -96,28 +108,30 @@ def _real(name, value, infinity, sign, holds) -> None:
 
 
 def check_scalar(name: str, value) -> None:
-    """Refuses an array of several axes or numbers; what is in it is not looked at."""
+    """Require a scalar, of any kind, instead of an array with axes."""
     if not is_traced(value) and np.ndim(value) > 0:
         raise ValueError(f"{name} must be one number, got an array of shape {np.shape(value)}")
 
 
 def check_open_unit_interval(name: str, value) -> None:
-    """Refuses anything outside the open interval (0, 1)."""
+    """Require a number in the open interval (0, 1), or an array of them."""
     check_positive(name, value)
     if not is_traced(value) and not np.all(np.asarray(value) < 1):
         raise ValueError(f"{name} must lie strictly between 0 and 1, got {value!r}")
 
 
 def check_bools(**values) -> None:
-    """Refuses a value, given by name, that is neither True nor False."""
+    """Require True or False of each argument, given by name."""
     for name, value in values.items():
         if not isinstance(value, bool | np.bool_):
             raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
 def check_targets(outputs, targets) -> None:
-    """Refuses targets that are no array, or whose shape differs from the outputs' (broadcasting
-    would hide the error)."""
+    """Require targets to be one array of the shape of the outputs.
+
+    Broadcasting would hide a difference of shapes.
+    """
     if not hasattr(targets, "shape"):
         raise ValueError(f"targets must be one array (N, ...), got {type(targets).__name__}")
     if np.shape(outputs) != np.shape(targets):
@@ -128,25 +142,29 @@ def check_targets(outputs, targets) -> None:
 
 
 def check_same_shape(**arrays) -> None:
-    """Refuses two arrays, given by name, of different shapes."""
+    """Require two arrays, given by name, to have the same shape."""
     (first, a), (second, b) = ((name, np.shape(array)) for name, array in arrays.items())
     if a != b:
         raise ValueError(f"{first} and {second} must have one shape, got {a} and {b}")
 
 
 def check_finite(name: str, tree) -> None:
-    """Refuses a pytree with a number that is NaN or infinite, naming its leaf."""
+    """Require all numbers of a pytree to be finite; the error names the leaf."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not is_traced(leaf) and not np.all(np.isfinite(leaf)):
             raise ValueError(f"{name}{jax.tree_util.keystr(path)} must be finite, not NaN or inf")
 
 
 class LabelError(ValueError):
-    """A label is of none of the classes."""
+    """A label lies outside the range of the classes."""
 
 
 def check_class_labels(name: str, values, classes: int) -> None:
-    """Refuses integers outside [0, classes); values of another type are not looked at."""
+    """Require integers to lie in [0, classes); values of another dtype pass.
+
+    Raises:
+        LabelError: If a label lies outside.
+    """
     if is_traced(values) or not jnp.issubdtype(jnp.result_type(values), jnp.integer):
         return
     values = np.asarray(values)
@@ -158,7 +176,7 @@ def check_class_labels(name: str, values, classes: int) -> None:
 
 
 def check_random_keys(name: str, values) -> None:
-    """Refuses what is no array of several random keys."""
+    """Require an array of PRNG keys (typed or raw uint32)."""
     try:
         check_random_key(name, jax.tree.map(itemgetter(0), values))
     except (IndexError, TypeError, ValueError):
@@ -169,7 +187,7 @@ def check_random_keys(name: str, values) -> None:
 
 
 def check_random_key(name: str, value) -> None:
-    """Refuses what is no single random key of JAX, of the new kind or the old."""
+    """Require a scalar PRNG key (typed or raw uint32)."""
     dtype, shape = getattr(value, "dtype", None), np.shape(value)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if len(shape) != (0 if typed else 1) or not (typed or dtype == np.uint32):
@@ -179,13 +197,22 @@ def check_random_key(name: str, value) -> None:
 
 
 def check_one_of(name: str, value, allowed) -> None:
-    """Refuses a value that is not among the allowed ones, and lists those."""
+    """Require one of the allowed names; the error lists them."""
     if value not in allowed:
         raise ValueError(f"unknown {name} {value!r}; allowed: {', '.join(sorted(allowed))}")
 
 
 def check_same_tree(name: str, tree, model) -> None:
-    """Refuses a pytree whose structure or shapes are not those of `model`."""
+    """Require a pytree of the structure and shapes of another.
+
+    Args:
+        name: The argument's name.
+        tree: Its value.
+        model: The pytree to compare with.
+
+    Raises:
+        ValueError: If structures or shapes differ; the error names the leaf.
+    """
     structure, wanted = jax.tree.structure(tree), jax.tree.structure(model)
     if structure != wanted:
         raise ValueError(f"{name} must be a pytree of structure {wanted}, got {structure}")
@@ -197,7 +224,7 @@ def check_same_tree(name: str, tree, model) -> None:
 
 
 def check_float32_or_wider(name: str, dtype) -> None:
-    """Refuses a type narrower than those that matrices can be decomposed in."""
+    """Require float32 or float64, in which LAPACK decomposes matrices."""
     if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 32:
         raise ValueError(
             f"{name} must be float32 or float64, in which matrices can be decomposed: got {dtype}"
@@ -205,11 +232,20 @@ def check_float32_or_wider(name: str, dtype) -> None:
 
 
 def check_signature(name: str, function, arguments: tuple[str, ...], remedy: str = "") -> None:
-    """Refuses a function that says that it cannot be called with so many arguments; the remedy
-    ends the message."""
+    """Require a function that can be called with the given number of arguments.
+
+    Args:
+        name: The argument's name.
+        function: Its value. A callable without a signature passes.
+        arguments: Names for the positional arguments of the call.
+        remedy: Text to append to the error message.
+
+    Raises:
+        ValueError: If the signature does not accept the call.
+    """
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # not every callable says
+    except (TypeError, ValueError):  # a built-in may have no signature
         return
     try:
         signature.bind(*arguments)
@@ -219,8 +255,8 @@ def check_signature(name: str, function, arguments: tuple[str, ...], remedy: str
         ) from None
 
 
-# Errors of JAX where Python asks for the value of what is traced.
-VALUE_ASKED = (
+# Errors of JAX when Python needs the concrete value of a tracer.
+TRACER_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
@@ -228,53 +264,83 @@ VALUE_ASKED = (
 
 
 def function_name(function) -> str:
-    """The name of a function, as messages give it; that of the one within a partial."""
+    """Return the name of a function, or of the function in a partial, for error messages."""
     function = getattr(function, "func", function)
     return getattr(function, "__name__", type(function).__name__)
 
 
 def describe(value) -> str:
-    """Arrays by type and shape, as float32[10, 3], also in a pytree; anything else as it prints,
-    shortened."""
+    """Describe a value for error messages: arrays by dtype and shape, such as float32[10, 3].
 
-    def of_leaf(leaf):
+    Args:
+        value: An array, a pytree, or any other object.
+
+    Returns:
+        The description; other objects by their `repr`, shortened.
+    """
+
+    def describe_leaf(leaf):
         if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
             return f"{leaf.dtype}{list(leaf.shape)}"
         return reprlib.repr(leaf)
 
     if value is None or jax.tree_util.all_leaves([value]):
-        return of_leaf(value)
-    return str(jax.tree.map(of_leaf, value)).replace("'", "")
+        return describe_leaf(value)
+    return str(jax.tree.map(describe_leaf, value)).replace("'", "")
 
 
 @contextmanager
-def prefix_errors(what: str):
-    """Begin the message of a TypeError or ValueError of a user's function, often one of JAX's about
-    shapes, with what was called."""
+def prefix_errors(call: str) -> Iterator[None]:
+    """Turn a TypeError or ValueError of a user's function into a ValueError that names the call.
+
+    Args:
+        call: The call that the context manager surrounds, such as "f(params, x)".
+
+    Raises:
+        ValueError: "<call> fails: " and the first line of the original message.
+    """
     try:
         yield
     except (TypeError, ValueError) as error:
         first = textwrap.shorten(str(error).strip().partition("\n")[0], 200)
-        if isinstance(error, VALUE_ASKED):
+        if isinstance(error, TRACER_ERRORS):
             first = "it needs a value in Python, but JAX traces it: write it with jax.numpy"
-        raise ValueError(f"{what} fails: {first}") from error
+        raise ValueError(f"{call} fails: {first}") from error
 
 
 def check_returns_bool(name: str, value, example: str) -> None:
-    """Refuses the answer of a function unless it is one bool, of Python or (traced or not) JAX."""
+    """Require the value that a user's function returned to be one bool, of Python or JAX.
+
+    Args:
+        name: The function's name.
+        value: What it returned; it may be traced.
+        example: An expression that returns a bool, for the error message.
+
+    Raises:
+        ValueError: If the value is not one bool.
+    """
     array = hasattr(value, "dtype") and hasattr(value, "shape")
     if not (isinstance(value, bool) or (array and value.dtype == np.bool_ and value.shape == ())):
         raise ValueError(f"{name} must return one bool, as `{example}` is: got {describe(value)}")
 
 
 @contextmanager
-def explain_tracer_errors(name: str, argument: str, example: str):
-    """Turn JAX's error where a function asks Python for a value that is traced into one line."""
+def explain_tracer_errors(name: str, argument: str, example: str) -> Iterator[None]:
+    """Turn JAX's error about a concrete value of a tracer into an error of one line.
+
+    Args:
+        name: The user's function, called in this context.
+        argument: The argument that is traced.
+        example: An expression in jax.numpy that works, for the message.
+
+    Raises:
+        ValueError: If the function needs the concrete value.
+    """
     try:
         yield
     except TypeError as error:
-        looked_up = "unhashable type" in str(error) and "Tracer" in str(error)
-        if not isinstance(error, VALUE_ASKED) and not looked_up:
+        unhashable = "unhashable type" in str(error) and "Tracer" in str(error)
+        if not isinstance(error, TRACER_ERRORS) and not unhashable:
             raise
         raise ValueError(
             f"{name} needs the value of its {argument} in Python, but JAX traces it: write it "
