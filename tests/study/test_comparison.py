@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import toy_pages
+import xarray as xr
 from iterlin_study.records import comparison, experiment_pages, records
 from iterlin_study.report.page import Page
 
@@ -47,6 +48,13 @@ def test_a_changed_number_is_named_with_its_size(record):
     np.testing.assert_allclose(found.share, 0.01)
     expected = "the quick run differs today: loss by 1 % of its largest value"
     assert comparison.sentence(record) == expected
+
+
+@pytest.mark.parametrize(("estimate", "differs"), [(1.0, []), (2.0, ["gap"])])
+def test_of_an_interval_the_estimate_is_compared(estimate, differs):
+    then = xr.Dataset({"gap": ("bound", [1.0, -1.0, 3.0])})
+    now = xr.Dataset({"gap": ("bound", [estimate, -np.inf, np.inf])})
+    assert [found.variable for found in comparison.differences(then, now)] == differs
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 import xarray as xr
 from iterlin_study.report.intervals import (
+    FEWEST,
     bootstrap_interval,
+    difference_of_shares,
     mean_interval,
     over_seeds,
     slope_per_decade,
+    text,
 )
 from scipy import stats
 
@@ -24,12 +27,20 @@ def test_mean_interval_is_that_of_the_t_test():
         np.testing.assert_allclose(found, wanted, rtol=1e-9)
 
 
-def test_missing_samples_are_left_out_and_fewer_than_two_tell_nothing_of_the_spread():
+def test_missing_samples_are_left_out_and_fewer_than_four_tell_nothing_of_the_spread():
     nan = np.nan
-    found = mean_interval([[1.0, nan, nan], [2.0, 5.0, nan], [3.0, nan, nan], [nan, nan, nan]])
-    np.testing.assert_array_equal(found.estimate, [2, 5, nan])
-    assert found.lower[0] == pytest.approx(mean_interval([1.0, 2.0, 3.0]).lower, rel=1e-12)
+    rows = [[1.0, nan, nan], [2.0, 5.0, nan], [3.0, 6.0, nan], [4.0, 7.0, nan], [nan] * 3]
+    found = mean_interval(rows)
+    np.testing.assert_array_equal(found.estimate, [2.5, 6, nan])
+    assert found.lower[0] == pytest.approx(mean_interval([1.0, 2.0, 3.0, 4.0]).lower, rel=1e-12)
     assert (found.lower[1], found.upper[1]) == (-np.inf, np.inf)
+
+
+@pytest.mark.parametrize("interval", [mean_interval, lambda s: bootstrap_interval(np.mean, s)])
+def test_three_seeds_have_no_interval_and_four_have_one(interval):
+    assert FEWEST == 4
+    assert interval([1.0, 2.0, 3.0]) == (2.0, -np.inf, np.inf)
+    assert np.isfinite(interval([1.0, 2.0, 3.0, 4.0])).all()
 
 
 def test_an_interval_as_a_variable_of_a_data_set():
@@ -64,6 +75,40 @@ def test_bootstrap_of_a_mean_ends_where_normal_tails_do(confidence, deviations):
     half = deviations * np.std(sample) / np.sqrt(200)
     found = interval.lower - interval.estimate, interval.upper - interval.estimate
     np.testing.assert_allclose(found, (-half, half), rtol=0.1)
+
+
+@pytest.mark.parametrize("size", [6, 8])
+def test_bootstrap_of_a_few_seeds_is_about_as_long_as_students(size):
+    samples = np.random.default_rng(5).normal(size=(20, size))
+    lengths = [np.diff(bootstrap_interval(np.mean, sample)[1:])[0] for sample in samples]
+    expected = mean_interval(samples, axis=1)
+    ratio = np.mean(lengths / (expected.upper - expected.lower))
+    assert 0.9 < ratio < 1.1  # the plain percentile interval's is about 0.7 and 0.78
+
+
+def test_difference_of_shares_is_that_of_newcombe():
+    # Newcombe 1998, method 10: 56 of 70 minus 48 of 80.
+    found = difference_of_shares(56, 70, 48, 80)
+    np.testing.assert_allclose(found, (0.2, 0.0524, 0.3339), atol=2e-4)
+    assert difference_of_shares(0, 8, 5, 8).upper < 0
+    with pytest.raises(ValueError, match="9 of 8"):
+        difference_of_shares(9, 8, 0, 8)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "digits", "words"),
+    [
+        ((0.0933, -1.728, 1.914), None, "0.1 [-1.7, 1.9]"),
+        ((-33.02, -86.1, 20.08), None, "-33 [-86, 20]"),
+        ((0.9943, 0.993, 0.9957), None, "0.9943 [0.9930, 0.9957]"),
+        ((98.13, 96.3, 99.97), 0, "98 [96, 100]"),
+        ((6.0, 6.0, 6.0), None, "6"),
+        ((1850.0, -np.inf, np.inf), 0, "1850"),
+        ((4.6, 4.4, np.inf), None, "4.60 [4.40, –]"),
+    ],
+)
+def test_an_estimate_with_its_interval_in_words(bounds, digits, words):
+    assert text(bounds, digits) == words
 
 
 @pytest.mark.parametrize(

@@ -70,13 +70,13 @@ def test_band_draws_the_mean_and_its_interval(axis, geometric):
     np.testing.assert_allclose([edges.min(), edges.max()], [lower.min(), upper.max()])
 
 
-def test_points_draw_error_bars_and_none_for_one_sample(axis):
-    samples = np.array([[1.0, 5.0], [2.0, np.nan], [3.0, np.nan]])
+def test_points_draw_error_bars_and_none_for_three_samples(axis):
+    samples = np.array([[1.0, 5.0], [2.0, 6.0], [3.0, 7.0], [4.0, np.nan]])
     plotting.points(axis, [1, 2], samples)
     interval = mean_interval(samples)
     segments = axis.collections[0].get_segments()
     np.testing.assert_allclose(segments[0][:, 1], [interval.lower[0], interval.upper[0]])
-    np.testing.assert_allclose(segments[1][:, 1], [5, 5])
+    np.testing.assert_allclose(segments[1][:, 1], [6, 6])
 
 
 def test_the_print_of_a_figure_can_be_read_on_a_phone():

@@ -20,10 +20,10 @@ def cells(shown):
 
 
 def test_intervals_in_words():
-    assert tables.interval_text([1.0, 2.0, 3.0]) == pair("2.0", "2.5")
-    assert tables.interval_text([1.0, np.nan]) == "1.0"
+    assert tables.interval_text([1.0, 2.0, 3.0, 4.0]) == pair("2.5", "2.1")
+    assert tables.interval_text([1.0, 2.0, 3.0, np.nan]) == "2.0"
     assert tables.interval_text([np.nan, np.nan]) == "–"
-    assert tables.interval_text([0.123, 0.123], digits=2) == pair("0.12", "0.00")
+    assert tables.interval_text(4 * [0.123], digits=2) == pair("0.12", "0.00")
     assert tables.bounds_text(np.array([1.04, -2.0, np.inf])) == "1.0 [-2.0, inf]"
     assert tables.bounds_text((0.125, 0.0, 0.25), 3) == "0.125 [0.000, 0.250]"
 
@@ -38,9 +38,9 @@ def test_a_table_has_titled_columns_and_a_caption():
 
 
 def test_readings_of_runs():
-    ds = curves()
+    ds = curves().isel(seed=[0, 1, 0, 1])
     ds["updates"] = ds.step // 10
-    ds["diverged_at"] = (("period", "seed"), [[-1, -1], [50, -1]])
+    ds["diverged_at"] = (("period", "seed"), [4 * [-1], [50, -1, -1, -1]])
     ds["accuracy_oracle"] = 100 * ds.test_accuracy.max("evaluation")
     ds["accuracy_validated"] = ds.accuracy_oracle - 1
     shown = tables.readings(ds, title="All runs")

@@ -90,9 +90,15 @@ def _is_compared(run: xr.Dataset, name) -> bool:
 
 
 def _share(then: xr.Variable | None, now: xr.Variable | None) -> float:
-    """The largest difference as a share of the largest value then, or of `ROUNDING`."""
+    """The largest difference as a share of the largest value then, or of `ROUNDING`.
+
+    Of a statistic over seeds the estimate is compared, and not the limits of its interval: they
+    follow from runs that are compared themselves.
+    """
     if then is None or now is None or then.dims != now.dims or then.shape != now.shape:
         return math.inf
+    if "bound" in then.dims:
+        then, now = then.isel(bound=0), now.isel(bound=0)
     before, after = (np.asarray(v.values, float) for v in (then, now))
     if not np.array_equal(np.isfinite(before), np.isfinite(after)):
         return math.inf

@@ -4,6 +4,7 @@ from html import escape
 
 from IPython.display import HTML, display
 
+from iterlin_study.report import intervals
 from iterlin_study.report.claims import (
     NOT,
     NOT_RUN,
@@ -127,6 +128,4 @@ def measured(statement: Statement) -> str:
 
 
 def _number(statement: Statement) -> str:
-    estimate, lower, upper = statement.found
-    interval = "" if lower == upper else f" [{lower:.3g}, {upper:.3g}]"
-    return f"{estimate:.3g}{interval}"
+    return intervals.text(statement.found)

@@ -1,11 +1,15 @@
 """Means and other statistics over seeds, with their 95 % confidence intervals."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
 from iterlin.linearise.validation import check_open_unit_interval, check_positive_integer
 from scipy import stats
+
+# With fewer samples there is no interval: two or three seeds do not tell how far seeds spread.
+FEWEST = 4
 
 
 class Interval(NamedTuple):
@@ -28,7 +32,7 @@ def over_seeds(samples) -> tuple[str, np.ndarray]:
 def mean_interval(samples, axis: int = 0, confidence: float = 0.95) -> Interval:
     """Mean over `axis` with Student's t interval; NaN samples (dropped runs) are left out.
 
-    With fewer than two samples the interval is the whole line: nothing is known of the spread.
+    With fewer than `FEWEST` samples the interval is the whole line.
 
     Raises ValueError without a sample, or for a confidence outside (0, 1).
     """
@@ -41,7 +45,7 @@ def mean_interval(samples, axis: int = 0, confidence: float = 0.95) -> Interval:
         mean = np.nansum(samples, axis=axis) / count
         variance = np.nansum((samples - np.expand_dims(mean, axis)) ** 2, axis=axis) / (count - 1)
         half = stats.t.ppf(0.5 + confidence / 2, count - 1) * np.sqrt(variance / count)
-    half = np.where(count > 1, half, np.inf)
+    half = np.where(count >= FEWEST, half, np.inf)
     return Interval(mean, mean - half, mean + half)
 
 
@@ -58,10 +62,14 @@ def slope_per_decade(samples: xr.DataArray, axis: str) -> xr.DataArray:
 def bootstrap_interval(
     statistic, *samples, confidence: float = 0.95, resamples: int = 2000
 ) -> Interval:
-    """Any statistic of one or more samples, with its percentile bootstrap interval.
+    """Any statistic of one or more samples, with its expanded percentile bootstrap interval.
 
     The samples are indexed by the same seeds and resampled together. The generator is fixed, so
-    the interval is a function of the samples.
+    the interval is a function of the samples. The plain percentile interval of n samples is too
+    short by sqrt((n - 1) / n) and by the ratio of normal and t quantiles; here the percentiles are
+    moved outwards by both, so that the interval of a mean is about Student's.
+
+    With fewer than `FEWEST` samples the interval is the whole line.
 
     Raises ValueError for no sample, empty ones or ones of different lengths, a confidence outside
     (0, 1), or a number of resamples that is not a positive integer.
@@ -72,12 +80,51 @@ def bootstrap_interval(
     lengths = {len(sample) for sample in samples}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(f"samples must be of one length, 1 at least: got {sorted(lengths)}")
-    rng = np.random.default_rng(0)
     size = len(samples[0])
+    if size < FEWEST:
+        return Interval(statistic(*samples), -np.inf, np.inf)
+    rng = np.random.default_rng(0)
     draws = []
     for _ in range(resamples):
         chosen = rng.integers(0, size, size)
         draws.append(statistic(*(sample[chosen] for sample in samples)))
-    tail = (1 - confidence) / 2
+    deviations = stats.t.ppf(0.5 + confidence / 2, size - 1) * math.sqrt(size / (size - 1))
+    tail = stats.norm.sf(deviations)
     lower, upper = np.nanquantile(draws, [tail, 1 - tail])
     return Interval(statistic(*samples), lower, upper)
+
+
+def difference_of_shares(first: int, first_of: int, second: int, second_of: int) -> Interval:
+    """Share `first / first_of` minus `second / second_of`, with Newcombe's 95 % interval.
+
+    It combines Wilson's intervals of both shares, and keeps its level where a share is 0 or 1.
+
+    Raises ValueError for a count that is not between 0 and its total.
+    """
+    shares, limits = [], []
+    for count, total in ((first, first_of), (second, second_of)):
+        if not 0 <= count <= total or not total:
+            raise ValueError(f"a share needs 0 <= count <= total, total > 0: {count} of {total}")
+        shares.append(count / total)
+        limits.append(stats.binomtest(count, total).proportion_ci(0.95, "wilson"))
+    difference = shares[0] - shares[1]
+    down = math.hypot(shares[0] - limits[0].low, limits[1].high - shares[1])
+    up = math.hypot(limits[0].high - shares[0], shares[1] - limits[1].low)
+    return Interval(difference, difference - down, difference + up)
+
+
+def text(bounds, digits: int | None = None) -> str:
+    """'0.1 [-1.7, 1.9]': an estimate and its interval, to two digits of the half-width.
+
+    digits: decimals, in the place of that rule. Without an interval (no width, or the whole line)
+    the estimate alone; a limit that is infinite is a dash.
+    """
+    estimate, lower, upper = (float(value) for value in bounds)
+    finite = [limit for limit in (lower, upper) if math.isfinite(limit)]
+    if not finite or lower == upper:
+        return f"{estimate:.3g}" if digits is None else f"{estimate:.{digits}f}"
+    if digits is None:
+        half = max(abs(limit - estimate) for limit in finite) or 1.0
+        digits = max(0, 1 - math.floor(math.log10(half)))
+    low, high = (f"{v:.{digits}f}" if math.isfinite(v) else "–" for v in (lower, upper))
+    return f"{estimate:.{digits}f} [{low}, {high}]"
