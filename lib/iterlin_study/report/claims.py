@@ -1,12 +1,13 @@
 """Verdicts on the paper's claims, computed from records by the rules of book/claims.yml.
 
 A row names an experiment and statements about it. A statement compares one statistic of the
-record (a variable over ("bound",): estimate, lower, upper) with a value. It `holds` if the whole
+record (`derived.statistic`: estimate, lower, upper) with a value. It `holds` if the whole
 95 % interval satisfies the rule, `fails` if no part of it does, and is otherwise `unclear`. A row
 may also have `requires`: statements about statistics or `conditions` of the runs. Unless all of
-them hold, the record does not test the claim. In a partial record a statistic may be NaN, which is
-`unclear`; in a whole one that is an error. A record that lacks the statistic is older than the
-rule, and the claim is not yet run.
+them hold, the record does not test the claim. A claim of the paper is reproduced, partly so, not
+reproduced or undecided; a hypothesis of this book (version `ours`) held, refuted or open.
+In a partial record a statistic may be NaN, which is `unclear`; in a whole one that is an error. A
+record that lacks the statistic is older than the rule, and the claim is not yet run.
 """
 
 import hashlib
@@ -15,23 +16,27 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from iterlin_study.records import provenance, records, strict_yaml
-from iterlin_study.report import conditions
+from iterlin_study.report import conditions, derived, intervals
 
 REPRODUCED, PARTLY, UNDECIDED = "reproduced", "partly", "undecided"
 NOT, NOT_TESTED, NOT_RUN = "not reproduced", "not tested here", "not yet run"
-KINDS = (REPRODUCED, PARTLY, UNDECIDED, NOT, NOT_TESTED, NOT_RUN)
+HELD, REFUTED, OPEN = "held", "refuted", "open"
+# What a row's version lets its verdict be, the tested ones first.
+OF_PAPER = (REPRODUCED, PARTLY, UNDECIDED, NOT, NOT_TESTED, NOT_RUN)
+OF_OURS = (HELD, OPEN, REFUTED, NOT_TESTED, NOT_RUN)
+OURS = "ours"
 # The open interval that each rule allows.
 RULES = {
     "above": lambda value: (value, math.inf),
     "below": lambda value: (-math.inf, value),
     "within": lambda value: (-value, value),
 }
+# What a statistic can be, by the unit that its words name.
+UNITS = {"(%)": (0.0, 100.0), "points)": (-100.0, 100.0), "runs that": (0.0, math.inf)}
 OLDER = "the record is older than the rule"
 REQUIRED = {"id", "version", "claim", "place", "paper", "page", "expected"}
-ALLOWED = REQUIRED | {"experiment", "why", "requires", "statements"}
+ALLOWED = REQUIRED | {"experiment", "why", "requires", "statements", "finding"}
 
 
 class Lacks(ValueError):
@@ -55,7 +60,8 @@ class Verdict:
     """A claim's ledger row, its statements and the verdict.
 
     required: the statements that the row requires. commit and record_rules: those of the record
-    (`rules`).
+    (`rules`). finding: the row's sentence with its numbers, where the verdict is the expected one,
+    of which alone the sentence speaks.
     """
 
     row: dict
@@ -66,6 +72,7 @@ class Verdict:
     required: tuple[Statement, ...] = ()
     commit: str = ""
     record_rules: dict | None = None
+    finding: str = ""
 
     @property
     def unmet(self) -> tuple[Statement, ...]:
@@ -78,11 +85,14 @@ class Verdict:
         return tuple(statement for statement in self.statements if statement.outcome == "holds")
 
     @property
-    def unchanged(self) -> bool | None:
-        """Whether the row's rules are still those when the record was made; None if unknown."""
+    def rule_since(self) -> str:
+        """'unchanged', 'changed' or 'added' since the record was made; empty if unknown."""
         if self.record_rules is None:
-            return None
-        return self.record_rules.get(self.row["id"]) == _digest(self.row)
+            return ""
+        kept = self.record_rules.get(self.row["id"])
+        if kept is None:
+            return "added"
+        return "unchanged" if kept == _digest(self.row) else "changed"
 
     @property
     def changed(self) -> bool:
@@ -114,8 +124,8 @@ def _problem(row: dict) -> str:
         return f"lacks {', '.join(sorted(missing))}"
     if unknown := row.keys() - ALLOWED:
         return f"has the unknown field {min(map(str, unknown))!r}"
-    if row["expected"] not in KINDS:
-        return f"expects unknown verdict {row['expected']!r}"
+    if row["expected"] not in (OF_OURS if row["version"] == OURS else OF_PAPER):
+        return f"expects {row['expected']!r}, no verdict on a row of version {row['version']}"
     statements = []
     for part in ("requires", "statements"):
         if not isinstance(row.get(part, []), list):
@@ -141,7 +151,19 @@ def _problem_of_statement(statement: object) -> str:
     value = statement[rule]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return f"compares with {value!r}, which is not a number"
-    return f"allows nothing: within {value:g}" if rule == "within" and value <= 0 else ""
+    if rule == "within" and value <= 0:
+        return f"allows nothing: within {value:g}"
+    return _problem_of_range(statement["says"], *RULES[rule](float(value)))
+
+
+def _problem_of_range(says: str, low: float, high: float) -> str:
+    """What no outcome, or every one, would satisfy, by the unit in the statement's words."""
+    for unit, (least, most) in UNITS.items():
+        if unit in says and (high <= least or low >= most):
+            return f"allows nothing: {says!r} lies between {least:g} and {most:g}"
+        if unit in says and low < least and high > most:
+            return f"allows everything: {says!r} lies between {least:g} and {most:g}"
+    return ""
 
 
 def rules(experiment: str) -> dict[str, str]:
@@ -181,35 +203,74 @@ def judge(row: dict, record=None) -> Verdict:
         required = tuple(_examine(statement, record) for statement in row.get("requires", []))
     except Lacks:
         return Verdict({"why": OLDER} | row, NOT_RUN, (), tier)
-    outcomes = [statement.outcome for statement in statements]
-    if any(statement.outcome != "holds" for statement in required):
-        verdict = NOT_TESTED
-    elif all(outcome == "holds" for outcome in outcomes):
-        verdict = REPRODUCED
-    elif "holds" in outcomes:
-        verdict = PARTLY
-    else:
-        verdict = NOT if "fails" in outcomes else UNDECIDED
+    verdict = _verdict(row, statements, required)
+    partial = records.partial_note(record)
+    told = verdict == row["expected"] and not partial
     return Verdict(
         row,
         verdict,
         statements,
         tier,
-        records.partial_note(record),
+        partial,
         required,
         records.parts(record.attrs)[0].get("commit", ""),
         json.loads(record.attrs["rules"]) if "rules" in record.attrs else None,
+        filled(row.get("finding", ""), record) if told else "",
     )
+
+
+def _verdict(row: dict, statements, required) -> str:
+    outcomes = [statement.outcome for statement in statements]
+    if any(statement.outcome != "holds" for statement in required):
+        return NOT_TESTED
+    holds, fails = all(outcome == "holds" for outcome in outcomes), "fails" in outcomes
+    if row["version"] == OURS:
+        return HELD if holds else REFUTED if fails else OPEN
+    if holds or "holds" in outcomes:
+        return REPRODUCED if holds else PARTLY
+    return NOT if fails else UNDECIDED
+
+
+class _Number(tuple):
+    """An interval in a sentence: "{gap}" with its limits; "{gap:.0f}", "{gap:.0%}" without."""
+
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return intervals.text(self)
+        return format(float(self[0]), spec).replace("%", " %")
+
+
+class _Numbers(dict):
+    """The statistics of a record by name."""
+
+    def __init__(self, record):
+        self.record = record
+
+    def __missing__(self, name: str) -> _Number:
+        try:
+            return _Number(derived.statistic(self.record, name))
+        except (KeyError, AttributeError) as error:
+            raise ValueError(
+                f"record {self.record.attrs['experiment']} has no statistic {name!r}"
+            ) from error
+
+
+def filled(sentence: str, record) -> str:
+    """Return a sentence with a record's statistics in its slots.
+
+    "{gap_end}" becomes '0.1 [-1.7, 1.9]' and "{gap_end:.0f}" '0'. Raises ValueError for a slot that
+    names no statistic of the record.
+    """
+    return sentence.format_map(_Numbers(record))
 
 
 def _examine(statement: dict, record) -> Statement:
     name = statement.get("condition") or statement["statistic"]
-    if "condition" in statement:
-        bounds = conditions.of(record, name)
-    elif name in record:
-        bounds = np.asarray(record[name])
-    else:
-        raise Lacks(f"record {record.attrs['experiment']} has no statistic {name!r}")
+    try:
+        bounds = derived.statistic(record, name)
+    except (KeyError, AttributeError) as error:
+        lacking = f"record {record.attrs['experiment']} has no statistic {name!r}"
+        raise Lacks(lacking) from error
     rule = next(iter(statement.keys() & RULES.keys()))
     value = float(statement[rule])
     low, high = RULES[rule](value)
@@ -234,15 +295,15 @@ def verdicts(page: str | None = None) -> list[Verdict]:
 def telling(verdict: Verdict) -> list[Statement]:
     """Return the statements that explain a verdict best.
 
-    The first statement; if the claim is not reproduced the first that fails; if partly the first
-    that holds and the first that does not. A statement that begins 'the same' refers to the one
-    before, which is then shown, too.
+    The first statement; if the claim is not reproduced, or refuted, the first that fails; if partly
+    or open the first that holds and the first that does not. A statement that begins 'the same'
+    refers to the one before, which is then shown, too.
     """
     statements = verdict.statements
-    if verdict.verdict == NOT:
+    if verdict.verdict in (NOT, REFUTED):
         chosen = [next(s for s in statements if s.outcome == "fails")]
-    elif verdict.verdict == PARTLY:
-        chosen = [verdict.held[0], next(s for s in statements if s.outcome != "holds")]
+    elif verdict.verdict in (PARTLY, OPEN):
+        chosen = [*verdict.held[:1], next(s for s in statements if s.outcome != "holds")]
     else:
         chosen = [statements[0]]
     places = set()
@@ -255,16 +316,26 @@ def telling(verdict: Verdict) -> list[Statement]:
 
 
 def summary() -> str:
-    """Return one line: how many claims are tested, and how many there are of each verdict."""
-    found = [verdict.verdict for verdict in verdicts()]
-    tested, others = KINDS[:-2], KINDS[-2:]
+    """Return how many claims of the paper are tested, with how many of each verdict, and ours."""
+    found = verdicts()
+    ours = [verdict.row["version"] == OURS for verdict in found]
+    paper = _counted([v.verdict for v, own in zip(found, ours, strict=True) if not own], OF_PAPER)
+    own = _counted([v.verdict for v, own in zip(found, ours, strict=True) if own], OF_OURS)
+    parts = [f"{len(found) - sum(ours)} claims of the paper, {paper}"] if paper else []
+    return ". ".join([*parts, f"{sum(ours)} hypotheses of ours, {own}"] if own else parts)
+
+
+def _counted(found: list[str], kinds: tuple[str, ...]) -> str:
+    if not found:
+        return ""
+    tested, others = kinds[:-2], kinds[-2:]
     counts = [
-        ", ".join(f"{found.count(kind)} {kind}" for kind in kinds if kind in found)
-        for kinds in (tested, others)
+        ", ".join(f"{found.count(kind)} {kind}" for kind in part if kind in found)
+        for part in (tested, others)
     ]
     number = sum(kind in tested for kind in found)
-    parts = [f"{number} tested: {counts[0]}" if number else "none tested", counts[1]]
-    return f"{len(found)} claims, {'; '.join(filter(None, parts))}"
+    first = f"{number} tested: {counts[0]}" if number else "none tested"
+    return "; ".join(filter(None, [first, counts[1]]))
 
 
 if __name__ == "__main__":

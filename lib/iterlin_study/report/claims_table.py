@@ -6,10 +6,14 @@ from IPython.display import HTML, display
 
 from iterlin_study.report import intervals
 from iterlin_study.report.claims import (
+    HELD,
     NOT,
     NOT_RUN,
     NOT_TESTED,
+    OPEN,
+    OURS,
     PARTLY,
+    REFUTED,
     REPRODUCED,
     UNDECIDED,
     Statement,
@@ -28,6 +32,8 @@ COLOURS = {
     NOT_TESTED: "#5f5f5f",
     NOT_RUN: "#5f5f5f",
 }
+for word, like in {HELD: REPRODUCED, OPEN: UNDECIDED, REFUTED: NOT}.items():
+    MARKS[word], COLOURS[word] = MARKS[like], COLOURS[like]
 
 # On a wide screen a line of columns, on a narrow one the same parts below each other.
 STYLE = """<style>
@@ -39,8 +45,8 @@ STYLE = """<style>
 .claims summary:hover { background: #8881 }
 .claims .verdict { color: #fff; border-radius: 0.3em; padding: 0.05em 0.5em; font-size: 0.85em;
   white-space: nowrap; justify-self: start }
-.claims details:not([open]) .found span { display: -webkit-box; -webkit-box-orient: vertical;
-  -webkit-line-clamp: 2; overflow: hidden }
+.claims details:not([open]) .found span:not(.told) { display: -webkit-box;
+  -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden }
 .claims .more { margin: 0.4em 0 0.6em 1em; font-size: 0.9em }
 .claims .more ul { margin: 0.3em 0 }
 @media (max-width: 720px) {
@@ -71,7 +77,8 @@ def _row(verdict: Verdict, *, alone: bool, opened: bool) -> str:
         f"{MARKS[verdict.verdict]} {verdict.verdict}</span>"
     )
     says = f"<span><b>{escape(row['id'])}</b> {escape(row['claim'])}</span>"
-    paper = f"The paper ({row['version']}, {row['place']}): {row['paper']}."
+    source = "This book's hypothesis" if row["version"] == OURS else f"The paper, {row['version']}"
+    paper = f"{source} ({row['place']}): {row['paper']}."
     parts = [escape(paper), escape(_record(verdict))]
     if not alone:
         parts.append(f'<a href="{escape(row["page"])}.html">The page that judges it</a>.')
@@ -87,10 +94,12 @@ def _row(verdict: Verdict, *, alone: bool, opened: bool) -> str:
 
 
 def _found(verdict: Verdict) -> str:
-    """The statements that tell the verdict, or why there is none; what the record lacks.
+    """The row's sentence; without one the statements that tell the verdict, or why there is none.
 
     As HTML, an outcome and its number first: of what follows only as much is shown as fits.
     """
+    if verdict.finding:
+        return f'<span class="told">{escape(verdict.finding)}</span>'
     if verdict.unmet:
         asked = verdict.unmet[0]
         found = [f"{_number(asked)}, for a test {asked.rule} {asked.value:g}: {asked.says}"]
@@ -106,9 +115,8 @@ def _found(verdict: Verdict) -> str:
 def _record(verdict: Verdict) -> str:
     """Which record judges, and whether its rule is the one that it was made under."""
     notes = [f"{verdict.tier} tier", verdict.partial]
-    if verdict.unchanged is not None:
-        kept = "unchanged" if verdict.unchanged else "changed"
-        notes.append(f"rule {kept} since it was recorded at {_short(verdict.commit)}")
+    if verdict.rule_since:
+        notes.append(f"rule {verdict.rule_since} since it was recorded at {_short(verdict.commit)}")
     return f"Record: {', '.join(note for note in notes if note)}." if verdict.tier else ""
 
 

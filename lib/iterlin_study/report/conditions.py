@@ -9,6 +9,8 @@ import xarray as xr
 
 from iterlin_study.report.intervals import Interval, mean_interval
 
+ALIVE = 0.15
+
 
 def of(record: xr.Dataset, name: str) -> Interval:
     """The condition of that name. Raises ValueError for one that there is not, or whose histories
@@ -38,6 +40,21 @@ def updates(record: xr.Dataset) -> Interval:
     return mean_interval(last.min([d for d in last.dims if d != "seed"]).values)
 
 
+def dead(record: xr.Dataset) -> Interval:
+    """Runs of finite periods whose network ends at guessing, or nowhere: their number.
+
+    Guessing is one of ten classes; up to 15 % counts, on the training set if it was looked at. Runs
+    of one linearisation, which train no network, are left out.
+    """
+    try:
+        histories = _kept(record, "train_accuracy")
+    except KeyError:
+        histories = _kept(record, "test_accuracy")
+    ends = [_finite(h).isel({h.dims[-1]: -1}) for h in histories if "lazy" not in str(h.name)]
+    count = float(sum(int((~(end > ALIVE)).sum()) for end in ends))
+    return Interval(count, count, count)
+
+
 def diverged(record: xr.Dataset) -> Interval:
     """Runs that diverged, of any setting: their number."""
     count = float(sum(int((runs >= 0).sum()) for runs in _kept(record, "diverged_at")))
@@ -60,7 +77,7 @@ def longest_period(record: xr.Dataset) -> Interval:
     return Interval(longest, longest, longest)
 
 
-CONDITIONS = {f.__name__: f for f in (fit, updates, diverged, time, longest_period)}
+CONDITIONS = {f.__name__: f for f in (fit, updates, diverged, dead, time, longest_period)}
 
 
 def _time_of_a_step(record: xr.Dataset) -> float:

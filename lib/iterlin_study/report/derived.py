@@ -1,0 +1,365 @@
+"""Statistics that claims are judged by and that are read off a record's runs.
+
+A page stores most statistics in its record. Those below were asked for after the runs, or need an
+interval other than the stored one. `statistic` prefers them to what the record stores.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import xarray as xr
+
+from iterlin_study.records import records
+from iterlin_study.report import conditions, intervals
+from iterlin_study.report.intervals import Interval, mean_interval
+from iterlin_study.runs import early_stopping
+
+
+def statistic(record: xr.Dataset, name: str) -> Interval:
+    """Return the statistic of a record by name, or the condition of that name.
+
+    Raises KeyError if the record has no such statistic and lacks what it is read off.
+    """
+    if find := STATISTICS.get((record.attrs.get("experiment"), name)):
+        return find(record)
+    if name in record and record[name].dims == ("bound",):
+        return Interval(*record[name].values)
+    if name in conditions.CONDITIONS:
+        return conditions.of(record, name)
+    raise KeyError(name)
+
+
+def _share(closed, whole, none) -> Interval:
+    """Share of the way from `none` to `whole` that `closed` has come, on means over seeds."""
+    return intervals.bootstrap_interval(
+        lambda one, other, start: np.mean(one - start) / np.mean(other - start),
+        *(samples.values for samples in (closed, whole, none)),
+    )
+
+
+# Networks that are trained until they fit (page converged), largest training set.
+
+
+def _largest(record: xr.Dataset) -> xr.Dataset:
+    return record.isel(size=-1)
+
+
+def few_share(record: xr.Dataset) -> Interval:
+    """Share of the way from K = infinity to K = 1 that the period `few` closes."""
+    at = _largest(record)
+    return _share(at.accuracy.sel(time=record.few), at.sgd_accuracy, at.lazy_accuracy)
+
+
+def other_share(record: xr.Dataset) -> Interval:
+    """The same from other initial weights, on one size."""
+    return _share(record.other_accuracy, record.other_sgd_accuracy, record.other_lazy_accuracy)
+
+
+def below_never(record: xr.Dataset) -> Interval:
+    """Points by which the longest period ends below K = infinity, mean over sizes, by seed."""
+    lost = record.lazy_accuracy - record.accuracy.sel(time=record.long)
+    return mean_interval(lost.mean("size", skipna=False).transpose("seed"))
+
+
+def below_never_best(record: xr.Dataset) -> Interval:
+    """Points by which the longest period ends below the best look of K = infinity."""
+    at = _largest(record)
+    best = 100 * at.lazy_test_accuracy_proxy.max("lazy_look")
+    return mean_interval(best - at.accuracy.sel(time=record.long))
+
+
+def short_moved_off(record: xr.Dataset) -> Interval:
+    """How far the shortest period moves the first layer's filters, over K = 1, minus 1."""
+    at = _largest(record)
+    moved = at.flow_moved.isel(flow_look=-1).sel(time=record.time.min())
+    return mean_interval(moved / at.sgd_moved.isel(sgd_look=-1) - 1)
+
+
+def long_first_loss(record: xr.Dataset) -> Interval:
+    """Training loss of the network after the first of the longest periods: geometric mean."""
+    loss = _largest(record).flow_train_loss.sel(time=record.long).isel(flow_look=1)
+    return Interval(*np.exp(mean_interval(np.log(loss))))
+
+
+def taken_at(place: int) -> Callable[[xr.Dataset], Interval]:
+    """Updates of the period `few` until the network fits, on the size at this place."""
+    return lambda record: mean_interval(record.taken.sel(time=record.few).isel(size=place))
+
+
+def sgd_level(record: xr.Dataset) -> Interval:
+    """Test accuracy of SGD at its end (%), largest training set."""
+    return mean_interval(_largest(record).sgd_accuracy)
+
+
+# Augmented data at two periods (page few_updates). A look at a period's middle and at its end.
+
+
+def _around_halving(record: xr.Dataset, last: bool) -> tuple[xr.Dataset, int]:
+    """The runs, the large period first, and the look at which the last step was halved."""
+    problems = np.atleast_1d(record.attrs["halve_after"])[-1 if last else 0]
+    return record.sortby("period", ascending=False), 2 * int(problems)
+
+
+def gap_paid_by_halving(record: xr.Dataset) -> Interval:
+    """Points of the gap between both periods that go within half a period of the last halving."""
+    runs, at = _around_halving(record, last=True)
+    gap = 100 * runs.test_accuracy.diff("period").squeeze("period")
+    return mean_interval(gap.isel(evaluation=at) - gap.isel(evaluation=at + 1))
+
+
+def loss_change(period: int, start: int, end: int, *, last: bool = True):
+    """Change of the training loss between two looks, counted from a halving of the step.
+
+    period: 0 is the large one, 1 is K = 1.
+    """
+
+    def change(record: xr.Dataset) -> Interval:
+        runs, at = _around_halving(record, last)
+        loss = runs.train_loss.isel(period=period)
+        return mean_interval(loss.isel(evaluation=at + end) - loss.isel(evaluation=at + start))
+
+    return change
+
+
+def never_level(record: xr.Dataset) -> Interval:
+    """Test accuracy of one linearisation at its end (%)."""
+    return mean_interval(100 * record.lazy_test_accuracy_proxy.isel(lazy_evaluation=-1))
+
+
+def first_level(record: xr.Dataset) -> Interval:
+    """Test accuracy at K = 1 at its end (%)."""
+    return mean_interval(100 * record.test_accuracy.sel(period=1).isel(evaluation=-1))
+
+
+# Schedules (page when_to_relinearise).
+
+
+def growing_over_fixed(record: xr.Dataset) -> Interval:
+    """Points that growing periods gain over fixed ones at as many updates: mean over settings.
+
+    Fixed periods are interpolated in the logarithm of updates; updates are means over seeds.
+    """
+    fixed, growing = (record.isel(schedule=record.family.values == n) for n in ("fixed", "growing"))
+    fixed = fixed.isel(schedule=np.argsort(fixed.taken.mean("seed").values))
+    places = np.log(fixed.taken.mean("seed").values)
+    gained = []
+    for updates, own in zip(growing.taken.mean("seed").values, growing.accuracy, strict=True):
+        weights = [np.interp(np.log(updates), places, unit) for unit in np.eye(len(places))]
+        beside = (fixed.accuracy * xr.DataArray(weights, dims="schedule")).sum("schedule")
+        gained.append((own - beside).transpose("seed").values)
+    return mean_interval(np.mean(gained, axis=0))
+
+
+def rarest_event(record: xr.Dataset) -> Interval:
+    """Test accuracy of the event-triggered setting with fewest updates, in per cent of SGD's."""
+    events = record.isel(schedule=record.family.values == "event")
+    own = events.accuracy.isel(schedule=int(events.taken.mean("seed").argmin("schedule")))
+    return intervals.bootstrap_interval(
+        lambda one, other: 100 * np.mean(one) / np.mean(other),
+        own.values,
+        record.sgd_accuracy.values,
+    )
+
+
+def growing_over_first(record: xr.Dataset) -> Interval:
+    """Points by which the periods that grow fastest end above SGD."""
+    at = record.accuracy.isel(schedule=record.family.values == "growing")
+    return mean_interval(at.isel(schedule=int(at.value.values.argmax())) - record.sgd_accuracy)
+
+
+def censored_sizes(record: xr.Dataset) -> Interval:
+    """Number of sizes at which fixed periods need the fewest updates that were tried, or fewer.
+
+    There U* is only bounded from above. The record keeps the runs of the largest size alone; a
+    whole number of updates on a smaller one is taken for the fewest of a setting.
+    """
+    found = record.enough_by_size.sel(of_family="fixed").isel(bound=0)
+    fixed = record.taken.isel(schedule=record.family.values == "fixed").mean("seed")
+    count = float(np.sum(found.values <= float(fixed.min()) + 1e-9))
+    return Interval(count, count, count)
+
+
+# Full solves (page exact_solves).
+
+
+def minimum_over_long(record: xr.Dataset) -> Interval:
+    """Points by which minima of the least penalty end above flows of the longest time elsewhere.
+
+    The flows are those of page converged on as many images; both have the same images by seed.
+    """
+    other = records.best("converged")
+    if other is None:
+        raise KeyError("converged")
+    flows = other.accuracy.sel(time=other.long).isel(size=0, drop=True)
+    minima = record.damped_accuracy.isel(time=-1, drop=True)
+    return mean_interval((minima - flows).transpose("seed"))  # of the seeds that both have
+
+
+# Step sizes at K = 1 (page data_scaling).
+
+
+def first_change(record: xr.Dataset) -> Interval:
+    """Points of best test accuracy at K = 1, larger step size minus smaller, largest size."""
+    pair = (record.large_accuracy_oracle.sel(large_period=1), record.accuracy_oracle.sel(period=1))
+    larger, smaller = (each.isel(size=-1) for each in pair)
+    return mean_interval(larger - smaller)
+
+
+def first_accuracy(record: xr.Dataset) -> Interval:
+    """Best test accuracy at K = 1 (%), at the step size with the lower one, largest size."""
+    pair = (record.large_accuracy_oracle.sel(large_period=1), record.accuracy_oracle.sel(period=1))
+    return mean_interval(np.minimum(*(each.isel(size=-1).values for each in pair)))
+
+
+# Probes (page probes).
+
+
+def late_rise(layer: str) -> Callable[[xr.Dataset], Interval]:
+    """Points that a probe of the large period still gains in the last quarter of training."""
+
+    def rise(record: xr.Dataset) -> Interval:
+        at = record.probe_accuracy.sel(layer=layer).isel(period=-1)
+        start = int(np.searchsorted(record.time, 0.75 * float(record.time[-1])))
+        return mean_interval(at.isel(snapshot=-1) - at.isel(snapshot=start))
+
+    return rise
+
+
+# Runs that diverge, and runs that are compared at the same loss (resnet, batching, workshop).
+
+KINDS = ("batch", "plain")
+
+
+def diverged_with_normalisation(record: xr.Dataset) -> Interval:
+    """Share of runs of the large period that diverge with batch normalisation minus without."""
+    batch, plain = (record[f"diverged_at_{n}"].isel({f"period_{n}": -1}) >= 0 for n in KINDS)
+    return intervals.difference_of_shares(
+        int(batch.sum()), batch.size, int(plain.sum()), plain.size
+    )
+
+
+def lost_at_period(place: int) -> Callable[[xr.Dataset], Interval]:
+    """Number of runs that diverged, or end at guessing, at the period of this place."""
+
+    def count(record: xr.Dataset) -> Interval:
+        at = record.isel(period=place)
+        alive = (at.train_accuracy.isel(evaluation=-1) > conditions.ALIVE) & (at.diverged_at < 0)
+        found = float((~alive).sum())
+        return Interval(found, found, found)
+
+    return count
+
+
+def lost_plateau(record: xr.Dataset) -> Interval:
+    """Number of the runs with plateaus that diverged or end at guessing."""
+    end = record.plateau_train_accuracy.isel(plateau_evaluation=-1)
+    found = float((~((end > conditions.ALIVE) & (record.plateau_diverged_at < 0))).sum())
+    return Interval(found, found, found)
+
+
+def matched_gap(prefix: str, suffix: str) -> Callable[[xr.Dataset], Interval]:
+    """Points by which K = 1, at the training loss of the largest finite period, is above it.
+
+    The histories carry the prefix or the suffix in their names.
+    """
+
+    def gap(record: xr.Dataset) -> Interval:
+        runs = _named(record, prefix, suffix)
+        finite = runs.period.values[np.isfinite(runs.period.values)]
+        few, end = runs.sel(period=finite.max()), {"evaluation": -1}
+        matched = early_stopping.at_loss(runs.sel(period=1), few.train_loss.isel(end))
+        return mean_interval(100 * (matched - few.test_accuracy.isel(end)))
+
+    return gap
+
+
+def late_gain(prefix: str, suffix: str) -> Callable[[xr.Dataset], Interval]:
+    """Points of training accuracy gained in the last fifth of a run.
+
+    Of K = 1 and the largest finite period the one that gains more; runs that diverged are left out.
+    """
+
+    def gain(record: xr.Dataset) -> Interval:
+        runs = _named(record, prefix, suffix)
+        finite = runs.period.values[np.isfinite(runs.period.values)]
+        curve = 100 * runs.train_accuracy.sel(period=[1, finite.max()])
+        looks = curve.sizes["evaluation"]
+        gained = curve.isel(evaluation=-1) - curve.isel(evaluation=int(0.8 * (looks - 1)))
+        return mean_interval(gained.max("period").transpose("seed"))
+
+    return gain
+
+
+def _named(record: xr.Dataset, prefix: str, suffix: str) -> xr.Dataset:
+    """Histories with a prefix or a suffix, as `runs.grid` named them."""
+    names = {
+        f"{prefix}{name}{suffix}": name
+        for name in ("train_accuracy", "train_loss", "test_accuracy")
+    }
+    axes = {f"{prefix}{axis}{suffix}": axis for axis in ("period", "evaluation")}
+    return record[list(names)].rename(names | axes)
+
+
+def _of_few_updates(record: xr.Dataset) -> Interval:
+    """Dead runs among those that the page looks into, which are few_updates' own."""
+    runs = records.best("few_updates")
+    if runs is None:
+        raise KeyError("few_updates")
+    return conditions.of(runs, "dead")
+
+
+def without_interval(name: str) -> Callable[[xr.Dataset], Interval]:
+    """A stored mean over seeds, whose interval counts from `intervals.FEWEST` seeds on."""
+
+    def found(record: xr.Dataset) -> Interval:
+        stored = Interval(*record[name].values)
+        if record.sizes["seed"] >= intervals.FEWEST:
+            return stored
+        return Interval(stored.estimate, -np.inf, np.inf)
+
+    return found
+
+
+STATISTICS: dict[tuple[str, str], Callable[[xr.Dataset], Interval]] = {
+    ("converged", "few_share"): few_share,
+    ("converged", "other_share"): other_share,
+    ("converged", "below_never"): below_never,
+    ("converged", "below_never_best"): below_never_best,
+    ("converged", "short_moved_off"): short_moved_off,
+    ("converged", "long_first_loss"): long_first_loss,
+    ("converged", "taken_smallest"): taken_at(0),
+    ("converged", "taken_middle"): taken_at(1),
+    ("converged", "sgd_level"): sgd_level,
+    ("few_updates", "gap_paid_by_halving"): gap_paid_by_halving,
+    ("few_updates", "loss_before_halving"): loss_change(0, -4, 0),
+    ("few_updates", "loss_after_halving"): loss_change(0, 0, 1),
+    ("few_updates", "first_loss_after_halving"): loss_change(1, 0, 1),
+    ("few_updates", "never_level"): never_level,
+    ("few_updates", "first_level"): first_level,
+    ("when_to_relinearise", "growing_over_fixed"): growing_over_fixed,
+    ("when_to_relinearise", "rarest_event"): rarest_event,
+    ("when_to_relinearise", "growing_over_first"): growing_over_first,
+    ("when_to_relinearise", "censored_sizes"): censored_sizes,
+    ("exact_solves", "minimum_over_long"): minimum_over_long,
+    ("data_scaling", "first_change"): first_change,
+    ("data_scaling", "first_accuracy"): first_accuracy,
+    ("probes", "late_rise_conv1"): late_rise("conv1"),
+    ("probes", "late_rise_conv2"): late_rise("conv2"),
+    ("probes", "dead"): _of_few_updates,
+    ("filters", "dead"): _of_few_updates,
+    ("resnet", "diverged_with_normalisation"): diverged_with_normalisation,
+    ("resnet", "gap_plain_matched"): matched_gap("", "_plain"),
+    ("resnet", "gap_batch_matched"): matched_gap("", "_batch"),
+    ("resnet", "late_gain_plain"): late_gain("", "_plain"),
+    ("resnet", "late_gain_batch"): late_gain("", "_batch"),
+    ("batching", "lost_standard"): lost_at_period(0),
+    ("batching", "lost_moderate"): lost_at_period(1),
+    ("batching", "lost_large"): lost_at_period(2),
+    ("workshop", "any_gap_matched"): matched_gap("smaller_", ""),
+    ("workshop", "lost_plateau"): lost_plateau,
+    ("workshop", "any_late_gain"): late_gain("smaller_", ""),
+}
+STATISTICS |= {
+    ("workshop", name): without_interval(name)
+    for name in ("plateau_ratio", "mnist_spread", "mnist_fit", "mnist_alike", "mnist_lazy_gap")
+}

@@ -1,0 +1,184 @@
+"""Statistics that are read off a record's runs, against values worked out by hand."""
+
+import numpy as np
+import pytest
+import xarray as xr
+from iterlin_study.records import records
+from iterlin_study.report import derived
+from iterlin_study.report.intervals import mean_interval
+
+SEEDS = np.arange(4.0)
+
+
+def of(experiment, variables, coords=None, **attrs):
+    return xr.Dataset(variables, coords or {}, {"experiment": experiment, **attrs})
+
+
+def estimate(record, name):
+    return float(derived.statistic(record, name).estimate)
+
+
+def test_a_stored_statistic_is_found_then_a_condition_and_else_refused():
+    record = of("trial", {"gap": ("bound", [1.0, 0.5, 1.5]), "diverged_at": ("seed", [-1, 3])})
+    assert derived.statistic(record, "gap") == (1.0, 0.5, 1.5)
+    assert derived.statistic(record, "diverged") == (1.0, 1.0, 1.0)
+    with pytest.raises(KeyError, match="other"):
+        derived.statistic(record, "other")
+
+
+def converged():
+    dims = ("time", "size", "seed")
+    accuracy = np.stack([np.stack([30 + SEEDS, 40 + SEEDS]), np.stack([24 + SEEDS, 30 + SEEDS])])
+    looks = np.array([1.0, 2.0])[:, None, None, None] * np.ones((2, 2, 4, 3))
+    return of(
+        "converged",
+        {
+            "accuracy": (dims, accuracy),
+            "sgd_accuracy": (("size", "seed"), np.stack([30 + SEEDS, 44 + SEEDS])),
+            "lazy_accuracy": (("size", "seed"), np.stack([25 + SEEDS, 36 + SEEDS])),
+            "lazy_test_accuracy_proxy": (("size", "seed", "lazy_look"), np.full((2, 4, 3), 0.38)),
+            "flow_moved": ((*dims, "flow_look"), 3 * looks),
+            "sgd_moved": (("size", "seed", "sgd_look"), np.full((2, 4, 3), 2.0)),
+            "flow_train_loss": ((*dims, "flow_look"), 100 * looks),
+            "taken": (dims, np.ones((2, 2, 4)) * [[[4.0]], [[5.0]]] + [[[0.0], [2.0]]]),
+        },
+        {"time": [50, 1000], "size": [250, 500]},
+        few=50,
+        long=1000,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("few_share", 0.5),
+        ("below_never", (1 + 6) / 2),
+        ("below_never_best", 38 - 31.5),
+        ("short_moved_off", 0.5),
+        ("long_first_loss", 200.0),
+        ("taken_smallest", 4.0),
+        ("taken_middle", 6.0),
+        ("sgd_level", 45.5),
+    ],
+)
+def test_of_networks_that_fit(name, expected):
+    assert estimate(converged(), name) == pytest.approx(expected)
+
+
+def test_what_goes_when_the_step_is_halved():
+    """Two problems before the halving without progress; half a problem after it the gap is 4."""
+    large = np.array([0.1, 0.2, 0.2, 0.3, 0.3, 0.36, 0.36])
+    first = np.full(7, 0.4)
+    accuracy = np.stack([first, large])[:, None] + 0 * SEEDS[:, None]
+    record = of(
+        "few_updates",
+        {
+            "test_accuracy": (("period", "seed", "evaluation"), accuracy),
+            "train_loss": (("period", "seed", "evaluation"), 1 - accuracy),
+        },
+        {"period": [1, 1000]},
+        halve_after=[2],
+    )
+    assert estimate(record, "gap_paid_by_halving") == pytest.approx(6)
+    assert estimate(record, "loss_before_halving") == pytest.approx(-0.2)
+    assert estimate(record, "loss_after_halving") == pytest.approx(-0.06)
+    assert estimate(record, "first_loss_after_halving") == pytest.approx(0)
+    assert estimate(record, "first_level") == pytest.approx(40)
+
+
+def schedules():
+    """Fixed periods lie on 20 + log2 of updates; growing ones 3 above, by seed 3 + 0.1 seed."""
+    taken = np.array([16.0, 2.0, 4.0, 8.0, 4.0])
+    accuracy = 20 + np.log2(taken)[:, None] + SEEDS
+    accuracy[2:4] += 3 + 0.1 * SEEDS
+    families = ["fixed", "fixed", "growing", "growing", "event"]
+    return of(
+        "when_to_relinearise",
+        {
+            "taken": (("schedule", "seed"), taken[:, None] + 0 * SEEDS),
+            "accuracy": (("schedule", "seed"), accuracy),
+            "sgd_accuracy": ("seed", 20 + SEEDS),
+            "enough_by_size": (("size", "of_family", "bound"), [[[2.0, 1, 3]], [[9.0, 8, 10]]]),
+        },
+        {
+            "family": ("schedule", families),
+            "value": ("schedule", [1.0, 8.0, 4.0, 2.0, 1.0]),
+            "of_family": ["fixed"],
+        },
+    )
+
+
+def test_of_schedules_at_as_many_updates():
+    record = schedules()
+    found = derived.statistic(record, "growing_over_fixed")
+    np.testing.assert_allclose(found, mean_interval(3 + 0.1 * SEEDS), rtol=1e-12)
+    assert estimate(record, "growing_over_first") == pytest.approx(5 + 0.15)  # the factor of 4
+    assert estimate(record, "rarest_event") == pytest.approx(100 * 23.5 / 21.5)
+    assert estimate(record, "censored_sizes") == 1
+
+
+def test_full_solves_are_paired_with_flows_by_seed(monkeypatch):
+    flows = converged()
+    flows["seed"] = [0, 1, 2, 3]
+    minima = of(
+        "exact_solves",
+        {"damped_accuracy": (("time", "seed"), [[0.0] * 5, [25.0, 27.0, 27.0, 29.0, 90.0]])},
+        {"seed": [0, 1, 2, 3, 4]},
+    )
+    monkeypatch.setattr(records, "best", lambda name: flows if name == "converged" else None)
+    found = derived.statistic(minima, "minimum_over_long")
+    np.testing.assert_allclose(found, mean_interval([1.0, 2.0, 1.0, 2.0]))
+
+
+def runs(**names):
+    """K = 1 and K = 8, three looks; the loss halves from look to look."""
+    shape = ("period", "seed", "evaluation")
+    train = np.array([[0.2, 0.5, 0.9], [0.1, 0.4, 0.42]])[:, None] + 0 * SEEDS[:, None]
+    loss = np.array([[4.0, 2.0, 1.0], [4.0, 3.0, 2.0]])[:, None] + 0 * SEEDS[:, None]
+    found = xr.Dataset(
+        {
+            "train_accuracy": (shape, train),
+            "train_loss": (shape, loss),
+            "test_accuracy": (shape, train - 0.1),
+            "diverged_at": (("period", "seed"), [4 * [-1], [-1, -1, 5, 9]]),
+        },
+        {"period": [1.0, 8.0]},
+    )
+    return found.rename({old: new for old, new in names.items() if old in found.variables})
+
+
+def test_runs_are_compared_at_the_same_loss_and_must_have_come_to_rest():
+    names = ("train_accuracy", "train_loss", "test_accuracy", "diverged_at")
+    plain, batch = (
+        runs(**{name: f"{name}_{kind}" for name in names}, period=f"period_{kind}").rename(
+            evaluation=f"evaluation_{kind}"
+        )
+        for kind in ("plain", "batch")
+    )
+    batch["diverged_at_batch"] = 0 * batch.diverged_at_batch - 1
+    record = xr.merge([plain, batch]).assign_attrs(experiment="resnet")
+    # K = 1 has the other's last loss, 2, at its second look.
+    assert estimate(record, "gap_plain_matched") == pytest.approx(40 - 32)
+    assert estimate(record, "late_gain_batch") == pytest.approx(40)  # K = 1, from look 2 to 3
+    assert estimate(record, "diverged_with_normalisation") == pytest.approx(-0.5)
+
+
+def test_lost_runs_are_those_that_diverged_or_guess():
+    record = runs().assign_attrs(experiment="batching")
+    record = record.isel(period=[0, 1, 1])
+    record["train_accuracy"] = record.train_accuracy.where(record.seed > 0, 0.1)
+    assert [estimate(record, f"lost_{p}") for p in ("standard", "moderate", "large")] == [1, 3, 3]
+
+
+def test_three_seeds_of_a_stored_mean_have_no_interval():
+    stored = {"plateau_ratio": ("bound", [0.1, 0.0, 0.2]), "x": ("seed", np.ones(3))}
+    assert derived.statistic(of("workshop", stored), "plateau_ratio") == (0.1, -np.inf, np.inf)
+    stored["x"] = "seed", np.ones(4)
+    assert derived.statistic(of("workshop", stored), "plateau_ratio") == (0.1, 0.0, 0.2)
+
+
+@pytest.mark.parametrize(("experiment", "name"), derived.STATISTICS)
+def test_each_is_read_off_the_record_that_there_is(experiment, name):
+    found = derived.statistic(records.best(experiment), name)
+    assert np.isfinite(found.estimate)
+    assert found.lower <= found.estimate <= found.upper
