@@ -122,12 +122,16 @@ def test_full_solves_are_paired_with_flows_by_seed(monkeypatch):
     flows["seed"] = [0, 1, 2, 3]
     minima = of(
         "exact_solves",
-        {"damped_accuracy": (("time", "seed"), [[0.0] * 5, [25.0, 27.0, 27.0, 29.0, 90.0]])},
+        {
+            "damped_accuracy": (("time", "seed"), [[0.0] * 5, [25.0, 27.0, 27.0, 29.0, 90.0]]),
+            "sgd_accuracy": ("seed", np.arange(5.0)),
+        },
         {"seed": [0, 1, 2, 3, 4]},
     )
     monkeypatch.setattr(records, "best", lambda name: flows if name == "converged" else None)
     found = derived.statistic(minima, "minimum_over_long")
     np.testing.assert_allclose(found, mean_interval([1.0, 2.0, 1.0, 2.0]))
+    assert estimate(minima, "sgd_level") == 2
 
 
 def runs(**names):

@@ -195,6 +195,11 @@ def minimum_over_long(record: xr.Dataset) -> Interval:
     return mean_interval((minima - flows).transpose("seed"))  # of the seeds that both have
 
 
+def trained_level(record: xr.Dataset) -> Interval:
+    """Test accuracy of ordinary training at its end (%)."""
+    return mean_interval(record.sgd_accuracy)
+
+
 # Step sizes at K = 1 (page data_scaling).
 
 
@@ -341,6 +346,7 @@ STATISTICS: dict[tuple[str, str], Callable[[xr.Dataset], Interval]] = {
     ("when_to_relinearise", "growing_over_first"): growing_over_first,
     ("when_to_relinearise", "censored_sizes"): censored_sizes,
     ("exact_solves", "minimum_over_long"): minimum_over_long,
+    ("exact_solves", "sgd_level"): trained_level,
     ("data_scaling", "first_change"): first_change,
     ("data_scaling", "first_accuracy"): first_accuracy,
     ("probes", "late_rise_conv1"): late_rise("conv1"),
