@@ -99,6 +99,6 @@ def test_a_run_stopped_on_its_way_goes_on(tmp_path, monkeypatch):
     ],
 )
 def test_refuses_bad_runs_before_any_compute(changes, message, monkeypatch):
-    monkeypatch.setattr(exact_runs, "integrator", None)
+    monkeypatch.setattr(exact_runs, "Integrator", None)
     with pytest.raises(ValueError, match=message):
         by_engines(**changes)
