@@ -173,7 +173,7 @@ def run_outer_loop(
     step: Callable[[PyTree, Any], tuple[PyTree, dict[str, Array]]],
     damping: float | Array | LevenbergMarquardt,
     *,
-    max_steps: int,
+    max_steps,
     tolerance: float | Array,
     target_loss: float | Array | None,
 ) -> Solution:
@@ -184,7 +184,7 @@ def run_outer_loop(
         step: function (theta, damping) -> (next theta, record). `record` maps names to the numbers
             that the history stores for this step.
         damping: a fixed damping, or a rule that adapts it and rejects steps that raise the loss.
-        max_steps: largest number of steps.
+        max_steps: largest number of steps, a positive integer below 2^31.
         tolerance: relative change of the loss in one step at which the loss has settled.
         target_loss: loss at which the run ends. None means 0 if the loss is known to be
             non-negative, otherwise minus infinity.
