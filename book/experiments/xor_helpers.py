@@ -112,7 +112,7 @@ def figure7(ds, scale, values, axis, title):
         mean = intervals.mean_interval(every.mean("unit").values)
         bars.axvline(mean.estimate, color="k", lw=1)
         bars.axvline(features.RANDOM_ALIGNMENT, color="0.5", lw=1, ls="--")
-        words = f"mean {mean.estimate:.3f}\n[{mean.lower:.3f}, {mean.upper:.3f}]"
+        words = f"mean {intervals.text(mean, 3)}".replace(" [", "\n[")
         bars.text(0.04, 0.95, words, transform=bars.transAxes, va="top")
         bars.set_ylabel("density")
     axes[-1, 0].set_xlabel("first-layer weight $w_1$")

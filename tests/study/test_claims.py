@@ -341,7 +341,10 @@ def test_every_verdict_is_the_expected_one(row):
     assert verdict.verdict == row["expected"], verdict.statements
 
 
-@pytest.mark.parametrize("row", LEDGER, ids=lambda row: row["id"])
+RUN = [row for row in LEDGER if row["expected"] != NOT_RUN]
+
+
+@pytest.mark.parametrize("row", RUN, ids=lambda row: row["id"])
 def test_every_row_has_a_finding_whose_slots_are_statistics(row):
     verdict = claims.judge(row)
     assert verdict.finding == claims.filled(row["finding"], records.best(row["experiment"]))
@@ -370,7 +373,7 @@ def dead(best):
     return record
 
 
-@pytest.mark.parametrize("row", LEDGER, ids=lambda row: row["id"])
+@pytest.mark.parametrize("row", RUN, ids=lambda row: row["id"])
 def test_no_rule_is_satisfied_by_dead_runs(row, monkeypatch):
     if row["id"] in NO_DEAD_RUNS:
         return

@@ -126,5 +126,6 @@ def text(bounds, digits: int | None = None) -> str:
     if digits is None:
         half = max(abs(limit - estimate) for limit in finite) or 1.0
         digits = max(0, 1 - math.floor(math.log10(half)))
-    low, high = (f"{v:.{digits}f}" if math.isfinite(v) else "–" for v in (lower, upper))
-    return f"{estimate:.{digits}f} [{low}, {high}]"
+    form = ".2g" if digits > 6 else f".{digits}f"
+    low, high = (f"{v:{form}}" if math.isfinite(v) else "–" for v in (lower, upper))
+    return f"{estimate:{form}} [{low}, {high}]"
