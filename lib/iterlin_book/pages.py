@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import yaml
-from iterlin.training.files import replaced
+from iterlin.training.files import atomic_write
 
 QUICK = "quick"
 TIERS = (QUICK, "laptop", "gpu", "paper")  # the same as iterlin_study.records.records.TIERS
@@ -129,5 +129,5 @@ def one_line(text):
 
 def write_atomically(path, text):
     """Write a file so that a reader, or a crash, sees the old text or the new one, never a mix."""
-    with replaced(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(text, "utf8")

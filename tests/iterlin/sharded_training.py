@@ -11,7 +11,7 @@ import numpy as np
 from iterlin.linearise.slices import in_slices
 from iterlin.training import losses
 from iterlin.training.step import Step
-from iterlin.training.steps import on_mesh_of
+from iterlin.training.steps import with_data_mesh
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 assert jax.device_count() == 4
@@ -101,7 +101,7 @@ for name, (train, settings) in TRAINED.items():
 spread = jax.device_put((x, y), SPREAD)
 for name, settings in TRACED.items():
     of_run = {n: settings.pop(n) for n in ("mesh", "batch_size") if n in settings}
-    step = on_mesh_of(Step(algorithm(**settings), 3, **of_run), spread)
+    step = with_data_mesh(Step(algorithm(**settings), 3, **of_run), spread)
     state = step.start(params, spread, jax.random.key(1))
     traced.clear()
     jax.eval_shape(step, state, spread)

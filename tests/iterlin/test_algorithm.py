@@ -64,7 +64,7 @@ def test_what_a_step_draws_follows_from_the_key_and_the_step():
     np.testing.assert_array_equal(targets, y[order[3:6]])
     _, inputs, _ = draws.batch(state, (x, y, chosen), None, None)
     np.testing.assert_array_equal(inputs, x[chosen])
-    np.testing.assert_array_equal(draws.chosen_examples((x, y)), np.arange(12))
+    np.testing.assert_array_equal(draws.example_indices((x, y)), np.arange(12))
 
 
 def test_the_penalty_is_that_of_damped_gauss_newton():

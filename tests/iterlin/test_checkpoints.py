@@ -70,7 +70,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("head", "leaf", "message"),
     [
-        ({"format": "iterlin checkpoint 1"}, None, "is no 'iterlin check"),
+        ({"format": "iterlin checkpoint 1"}, None, "is not an 'iterlin check"),
         ({"settings": None}, None, r"belongs to another run: it differs in run \(None, here a\)"),
         ({"notes": None}, None, "lacks its notes taken seconds"),
         ({"notes": {"taken": 1, "seconds": "1"}}, None, "lacks its notes taken seconds"),

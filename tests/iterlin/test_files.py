@@ -6,17 +6,17 @@ import itertools
 import os
 
 import pytest
-from iterlin.training.files import replaced
+from iterlin.training.files import atomic_write
 
 
 def test_a_new_file_takes_the_place_of_the_old_one_unless_an_error_ends_it(tmp_path):
     target = tmp_path / "deep" / "record.nc"
     for text in ("first", "second"):
-        with replaced(target) as partial:
+        with atomic_write(target) as partial:
             assert partial.suffix == ".nc"
             partial.write_text(text)
         assert target.read_text() == text
-    with pytest.raises(TypeError, match="str"), replaced(target) as partial:
+    with pytest.raises(TypeError, match="str"), atomic_write(target) as partial:
         partial.write_text(3)
     assert target.read_text() == text
     assert list(target.parent.iterdir()) == [target]
@@ -55,7 +55,7 @@ def written(folder, monkeypatch, at=None, after=False):
     with monkeypatch.context() as patch:
         for name in CALLS:
             patch.setattr(os, name, failing(name, getattr(os, name)))
-        with contextlib.suppress(Crash), replaced(target) as partial:
+        with contextlib.suppress(Crash), atomic_write(target) as partial:
             partial.write_text("new")
     return made
 
@@ -64,7 +64,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     target = tmp_path / "told" / "record.nc"
     monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(full))
-    with pytest.raises(OSError, match="No space left"), replaced(target) as partial:
+    with pytest.raises(OSError, match="No space left"), atomic_write(target) as partial:
         partial.write_text("new")
     assert list(target.parent.iterdir()) == []
 

@@ -18,7 +18,6 @@ from iterlin.training.schedules import (
     NEVER,
     Solved,
     as_schedule,
-    of_whole,
     periods_array,
     when,
     when_solved,
@@ -105,7 +104,7 @@ def test_a_schedule_sees_the_parameters_that_stay_as_they_are():
     algorithm = Algorithm(lambda p, x: p["a"] * x, losses.squared_error, 0.1)
     state = Step(algorithm, 1).start(moving, (jnp.ones(2), jnp.ones(2)), jax.random.key(0))
     schedule = when(lambda s: s.params["b"] + s.anchor["a"] == 3, check_every=1)
-    asked = of_whole(schedule, fixed)
+    asked = schedule.bind_fixed(fixed)
     assert bool(asked(jnp.asarray(1), state))
     assert asked.check_every == 1
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from iterlin.training.schedules import Schedule, of_whole
+from iterlin.training.schedules import Schedule
 from iterlin.training.state import TrainState
 
 # Steps that a schedule is asked about at once.
@@ -22,7 +22,7 @@ class Answers:
     def __init__(self, schedule: Schedule, fixed: PyTree = ()):
         def block(first, state, fixed):
             steps = first + jnp.arange(BLOCK, dtype=jnp.int32)
-            asked = of_whole(schedule, fixed)
+            asked = schedule.bind_fixed(fixed)
             yes = jax.vmap(lambda step: asked(step, state._replace(step=step)))(steps)
             return jnp.any(yes), jnp.argmax(yes)
 
@@ -30,7 +30,7 @@ class Answers:
         self._max_period = int(schedule.max_period)
         self._fixed = fixed
         self._block = jax.jit(block)
-        self._now = jax.jit(lambda step, state, fixed: of_whole(schedule, fixed)(step, state))
+        self._now = jax.jit(lambda step, state, fixed: schedule.bind_fixed(fixed)(step, state))
 
     def program(self, state: TrainState):
         """What the schedule computes, as a jaxpr: periods are constants in it."""

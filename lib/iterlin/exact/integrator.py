@@ -38,14 +38,14 @@ from iterlin.training.identity import (
     RECORDED,
     STEP,
     Identity,
-    plain_fields,
     program_digest,
-    start_of,
+    scalar_fields,
+    start_settings,
     summary,
 )
 from iterlin.training.loop import History, never, run
-from iterlin.training.schedules import NEVER, Schedule, check_answer, of_whole, reads_params
-from iterlin.training.state import TrainState, whole
+from iterlin.training.schedules import NEVER, Schedule, check_answer, reads_params
+from iterlin.training.state import TrainState, combine_state
 from iterlin.training.step import Step
 from iterlin.training.steps import train_by_steps
 from iterlin.training.watching import UPDATES, check_sets, check_watch, observer
@@ -122,7 +122,7 @@ class Integrator:
 
         @jax.jit
         def observe(state, sets, fixed):
-            return observer(algorithm, measures, TAKEN)(whole(state, fixed), sets)
+            return observer(algorithm, measures, TAKEN)(combine_state(state, fixed), sets)
 
         @jax.jit
         def at_target(params, fixed, x, y):
@@ -166,7 +166,7 @@ class Integrator:
             raise ValueError(f"num_steps must be below {NEVER}, got {num_steps}")
         moving, fixed = partition(params, step.algorithm.trainable)
         state = step.start(moving, self.data, jax.random.key(0))
-        full = of_whole(schedule, fixed)
+        full = schedule.bind_fixed(fixed)
         check_answer(full, state)
         if reason := needs_steps(step.algorithm, full, state):
             raise ValueError(
@@ -203,7 +203,7 @@ class Integrator:
             out_of_time=out_of_time,
         )
         named = {"engine": np.full(len(looks), self.engine)}
-        return whole(trainer.state, fixed), history | named
+        return combine_state(trainer.state, fixed), history | named
 
     def _identity(self, engine, asked, schedule, state, fixed, looks, observe) -> Identity:
         step, data = self.step, self.task.data
@@ -211,12 +211,12 @@ class Integrator:
         if step.target_loss is not None:
             programs.append(self._at_target.trace(state.params, fixed, *data).jaxpr)
         seen = self._observe.trace(state, self.sets, fixed).jaxpr
-        settings = plain_fields(
+        settings = scalar_fields(
             algorithm=step.algorithm, schedule=schedule, rule=schedule.solved, run=step
         )
         settings |= {"engine": self.engine, "tolerance": self.task.tolerance}
         return Identity(
-            start_of(state, fixed, data, self.sets, looks) | settings,
+            start_settings(state, fixed, data, self.sets, looks) | settings,
             {STEP: program_digest(programs), RECORDED: program_digest([seen])},
             partial(_first_numbers, self.task, state, fixed, observe),
         )
@@ -233,7 +233,7 @@ def _choose(step: Step, params, data, num_steps, watch, *, tolerance, memory_lim
     task = _task(step, data, tolerance, memory_limit)
     moving, fixed = partition(params, task.trainable)
     state = step.start(moving, data, jax.random.key(0))
-    full = of_whole(step.schedule, fixed)
+    full = step.schedule.bind_fixed(fixed)
     check_answer(full, state)
     check_outputs(task, params)
     if why := needs_steps(step.algorithm, full, state) or unfit_types(task, params):

@@ -1,7 +1,7 @@
-"""What iterative linearisation minimises, and by which optimiser."""
+"""The objective and the optimiser of iterative linearisation."""
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -25,17 +25,17 @@ from iterlin.training.state import TrainState
 
 @dataclass(frozen=True, eq=False)
 class Algorithm:
-    """What is minimised, and by which optimiser.
+    """The objective that training minimises, and the optimiser.
 
     Args:
         f: The network: f(params, x) -> outputs (N, ...), for any pytree of params.
         loss: loss(outputs, y) -> a number. It may divide by N or not (`losses.mean`).
-        optimizer: A transformation of `optax`, or the step size of plain gradient descent. It is
-            given the value, the gradient and, as the value_fn of optax's line searches, the
-            `LinearProblem` of the step. None if each run brings its own.
+        optimizer: A transformation of `optax`, or the step size of plain gradient descent. Its
+            update receives value, grad and value_fn, as optax's line searches expect; value_fn is
+            the `LinearProblem` of the step. None if each run brings its own.
         penalty: lambda of lambda ||theta - theta_s||^2, which is added to the loss of each
             linearisation (eq. (10); it equals damping 2 lambda).
-        regularizer: R(params), added to the loss as it is, not linearised.
+        regularizer: R(params) -> a number, added to the loss without linearising it.
         trainable: Which parameters are trained (`parameters.partition`); None for all of them.
         keyed: Whether f(params, x, key) takes a PRNG key, as for dropout: a new one at each step,
             None in evaluation.
@@ -44,8 +44,8 @@ class Algorithm:
         reset_optimizer: Whether the optimiser starts anew at each linearisation.
 
     Raises:
-        ValueError: For an f, loss or regularizer that is not a function of these arguments, an
-            optimizer that is neither, a negative penalty, or a normalization of another type.
+        ValueError: If f, loss or regularizer is not a function of these arguments, if optimizer or
+            normalization has another type, or if the penalty is negative.
 
     >>> import optax
     >>> net, loss = il.mlp((2, 16, 3)), il.losses.mean(il.losses.cross_entropy)
@@ -54,7 +54,7 @@ class Algorithm:
     >>> last_layer = il.Algorithm(net.apply, loss, 0.1, trainable=lambda path: path[0] == "1")
     """
 
-    f: Network
+    f: Callable[..., Array]  # (params, x), or (params, x, key) if keyed
     loss: Loss
     optimizer: optax.GradientTransformation | float | None = None
     penalty: float | Array = 0.0
@@ -63,6 +63,7 @@ class Algorithm:
     keyed: bool = False
     normalization: Any = None
     reset_optimizer: bool = False
+    _programs: dict[Hashable, Callable] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self):
         for name in ("f", "loss", "regularizer"):
@@ -87,17 +88,25 @@ class Algorithm:
                 "normalization must be a `networks.normalization.Normalization`, "
                 f"got {self.normalization!r}"
             )
-        object.__setattr__(self, "_programs", {})
 
     def program(self, name: Hashable, make: Callable[[], Callable]) -> Callable:
-        """Return the compiled function of that name, made once; it lives as long as `self`."""
+        """Return a compiled function from the cache of this algorithm.
+
+        Args:
+            name: Key of the function in the cache.
+            make: make() -> the function, called if the cache lacks it.
+        """
         if name not in self._programs:
             self._programs[name] = make()
         return self._programs[name]
 
     @property
     def transformation(self) -> optax.GradientTransformationExtraArgs:
-        """The optimiser as a transformation of `optax`. Raise ValueError if there is none."""
+        """The optimiser as a transformation of `optax`.
+
+        Raises:
+            ValueError: If the algorithm has no optimiser.
+        """
         if self.optimizer is None:
             raise ValueError("the algorithm has no optimizer: give one, or a step size")
         if isinstance(self.optimizer, optax.GradientTransformation):
@@ -105,7 +114,11 @@ class Algorithm:
         return optax.with_extra_args_support(optax.sgd(self.optimizer))
 
     def bind_fixed(self, fixed: PyTree) -> "Algorithm":
-        """Return the algorithm as one of the trained parameters alone."""
+        """Return the algorithm as one of the trained parameters alone.
+
+        Args:
+            fixed: The fixed parameters, with which the functions are called.
+        """
         if not jax.tree.leaves(fixed):
             return self
         changed = {"f": bind_fixed(self.f, fixed), "trainable": None}
@@ -116,7 +129,11 @@ class Algorithm:
         return replace(self, **changed)
 
     def network(self, state: TrainState) -> Network:
-        """Return the network in evaluation: with running statistics if it has any, without key."""
+        """Return the network in evaluation mode, as a function of (params, x).
+
+        Args:
+            state: Its running statistics are used, if the network has any.
+        """
         if self.normalization is None:
             return (lambda params, x: self.f(params, x, None)) if self.keyed else self.f
         return lambda params, x: self.normalization.evaluate(params, state.statistics, x)
@@ -125,7 +142,9 @@ class Algorithm:
         """Return the outputs in training mode, and the running statistics after the batch.
 
         Args:
-            extra: What the network takes beside params and x (`extra`).
+            params: The parameters.
+            x: Inputs of the batch.
+            extra: Further arguments of the network (`extra`).
         """
         if self.normalization is None:
             return self.f(params, x, *extra), ()
@@ -133,13 +152,19 @@ class Algorithm:
         return self.normalization.apply(params, statistics, x, *key)
 
     def extra(self, state: TrainState, key: Array | None) -> tuple:
-        """Return what the network takes in training beside params and x: statistics and a key."""
+        """Return the further arguments of the network in training: statistics and a PRNG key.
+
+        Args:
+            state: The state before the step.
+            key: PRNG key of the step; None for a network that draws nothing.
+        """
         of_key = (key,) if self.keyed else ()
         return of_key if self.normalization is None else (state.statistics, *of_key)
 
     @property
     def _penalized(self) -> bool:
-        return is_traced(self.penalty) or self.penalty > 0
+        """Whether the penalty may be positive."""
+        return is_traced(self.penalty) or bool(self.penalty > 0)
 
     @property
     def has_further_terms(self) -> bool:
@@ -147,14 +172,25 @@ class Algorithm:
         return self._penalized or self.regularizer is not None
 
     def further_terms(self, theta: PyTree, anchor: PyTree) -> Array | float:
-        """Return the penalty and the regularizer."""
+        """Return the sum of the penalty and the regularizer.
+
+        Args:
+            theta: The parameters.
+            anchor: The point of expansion theta_s.
+        """
         total = 0.0
         if self._penalized:
             total = self.penalty * optax.tree.norm(tree_sub(theta, anchor), squared=True)
         return total if self.regularizer is None else total + self.regularizer(theta)
 
     def with_further_terms(self, gradient: PyTree, theta: PyTree, anchor: PyTree) -> PyTree:
-        """Return the gradient of the objective from that of the loss alone."""
+        """Return the gradient of the objective from the gradient of the loss.
+
+        Args:
+            gradient: Gradient of the loss, a pytree like theta.
+            theta: The parameters.
+            anchor: The point of expansion theta_s.
+        """
         if not self.has_further_terms:
             return gradient
         return tree_add(gradient, jax.grad(self.further_terms)(theta, anchor))
@@ -165,10 +201,13 @@ class Algorithm:
         """Return the linearised objective of a batch, its gradient, and the running statistics.
 
         Args:
-            theta: The parameters. With `at_anchor` they equal the anchor, and the Jacobian-vector
-                product, which is zero, is left out.
+            theta: The parameters. At the anchor the Jacobian-vector product is zero and is not
+                computed.
             anchor: The point of expansion theta_s.
+            x: Inputs of the batch.
+            y: Targets of the batch.
             extra: See `in_training`.
+            at_anchor: Whether theta equals the anchor.
             mesh: Devices that share the examples.
         """
         displacement = None if at_anchor else tree_sub(theta, anchor)
@@ -181,12 +220,19 @@ class Algorithm:
         return value, gradient, statistics
 
     def loss_and_gradient(self, anchor, displacement, x, y, extra, mesh):
-        """Return the loss of the proxy at anchor + displacement, its gradient J^T u, and the
-        running statistics; a displacement of None is zero.
+        """Return the loss of the proxy, its gradient J^T u, and the running statistics.
 
         A sliced network whose loss is a sum goes slice by slice from the inputs to the gradient, so
-        that no activation outlives its slice, and each device of a mesh goes through its own
-        examples. Any other network sees the whole batch at once.
+        that no activation outlives its slice. On a mesh each device goes through its own examples.
+        Any other network sees the whole batch at once.
+
+        Args:
+            anchor: The point of expansion theta_s.
+            displacement: theta - theta_s; None for zero.
+            x: Inputs of the batch.
+            y: Targets of the batch.
+            extra: See `in_training`.
+            mesh: Devices that share the examples.
         """
 
         def of_part(loss, x, y):
@@ -201,6 +247,6 @@ class Algorithm:
             return value, transpose(cotangent)[0], statistics
 
         # A keyed network takes one key for the batch, and would need another for each slice.
-        whole = self.normalization is not None or self.keyed
-        size = self.f.size if isinstance(self.f, Sliced) and not whole else None
-        return loss_over_slices(of_part, self.loss, size, x, y, None if whole else mesh)
+        indivisible = self.normalization is not None or self.keyed
+        size = self.f.size if isinstance(self.f, Sliced) and not indivisible else None
+        return loss_over_slices(of_part, self.loss, size, x, y, None if indivisible else mesh)

@@ -1,37 +1,46 @@
-"""States on disk: written whole or not at all, and refused where they belong to another run."""
+"""Checkpoints: write them atomically, and refuse to resume from one of another run."""
 
 import json
 import zipfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from iterlin.training.files import replaced
-from iterlin.training.identity import Identity, plain
+from iterlin.training.files import atomic_write
+from iterlin.training.identity import Identity, to_numpy
 
 FORMAT = "iterlin checkpoint 2"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written or read; the message names the file and what to do."""
+    """A checkpoint cannot be written or read. The message names the file and the remedy."""
 
 
 def save(path: Path, tree: PyTree, *, identity: Identity, notes: dict | None = None) -> None:
-    """Write the leaves of a pytree and JSON notes; the file is the old one or the new one.
+    """Write a checkpoint atomically: an .npz file with the leaves of a pytree and JSON notes.
 
-    Raises CheckpointError if it cannot be written (disk full, folder not writable): what lay there
-    before is intact.
+    Args:
+        path: The file.
+        tree: A pytree of arrays and PRNG keys.
+        identity: The identity of the run, which `load` compares.
+        notes: Numbers to keep with the arrays.
+
+    Raises:
+        CheckpointError: If the file cannot be written (disk full, folder not writable). The
+            previous checkpoint is then intact.
     """
     path = Path(path)
-    leaves = [plain(leaf) for leaf in jax.tree.leaves(tree)]
+    leaves = [to_numpy(leaf) for leaf in jax.tree.leaves(tree)]
     head = {"format": FORMAT, "notes": notes or {}, **identity.head()}
-    named = {f"leaf{index}": leaf for index, leaf in enumerate(leaves)}
+    named: dict[str, Any] = {f"leaf{index}": leaf for index, leaf in enumerate(leaves)}
     try:
-        # A file, not its name: to a name without ".npz" NumPy adds it.
-        with replaced(path) as partial, open(partial, "wb") as file:
+        # An open file, because NumPy appends ".npz" to a name that lacks it.
+        with atomic_write(path) as partial, open(partial, "wb") as file:
             np.savez(file, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **named)
     except OSError as error:
         before = "the one before it is intact" if path.exists() else "there is none before it"
@@ -44,13 +53,21 @@ def save(path: Path, tree: PyTree, *, identity: Identity, notes: dict | None = N
 def load(
     path: Path, like: PyTree, *, identity: Identity, notes: Collection[str] = ()
 ) -> tuple[PyTree, dict] | None:
-    """The pytree (of the structure of `like`) and the notes; None if there is no such file.
+    """Read a checkpoint that the same run has written.
 
-    Leaves of JAX in `like` are to be of their shape and type, those of NumPy may be of any. `notes`
-    are those that the file must have, all of them numbers.
+    Args:
+        path: The file.
+        like: A pytree of the structure to return. A JAX array of the file must have the shape and
+            dtype of its counterpart; a NumPy array may have any.
+        identity: The identity of this run.
+        notes: Names of the notes that the file must hold, all of them numbers.
 
-    Raises CheckpointError if the file is a folder, is damaged or no checkpoint, or was written by
-    another run: the message names what differs.
+    Returns:
+        (tree, notes), or None if the file does not exist.
+
+    Raises:
+        CheckpointError: If the path is a folder, or the file is damaged, is not a checkpoint, or
+            was written by another run. The message names what differs.
     """
     path = Path(path)
     if path.is_dir():
@@ -65,9 +82,9 @@ def load(
         raise CheckpointError(f"{refused}: {hint}")
     restored = []
     for leaf, other in zip((arrays[name] for name in names), expected, strict=True):
-        wanted = plain(other) if isinstance(other, jax.Array) else leaf
+        wanted = to_numpy(other) if isinstance(other, jax.Array) else leaf
         if leaf.dtype.kind == "V" and leaf.dtype.itemsize == wanted.dtype.itemsize:
-            leaf = leaf.view(wanted.dtype)  # bfloat16, say, which NumPy's format does not name
+            leaf = leaf.view(wanted.dtype)  # NumPy's format cannot name bfloat16 and its like
         if (leaf.shape, leaf.dtype) != (wanted.shape, wanted.dtype):
             there, here = f"{leaf.dtype} {leaf.shape}", f"{wanted.dtype} {wanted.shape}"
             raise CheckpointError(f"{refused}, {there} in the place of {here}: {hint}")
@@ -80,7 +97,7 @@ def load(
 
 
 def _read(path: Path, identity: Identity) -> tuple[dict[str, np.ndarray], dict]:
-    """Arrays and head of a run's file; CheckpointError for any other file."""
+    """Return the arrays and the head of a checkpoint of the run, or raise CheckpointError."""
     hint = "delete it to start anew"
     try:
         arrays = dict(_arrays(path))
@@ -89,9 +106,9 @@ def _read(path: Path, identity: Identity) -> tuple[dict[str, np.ndarray], dict]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"the checkpoint {path} is damaged ({reason}): {hint}") from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is no '{FORMAT}': {hint}")
-    if unlike := identity.differences(head):
-        listed = ", ".join(unlike)
+        raise CheckpointError(f"{path} is not an '{FORMAT}': {hint}")
+    if differences := identity.differences(head):
+        listed = ", ".join(differences)
         raise CheckpointError(
             f"the checkpoint {path} belongs to another run: it differs in {listed}: {hint}"
         )
@@ -99,8 +116,11 @@ def _read(path: Path, identity: Identity) -> tuple[dict[str, np.ndarray], dict]:
 
 
 def _arrays(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays of an .npz. No header is believed: an array is as large as its bytes in the file,
-    which are not compressed."""
+    """Yield the names and arrays of an .npz file.
+
+    Each array is sized by its bytes in the file, which must not be compressed. A damaged header
+    therefore cannot ask for more memory than the file has.
+    """
     with zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             if entry.compress_type != zipfile.ZIP_STORED:
@@ -113,16 +133,29 @@ def _arrays(path: Path) -> Iterator[tuple[str, np.ndarray]]:
             yield entry.filename.removesuffix(".npy"), array
 
 
-def file_of(path: Path, identity: Identity) -> Path:
-    """Return the run's file: the path itself, or a file in it if it is a folder."""
-    return file_in(path, identity) if path.is_dir() else path
+def resolve_path(path: Path, identity: Identity) -> Path:
+    """Return the checkpoint file of a run: the path itself, or a file in it if it is a folder.
+
+    Args:
+        path: A file or a folder.
+        identity: The identity of the run.
+    """
+    return path_in_folder(path, identity) if path.is_dir() else path
 
 
-def file_in(folder: Path, identity: Identity) -> Path:
-    """The run's file in a folder of many: one that `load` accepts, or the name for a new one.
+def path_in_folder(folder: Path, identity: Identity) -> Path:
+    """Return the checkpoint file of a run in a folder that many runs share.
 
-    The name has the digest of the settings, by which the file of another version is found, and that
-    of the programs, so that runs that differ in these alone have a file each.
+    The name holds a digest of the settings, by which the file of another version of JAX is found.
+    It also holds a digest of the programs, so that runs that differ in their programs alone have
+    separate files.
+
+    Args:
+        folder: The folder.
+        identity: The identity of the run.
+
+    Returns:
+        A file that `load` accepts, or else the name for a new file.
     """
     settings, programs = identity.names()
     own = Path(folder) / f"{settings[:24]}-{programs[:8]}.npz"
@@ -136,7 +169,10 @@ def file_in(folder: Path, identity: Identity) -> Path:
     return own
 
 
-def _restored(array: np.ndarray, like):
-    if isinstance(like, jax.Array) and jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(like))
-    return jax.numpy.asarray(array) if isinstance(like, jax.Array) else array
+def _restored(array: np.ndarray, like: Any) -> Any:
+    """Return an array of a file as `like` is: a PRNG key, a JAX array or a NumPy array."""
+    if not isinstance(like, jax.Array):
+        return array
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like))
+    return jnp.asarray(array)

@@ -1,7 +1,8 @@
-"""Checks of what a run is given, made before any compute."""
+"""Check the arguments of a training run before any compute."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +13,25 @@ from iterlin.linearise import examples
 from iterlin.linearise.linearization import Network, output_shape
 from iterlin.linearise.parameters import partition
 from iterlin.linearise.validation import check_positive_integer, describe, is_traced, prefix_errors
-from iterlin.training.losses import check_labels, number_of
+from iterlin.training.losses import check_labels, check_returns_scalar
 from iterlin.training.state import TrainState
 from iterlin.training.step import Step
 from iterlin.training.watching import UPDATES, Watch, check_sets, check_watch, log_steps
 
 
-def check_call(name: str, step: Step, given: PyTree, watch, checkpoint) -> None:
-    """Raises ValueError, before the data are looked at, for a `watch` that is none, a checkpoint
-    that is no path, and where JAX traces the call or what it is given."""
+def check_call(name: str, step: Step, given: PyTree, watch: Any, checkpoint: Any) -> None:
+    """Require a `Watch`, a path for the checkpoint, and arguments that JAX does not trace.
+
+    Args:
+        name: Names the function that is called.
+        step: The steps of the run.
+        given: Further arguments of the call: parameters, data and keys.
+        watch: What a user passes as `watch`.
+        checkpoint: What a user passes as `checkpoint`.
+
+    Raises:
+        ValueError: If an argument has the wrong type, or if the call is inside jit, vmap or grad.
+    """
     check_watch(watch)
     if not isinstance(checkpoint, str | os.PathLike | None):
         raise ValueError(f"checkpoint must be the path of a file, got {checkpoint!r}")
@@ -34,8 +45,18 @@ def check_call(name: str, step: Step, given: PyTree, watch, checkpoint) -> None:
         )
 
 
-def batches_of(data, step: Step, checkpoint) -> Iterator:
-    """An iterator over data; ValueError where that is none, or the run needs all data at once."""
+def batch_iterator(data: Any, step: Step, checkpoint: Any) -> Iterator:
+    """Return an iterator over the batches (x, y) of a run.
+
+    Args:
+        data: An iterable of batches.
+        step: The steps of the run.
+        checkpoint: What a user passes as `checkpoint`: None for a run on batches.
+
+    Raises:
+        ValueError: If data are not iterable, or if the run needs all examples at once or has a
+            checkpoint.
+    """
     if not isinstance(data, Iterable) or hasattr(data, "shape") or isinstance(data, Mapping | str):
         raise ValueError(f"data must be (inputs, targets), or batches of these: got {type(data)}")
     for name, value in (("batch_size", step.batch_size), ("when_solved", step.schedule.solved)):
@@ -47,13 +68,24 @@ def batches_of(data, step: Step, checkpoint) -> Iterator:
 
 
 def check_functions(
-    step: Step, params: PyTree, key: Array | None, data, watch: Watch = UPDATES
+    step: Step, params: PyTree, key: Array | None, data: Any, watch: Watch = UPDATES
 ) -> jax.ShapeDtypeStruct:
-    """Shape and type of the outputs for the inputs of data = (x, y); params may be shapes.
+    """Require that the functions of an algorithm take what training gives them.
 
-    Raises ValueError, by the name of the function, for one of the algorithm that fails on what
-    training gives it, or returns something else than training needs; and for a label of none of the
-    classes, in the data or in a set of watch.
+    Args:
+        step: The steps of the run.
+        params: All parameters, arrays or their shapes and dtypes.
+        key: PRNG key of the run; None for a run that draws nothing.
+        data: (x, y).
+        watch: What to record.
+
+    Returns:
+        Shape and dtype of the outputs for all inputs x, (N, ...).
+
+    Raises:
+        ValueError: If f, the loss, the regularizer or augment fails or returns something else than
+            training needs, or if a label in the data or in a set of watch is outside the classes.
+            The message names the function.
     """
     algorithm, (x, y) = step.algorithm, data
     drawn = (key,) if algorithm.keyed else ()
@@ -61,12 +93,12 @@ def check_functions(
     try:
         outputs = outputs_of(x)
     except ValueError:
-        if are_batches(data):
+        if looks_like_batches(data):
             raise ValueError(BATCHES) from None
         raise
     size = outputs.shape[0] if step.batch_size is None else step.batch_size
     batch = outputs.update(shape=(size, *outputs.shape[1:]))
-    number_of("loss", algorithm.loss, batch, examples.batch_shapes(y, size))
+    check_returns_scalar("loss", algorithm.loss, batch, examples.batch_shapes(y, size))
     if step.augment is not None:
         inputs = examples.batch_shapes(x, size)
         with prefix_errors(f"augment of inputs {describe(inputs)}"):
@@ -78,7 +110,7 @@ def check_functions(
                 f"{describe(augmented)}"
             )
     if algorithm.regularizer is not None:
-        number_of("regularizer", algorithm.regularizer, params)
+        check_returns_scalar("regularizer", algorithm.regularizer, params)
     check_labels(algorithm.loss, outputs, y)
     check_sets(watch, algorithm.loss, outputs_of)
     return outputs
@@ -87,9 +119,12 @@ def check_functions(
 BATCHES = "data must be two, inputs and targets: give batches (x, y) as an iterator, iter(data)"
 
 
-def are_batches(data) -> bool:
-    """Whether data look like a list of batches (x, y) of one shape rather than inputs and
-    targets."""
+def looks_like_batches(data: Any) -> bool:
+    """Return whether data look like a list of batches (x, y) instead of inputs and targets.
+
+    Args:
+        data: A sequence.
+    """
 
     def shapes(batch):
         leaves, structure = jax.tree.flatten(batch)
@@ -101,8 +136,16 @@ def are_batches(data) -> bool:
 
 
 def cached_outputs(f: Network, params: PyTree) -> Callable[[PyTree], jax.ShapeDtypeStruct]:
-    """`linearization.output_shape` at params, traced once for inputs that differ in their number
-    alone."""
+    """Return a function of the shape of outputs that traces f once for each shape of an example.
+
+    Args:
+        f: The network f(params, x) -> outputs (N, ...).
+        params: The parameters, arrays or their shapes and dtypes.
+
+    Returns:
+        outputs_of(x) -> shape and dtype of f(params, x), as `linearization.output_shape`. Inputs
+            that differ only in their number of examples share one trace.
+    """
     known = {}
 
     def outputs_of(x):
@@ -116,7 +159,17 @@ def cached_outputs(f: Network, params: PyTree) -> Callable[[PyTree], jax.ShapeDt
 
 
 def check_resumed(state: TrainState, step: Step, count: int) -> None:
-    """Raises ValueError for the state of a run with another optimiser or order of examples."""
+    """Require a state from which these steps can resume.
+
+    Args:
+        state: The state of an earlier run.
+        step: The steps of the run that resumes.
+        count: Number of examples N.
+
+    Raises:
+        ValueError: If the state is of a run with another optimiser, other trained parameters,
+            another number of examples, or full batches in place of minibatches.
+    """
     if step.batch_size is not None and state.order.size != count:
         if state.order.size == 0:
             raise ValueError("the state is of a full-batch run: it cannot go on with a batch_size")
@@ -129,18 +182,35 @@ def check_resumed(state: TrainState, step: Step, count: int) -> None:
         )
 
 
-def check_run(step: Step, data, num_steps, key, at, first=0) -> np.ndarray:
-    """The steps to look at, num_steps the last; ValueError as `train` says."""
+def check_run(
+    step: Step, data: Any, num_steps: Any, key: Any, at: Any, first: int = 0
+) -> np.ndarray:
+    """Check the data and the number of steps of a run, and return the steps to record.
+
+    Args:
+        step: The steps of the run.
+        data: (x, y).
+        num_steps: Steps in all.
+        key: PRNG key of the run, or None.
+        at: Steps to record (`Watch.at`).
+        first: Steps already taken.
+
+    Returns:
+        Increasing steps (T,) at which to record; the last is num_steps.
+
+    Raises:
+        ValueError: If an argument does not fit the others. The message names the argument.
+    """
     if not isinstance(data, tuple | list) or len(data) != 2:
-        if isinstance(data, tuple | list) and len(data) > 2 and are_batches(data):
+        if isinstance(data, tuple | list) and len(data) > 2 and looks_like_batches(data):
             raise ValueError(BATCHES)
         raise ValueError("data must be two: inputs and targets, each an array or a pytree")
-    step.algorithm.transformation  # noqa: B018 (raises where there is none)
+    step.algorithm.transformation  # noqa: B018 (raises ValueError if there is none)
     check_positive_integer("num_steps", num_steps, below=2**31)
     count, targets = examples.num_examples(data[0]), examples.num_examples(data[1], "targets")
     if isinstance(data[0], list) and len(data[0]) == targets != count:
         raise ValueError(f"inputs are a list of the {targets} examples: give one array of them all")
-    if count != targets and are_batches(data):
+    if count != targets and looks_like_batches(data):
         raise ValueError(BATCHES)
     if count != targets:
         raise ValueError(f"inputs and targets differ in length: {count} and {targets}")
@@ -157,10 +227,10 @@ def check_run(step: Step, data, num_steps, key, at, first=0) -> np.ndarray:
     if num_steps < first:
         raise ValueError(f"num_steps {num_steps} is below the {first} steps already taken")
     steps = np.unique(np.maximum(log_steps(num_steps), first)) if at is None else np.asarray(at)
-    whole = np.issubdtype(steps.dtype, np.integer)
+    integers = np.issubdtype(steps.dtype, np.integer)
     if steps.shape == (0,):
         return np.asarray([num_steps])
-    if steps.ndim != 1 or not whole or np.any(np.diff(steps) <= 0):
+    if steps.ndim != 1 or not integers or np.any(np.diff(steps) <= 0):
         raise ValueError("watch.at must be a strictly increasing list of whole steps")
     if steps[0] < first or steps[-1] > num_steps:
         limits = f"[{first}, {num_steps}]"

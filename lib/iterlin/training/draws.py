@@ -1,6 +1,6 @@
-"""What a step draws, all from its run's key: its examples, their augmentation, the network's key.
+"""Draw the batch, the augmentation and the network's key of a step from the key of the run.
 
-data is (x, y), or (x, y, examples) of a run that trains on some of them.
+Data are (x, y), or (x, y, indices) for a run that trains on the examples at these indices.
 """
 
 from collections.abc import Callable
@@ -12,53 +12,72 @@ from jaxtyping import Array, Int, PyTree
 from iterlin.linearise import examples
 from iterlin.training.state import TrainState
 
-# Streams of the run's key beside those of the epochs, which count from 0.
+# Folded into the run's key. Epochs count from 0, so that these numbers do not collide with one.
 _AUGMENTATION, _NETWORK = 2**31 - 1, 2**31 - 2
 
 
-def chosen_examples(data) -> Int[Array, " N"]:
-    """Which of the examples of x and y a run trains on."""
+def example_indices(data: PyTree) -> Int[Array, " N"]:
+    """Return the indices of the examples that a run trains on.
+
+    Args:
+        data: (x, y), or (x, y, indices).
+    """
     return data[2] if len(data) == 3 else jnp.arange(examples.num_examples(data[1]))
 
 
-def all_of(data) -> tuple[PyTree, PyTree]:
-    """Inputs and targets of all the examples that a run trains on."""
+def training_examples(data: PyTree) -> tuple[PyTree, PyTree]:
+    """Return the inputs and targets of all examples that a run trains on.
+
+    Args:
+        data: (x, y), or (x, y, indices).
+    """
     x, y = data[:2]
     return examples.take((x, y), data[2]) if len(data) == 3 else (x, y)
 
 
 def batch(
     state: TrainState,
-    data,
+    data: PyTree,
     batch_size: int | None,
     augment: Callable[[Array, PyTree], PyTree] | None,
 ) -> tuple[Int[Array, " N"], PyTree, PyTree]:
-    """(order, x, y): the epoch's order of the examples, and those of this step."""
+    """Draw the batch of a step: without replacement within an epoch.
+
+    Args:
+        state: The state before the step.
+        data: (x, y), or (x, y, indices).
+        batch_size: Examples in a batch; None for all examples.
+        augment: augment(key, x) -> x is applied to the inputs of the batch.
+
+    Returns:
+        (order, x, y): The order of the examples in this epoch (N,), and the batch.
+    """
     order = state.order
     if batch_size is None:
-        x, y = all_of(data)
+        x, y = training_examples(data)
     else:
         per_epoch = order.shape[0] // batch_size
         epoch, index = state.step // per_epoch, state.step % per_epoch
-        # The step is not batched in a sweep, so this stays a branch: one shuffle an epoch.
+        # A sweep does not batch the step counter, so that vmap keeps this cond a branch and the
+        # examples are shuffled once an epoch.
         order = jax.lax.cond(
             index == 0,
             lambda: jax.random.permutation(
-                jax.random.fold_in(state.key, epoch), chosen_examples(data)
+                jax.random.fold_in(state.key, epoch), example_indices(data)
             ).astype(jnp.int32),
             lambda: state.order,
         )
         chosen = jax.lax.dynamic_slice_in_dim(order, index * batch_size, batch_size)
         x, y = examples.take(data[:2], chosen)
     if augment is not None:
-        x = augment(_of_step(state, _AUGMENTATION), x)
+        x = augment(_step_key(state, _AUGMENTATION), x)
     return order, x, y
 
 
 def network_key(state: TrainState) -> Array:
-    """Return the key that this step gives to a keyed network."""
-    return _of_step(state, _NETWORK)
+    """Return the PRNG key that a keyed network takes in this step."""
+    return _step_key(state, _NETWORK)
 
 
-def _of_step(state: TrainState, stream: int) -> Array:
+def _step_key(state: TrainState, stream: int) -> Array:
     return jax.random.fold_in(jax.random.fold_in(state.key, stream), state.step)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, whatever ends the writing."""
+"""Write files atomically: a crash leaves the old file or the new one."""
 
 import os
 import tempfile
@@ -8,12 +8,18 @@ from pathlib import Path
 
 
 @contextmanager
-def replaced(target: Path) -> Iterator[Path]:
-    """A path beside `target`, hidden, to be written to; it takes the target's name at the end.
+def atomic_write(target: Path) -> Iterator[Path]:
+    """Yield a temporary path to write to, and rename it to `target` when the block ends.
 
-    What lies there is on disk before it takes the name, and the name with it: after a crash there
-    is the old file or the new one. If the block raises, the target is as it was, and nothing is
-    left behind. Folders are made. Raises OSError where that cannot be done.
+    The temporary file is hidden and lies beside the target. It is flushed to disk before the
+    rename, and the folder after it. If the block raises, the target stays as it was and the
+    temporary file is deleted. Missing folders are created.
+
+    Args:
+        target: The file to replace or to create.
+
+    Raises:
+        OSError: If the file cannot be written or renamed.
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -33,6 +39,7 @@ def replaced(target: Path) -> Iterator[Path]:
 
 
 def _flush(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,8 +1,8 @@
-"""What tells a run from others: named parts, so that a refused checkpoint can say what differs.
+"""The identity of a run: named parts, so that a refused checkpoint can name what differs.
 
-The text of a program changes with the version of JAX. Between versions the first numbers that a run
-computes are compared in the place of its programs. They do not show when a schedule of the user's
-own says yes.
+The text of a compiled program changes with the version of JAX. Between two versions the first
+numbers that a run computes are compared instead of its programs. These numbers do not show at which
+later steps a user's own schedule re-linearises.
 """
 
 import hashlib
@@ -32,23 +32,23 @@ VERSION = (
 )
 PARAMETERS, STEP = "the first parameters", "the step (network, loss, optimiser or schedule)"
 RECORDED = "what is recorded"
-# How far first numbers may be apart between versions, relative to their norm.
+# Largest relative difference of first numbers between versions.
 TOLERANCE = 1e-3
-# Where an object lies in memory is no part of what a program computes.
+# The address of an object in memory changes from process to process.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _DIGEST = "sha256:"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What tells a run from others, by the names that an error message gives the parts.
+    """The parts that distinguish a run from others, under the names used in error messages.
 
     Args:
-        settings: Numbers, texts and digests (`digest`). They must agree.
-        programs: Digests of compiled functions (`program_digest`). They must agree if the other run
-            was one of this `VERSION`.
-        first: Returns numbers that the run computes first. Between versions they must agree to
-            `TOLERANCE`, and stand for the programs, and for settings of the same name.
+        settings: Numbers, texts and digests (`digest`). They must be equal.
+        programs: Digests of compiled functions (`program_digest`). They must be equal if the other
+            run has the same `VERSION`.
+        first: first() -> the first numbers that the run computes. Between versions these are
+            compared to `TOLERANCE`, instead of the programs and of settings of the same name.
     """
 
     settings: Mapping[str, Any]
@@ -57,62 +57,76 @@ class Identity:
 
     @cached_property
     def numbers(self) -> Mapping[str, list[float]]:
+        """The first numbers that the run computes, by name."""
         return self.first()
 
     def prepare(self) -> None:
-        """Compute the first numbers now, while there is room in memory for a second state."""
+        """Compute the first numbers now, while memory has room for a second state."""
         _ = self.numbers
 
     def head(self) -> dict[str, Any]:
-        """All parts, as JSON can hold them."""
+        """Return the version and all parts, as JSON can hold them."""
         parts = {name: dict(getattr(self, name)) for name in ("settings", "programs", "numbers")}
         return {"version": VERSION, **parts}
 
     def names(self) -> tuple[str, str]:
-        """Digests of the settings, and of the programs with their version."""
+        """Return a digest of the settings, and one of the programs and the version."""
         parts = dict(self.settings), [dict(self.programs), VERSION]
         settings, programs = (digest(json.dumps(part, sort_keys=True)) for part in parts)
         return settings.removeprefix(_DIGEST), programs.removeprefix(_DIGEST)
 
     def differences(self, head: Mapping[str, Any]) -> list[str]:
-        """The parts in which the run with this `head` is another one, in words."""
+        """Return the parts in which another run differs from this one, in words.
+
+        Args:
+            head: The `head` of the other run.
+        """
         theirs = {name: part if isinstance(part, dict) else {} for name, part in head.items()}
         kept, wanted, numbers = theirs.get("settings", {}), self.settings, {}
         if head.get("version") == VERSION:
             kept, wanted = kept | theirs.get("programs", {}), {**wanted, **self.programs}
         else:
             numbers = self.numbers
-        unlike = [
-            _in_words(name, kept.get(name), wanted.get(name))
+        differing = [
+            _describe(name, kept.get(name), wanted.get(name))
             for name in {**wanted, **kept}
             if name not in numbers and kept.get(name) != wanted.get(name)
         ]
         known = theirs.get("numbers", {})
-        unlike += [name for name, here in numbers.items() if not _agree(known.get(name), here)]
-        if unlike and head.get("version") != VERSION:
-            unlike.append(_in_words("version", head.get("version"), VERSION))
-        return unlike
+        differing += [n for n, here in numbers.items() if not _agree(known.get(n), here)]
+        if differing and head.get("version") != VERSION:
+            differing.append(_describe("version", head.get("version"), VERSION))
+        return differing
 
 
-def _in_words(name: str, there, here) -> str:
+def _describe(name: str, there: Any, here: Any) -> str:
+    """Return the name of a part and its two values, which are left out if they are digests."""
     if any(isinstance(value, str) and value.startswith(_DIGEST) for value in (there, here)):
         return name
     return f"{name} ({there}, here {here})"
 
 
-def _agree(kept, here: list[float]) -> bool:
+def _agree(kept: Any, here: list[float]) -> bool:
+    """Return whether numbers of a file agree with those of this run, to `TOLERANCE`."""
     numbers = isinstance(kept, list) and all(isinstance(value, int | float) for value in kept)
     if not numbers or len(kept) != len(here):
         return False
     a, b = np.asarray(kept, float), np.asarray(here, float)
     finite = np.isfinite(b)
-    apart = np.linalg.norm(a[finite] - b[finite])
+    distance = np.linalg.norm(a[finite] - b[finite])
     same = np.array_equal(a[~finite], b[~finite], equal_nan=True)
-    return bool(same and apart <= TOLERANCE * np.linalg.norm(b[finite]))
+    return bool(same and distance <= TOLERANCE * np.linalg.norm(b[finite]))
 
 
-def plain_fields(**objects) -> dict[str, Any]:
-    """Attributes of objects that are single numbers or texts: {"period of the schedule": 10}."""
+def scalar_fields(**objects: Any) -> dict[str, Any]:
+    """Return the attributes of objects that are numbers or texts.
+
+    Args:
+        objects: The objects, by name.
+
+    Returns:
+        A dict as {"max_period of the schedule": 10}.
+    """
     return {
         f"{name} of the {of}": as_python(value)
         for of, found in objects.items()
@@ -121,8 +135,18 @@ def plain_fields(**objects) -> dict[str, Any]:
     }
 
 
-def start_of(state: TrainState, fixed: PyTree, data, sets, looks: np.ndarray) -> dict[str, Any]:
-    """`Identity.settings` of any run: what it starts from, and when it is looked at."""
+def start_settings(
+    state: TrainState, fixed: PyTree, data: PyTree, sets: PyTree, looks: np.ndarray
+) -> dict[str, Any]:
+    """Return the settings that every run has for its `Identity`.
+
+    Args:
+        state: The first state.
+        fixed: The fixed parameters.
+        data: All that the run trains on.
+        sets: The sets on which metrics are recorded.
+        looks: The steps at which metrics are recorded, (T,).
+    """
     rest = state._replace(params=None, anchor=None, key=None)
     return {
         "num_steps": int(looks[-1]),
@@ -138,8 +162,16 @@ def start_of(state: TrainState, fixed: PyTree, data, sets, looks: np.ndarray) ->
 def first_numbers(
     state: TrainState, fixed: PyTree, step: Callable, observe: Callable
 ) -> dict[str, list[float]]:
-    """`Identity.first` of training: the parameters, where step(state) leads, and what is recorded
-    of the first state. The step may take over the buffers of its argument."""
+    """Return the first numbers of a training run for its `Identity`.
+
+    They summarise the first parameters, the change in the first step, and the first metrics.
+
+    Args:
+        state: The first state.
+        fixed: The fixed parameters.
+        step: step(state) -> the next state. It may donate the buffers of its argument.
+        observe: observe(state) -> {name: array}, the metrics.
+    """
     after = step(jax.tree.map(jnp.copy, state))
     found = {PARAMETERS: summary((state.params, state.anchor, fixed))}
     parts = {
@@ -153,7 +185,14 @@ def first_numbers(
 
 
 def summary(tree: PyTree) -> list[float]:
-    """The norm of all leaves together, and their sum with signs that are as if drawn."""
+    """Summarise a pytree by two numbers.
+
+    Args:
+        tree: A pytree of arrays and PRNG keys.
+
+    Returns:
+        [norm, sum]: The 2-norm of all entries, and their sum with fixed pseudo-random signs.
+    """
     squared = signed = 0.0
     for index, leaf in enumerate(map(_floats, jax.tree.leaves(tree))):
         squared += np.vdot(leaf, leaf)
@@ -162,45 +201,63 @@ def summary(tree: PyTree) -> list[float]:
     return [float(np.sqrt(squared)), float(signed)]
 
 
-def _floats(leaf) -> np.ndarray:
-    return plain(leaf).astype(np.float64).ravel()
+def _floats(leaf: Any) -> np.ndarray:
+    """Return the entries of a leaf as a vector of float64."""
+    return to_numpy(leaf).astype(np.float64).ravel()
 
 
 def digest(*trees: PyTree) -> str:
-    """SHA-256 of arrays, and of how they are nested."""
+    """Return the SHA-256 of pytrees: of their structures, shapes, dtypes and entries.
+
+    Args:
+        trees: Pytrees of arrays and PRNG keys.
+
+    Returns:
+        "sha256:" and 64 hexadecimal digits.
+    """
     found = hashlib.sha256()
     for tree in trees:
         leaves, structure = jax.tree.flatten(tree)
         found.update(str(structure).encode())
-        for leaf in map(plain, leaves):
+        for leaf in map(to_numpy, leaves):
             found.update(f"{leaf.shape}{leaf.dtype}".encode())
-            found.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8))
+            found.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
     return _DIGEST + found.hexdigest()
 
 
-def plain(leaf) -> np.ndarray:
-    """A leaf as NumPy holds it; random keys by their bits."""
-    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+def to_numpy(leaf: Any) -> np.ndarray:
+    """Return a leaf as a NumPy array; a typed PRNG key as its raw uint32 words.
+
+    Args:
+        leaf: An array, a number or a PRNG key.
+    """
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return np.asarray(leaf)
 
 
 def program_digest(programs: Iterable[ClosedJaxpr]) -> str:
-    """SHA-256 of the text of programs and of every array that they hold, at any depth.
+    """Return the SHA-256 of the text of programs and of every array constant in them.
 
-    Of a Python function that a program calls back, the code and the numbers and arrays that it
-    closes over are included; its globals, and objects and lists that it closes over, are not.
+    For a Python callback the digest includes its code and the numbers and arrays in its closure. It
+    excludes the globals of the callback, and other objects and lists in its closure.
+
+    Args:
+        programs: Jaxprs, as jax.jit(f).trace(...).jaxpr.
+
+    Returns:
+        "sha256:" and 64 hexadecimal digits.
     """
     found = hashlib.sha256()
     for program in programs:
-        # str() of a jaxpr has colours in a notebook kernel.
+        # In a notebook str() would add colours.
         text = program.pretty_print(use_color=False)
-        found.update(_ADDRESS.sub("", text).encode() + _held(program, {}))
+        found.update(_ADDRESS.sub("", text).encode() + _constants(program, {}))
     return _DIGEST + found.hexdigest()
 
 
-def _held(part, known: dict[int, bytes]) -> bytes:
-    """SHA-256 of the arrays in a part of a program, in their order."""
+def _constants(part: Any, known: dict[int, bytes]) -> bytes:
+    """Return the SHA-256 of the array constants in a part of a program, in their order."""
     if id(part) in known:
         return known[id(part)]
     if hasattr(part, "__array__"):
@@ -212,21 +269,21 @@ def _held(part, known: dict[int, bytes]) -> bytes:
         for equation in part.eqns:
             inner += [v.val for v in equation.invars if isinstance(v, Literal)]
             settings = dict(equation.params)
-            inner += [_called(settings.pop("callback", None)), *settings.values()]
+            inner += [_function_parts(settings.pop("callback", None)), *settings.values()]
     elif isinstance(part, list | tuple):
         inner = part
     elif isinstance(part, dict):
         inner = part.values()
     else:
         return part if isinstance(part, bytes) else b""
-    found = hashlib.sha256(b"".join(_held(one, known) for one in inner)).digest()
-    if isinstance(part, Jaxpr):  # it lives as long as the program, and may be in many places
+    found = hashlib.sha256(b"".join(_constants(one, known) for one in inner)).digest()
+    if isinstance(part, Jaxpr):  # a program may hold the same jaxpr in many places
         known[id(part)] = found
     return found
 
 
-def _called(value, depth: int = 9):
-    """A Python function as nested tuples of arrays and bytes."""
+def _function_parts(value: Any, depth: int = 9) -> Any:
+    """Return a Python function as nested tuples of arrays and bytes."""
     value = getattr(value, "callback_func", value)
     if isinstance(value, FunctionType):
         cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
@@ -242,6 +299,6 @@ def _called(value, depth: int = 9):
     elif hasattr(value, "__array__"):
         return value
     else:
-        whole = isinstance(value, int | float | complex | str | bytes | None)
-        return repr(value if whole else type(value)).encode()
-    return tuple(_called(one, depth - 1) for one in inner) if depth else ()
+        literal = isinstance(value, int | float | complex | str | bytes | None)
+        return repr(value if literal else type(value)).encode()
+    return tuple(_function_parts(one, depth - 1) for one in inner) if depth else ()

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from iterlin.training import checkpoints
 from iterlin.training.identity import Identity
 
-# Seconds: what a chunk of steps should take, between two checkpoints, between two lines.
+# Seconds that a chunk of steps should take, between two checkpoints, and between two lines.
 CHUNK, CHECKPOINT, LINE = 4.0, 15.0, 30.0
 FIRST_CHUNK = 32
 
@@ -27,16 +27,16 @@ History = dict[str, np.ndarray]
 
 
 class OutOfTime(RuntimeError):
-    """A run was stopped because its time is over; its checkpoint is written."""
+    """A run stopped at its deadline, after it wrote its checkpoint."""
 
 
 @runtime_checkable
 class Trainer(Protocol):
-    """What `run` asks of an engine.
+    """The methods that `run` needs of an engine.
 
     Attributes:
         step: Steps taken so far.
-        names: What `look` returns.
+        names: Names of the arrays that `look` returns.
         notes: Names of the numbers that `save` returns.
     """
 
@@ -45,19 +45,32 @@ class Trainer(Protocol):
     notes: tuple[str, ...]
 
     def go_to(self, target: int) -> Iterator[None]:
-        """Train up to a step. Yield before each piece of work, with a state that can be saved."""
+        """Train up to a step. Yield before each piece of work, when the state can be saved.
+
+        Args:
+            target: The step at which to stop.
+        """
         ...
 
     def look(self, seconds: float) -> dict[str, np.ndarray]:
-        """Return what is recorded of the present state."""
+        """Return the metrics of the current state.
+
+        Args:
+            seconds: Duration of the run so far.
+        """
         ...
 
     def save(self) -> tuple[PyTree, dict[str, float]]:
-        """Return arrays and numbers from which the run can go on."""
+        """Return the arrays and numbers from which the run can resume."""
         ...
 
     def restore(self, arrays: PyTree, notes: dict[str, float]) -> None:
-        """Go on from what `save` returned."""
+        """Resume from a checkpoint.
+
+        Args:
+            arrays: The arrays that `save` returned.
+            notes: The numbers that `save` returned.
+        """
         ...
 
     def status(self) -> str:
@@ -66,11 +79,11 @@ class Trainer(Protocol):
 
 
 class Outcome(NamedTuple):
-    """What is left of a run.
+    """The result of a run.
 
     Attributes:
         state: The final state.
-        history: "step" and what was recorded, time along the last axis.
+        history: "step" (T,) and the metrics, arrays whose last axis is T.
         seconds: How long the run took, interruptions left out.
     """
 
@@ -80,7 +93,7 @@ class Outcome(NamedTuple):
 
 
 def never() -> bool:
-    """Answer for a run without a deadline."""
+    """Return False: the `out_of_time` of a run without a deadline."""
     return False
 
 
@@ -117,7 +130,7 @@ def run(
     before = 0.0
     identity = Identity({}) if identity is None else identity
     if checkpoint is not None:
-        checkpoint = checkpoints.file_of(Path(checkpoint), identity)
+        checkpoint = checkpoints.resolve_path(Path(checkpoint), identity)
         rows, before = _resumed(trainer, checkpoint, identity)
         if len(rows) < len(looks):
             identity.prepare()
@@ -159,7 +172,7 @@ def run(
 
 
 def _resumed(trainer: Trainer, checkpoint: Path, identity: Identity):
-    """Put the trainer where its checkpoint is; return the rows recorded by then, and seconds."""
+    """Restore the trainer from a checkpoint; return the rows recorded by then, and the seconds."""
     like = (trainer.save()[0], {name: np.zeros(0) for name in trainer.names})
     notes = ("seconds", *trainer.notes)
     found = checkpoints.load(checkpoint, like, identity=identity, notes=notes)
@@ -173,18 +186,19 @@ def _resumed(trainer: Trainer, checkpoint: Path, identity: Identity):
 
 
 class StepTrainer:
-    """Takes every step, in chunks of a few seconds: compiled loops whose length is an argument.
+    """Train step by step, in compiled chunks of a few seconds.
 
-    How a run is cut into chunks changes neither its numbers nor what is compiled.
+    The length of a chunk is an argument of the compiled loop. It changes neither the numbers of the
+    run nor the number of compilations.
 
     Args:
         state: The first state, of one run or of several.
-        advance: advance(state, count) -> state; it may take over the buffers of its argument.
+        advance: advance(state, count) -> state. It may donate the buffers of its argument.
         observe: observe(state) -> {name: array}.
         first: Steps that the state has taken.
     """
 
-    notes = ("taken",)
+    notes: tuple[str, ...] = ("taken",)
 
     def __init__(self, state, advance: Callable, observe: Callable, *, first: int = 0):
         self.advance, self.observe = advance, observe
@@ -195,7 +209,7 @@ class StepTrainer:
     def go_to(self, target: int) -> Iterator[None]:
         while self.step < target:
             yield
-            if bool(jnp.all(self.state.ended)):  # nothing is left to do but to look
+            if bool(jnp.all(self.state.ended)):  # the parameters would stay as they are
                 self.step = target
                 return
             count = min(target - self.step, self.length)
@@ -212,18 +226,18 @@ class StepTrainer:
     def look(self, seconds: float) -> dict[str, np.ndarray]:
         return {n: np.asarray(v) for n, v in jax.device_get(self.observe(self.state)).items()}
 
-    def save(self):
+    def save(self) -> tuple[PyTree, dict[str, float]]:
         return self.state, {"taken": self.step}
 
-    def restore(self, arrays, notes) -> None:
-        self.state, self.step = arrays, notes["taken"]
+    def restore(self, arrays: PyTree, notes: dict[str, float]) -> None:
+        self.state, self.step = arrays, int(notes["taken"])
 
     def status(self) -> str:
         return f"{int(jnp.sum(self.state.diverged_at >= 0))} diverged"
 
 
 class _Report:
-    """A bar, or a line now and then, as `run` describes."""
+    """Show the progress of a run as a bar, or as a line every `LINE` seconds."""
 
     def __init__(self, total, taken, progress, label):
         self.total, self.label = total, label

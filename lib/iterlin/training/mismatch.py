@@ -1,12 +1,13 @@
-"""How far a network and its linearisation have come apart: what a schedule may look at.
+"""Measure the mismatch between a network and its linearisation, for adaptive schedules.
 
-Both are functions of a `TrainState`, for `schedules.when`:
+Each measure is a function of a `TrainState`, for `schedules.when`:
 
     error = linearization_error(f, x)
     schedule = when(lambda state: error(state) > 0.3, check_every=10)
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
@@ -21,14 +22,22 @@ Measure = Callable[[TrainState], Float[Array, ""]]
 
 
 def linearization_error(f: Network, x: PyTree) -> Measure:
-    """error(state) = ||f(theta) - f_lin(theta)|| / ||f_lin(theta) - f(theta_s)|| on the inputs x.
+    """Make a function that returns the relative error of the linearised outputs.
 
-    The change of the outputs that the expansion at theta_s misses, relative to the change that it
-    tells, in 2-norms over all outputs of all examples: 0 where f is affine in its parameters, of
-    first order in theta - theta_s elsewhere, and 0 at theta_s itself. It needs no labels. A call
-    takes one Jacobian-vector product and one pass, and a few hundred examples are enough.
+    error(state) = ||f(theta) - f_lin(theta)|| / ||f_lin(theta) - f(theta_s)||, in 2-norms over all
+    outputs of all examples in x. The error is 0 at theta_s and for a network that is affine in its
+    parameters; otherwise it is of first order in theta - theta_s. It needs no labels. A call costs
+    one Jacobian-vector product and one forward pass; a few hundred examples are enough.
 
-    Raises ValueError for an f that cannot be called, or inputs without an example.
+    Args:
+        f: The network f(params, x) -> outputs (N, ...).
+        x: Inputs, arrays that lead with the N examples.
+
+    Returns:
+        error(state) -> the relative error, a scalar without unit.
+
+    Raises:
+        ValueError: If f is not a function, or x holds no example.
 
     >>> f, x = lambda p, x: p**2 * x, jnp.ones(3)
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.1)
@@ -42,23 +51,33 @@ def linearization_error(f: Network, x: PyTree) -> Measure:
     @full_precision()
     def error(state: TrainState) -> Float[Array, ""]:
         linear = linearize(f, state.anchor)
-        told = linear(state.params, x)
-        missed = jnp.linalg.norm(jnp.ravel(f(state.params, x) - told))
-        change = jnp.linalg.norm(jnp.ravel(told - f(state.anchor, x)))
+        predicted = linear(state.params, x)
+        missed = jnp.linalg.norm(jnp.ravel(f(state.params, x) - predicted))
+        change = jnp.linalg.norm(jnp.ravel(predicted - f(state.anchor, x)))
         return jnp.where(missed == 0, 0.0, missed / change)
 
     return error
 
 
 def loss_ratio(f: Network, loss: Loss, x: PyTree, y: PyTree) -> Measure:
-    """ratio(state) = loss(f(theta, x), y) / loss(f_lin(theta, x), y): 1 at theta_s, above 1 where
-    the network does worse than the linear model that is trained in its place.
+    """Make a function that returns the loss of the network over the loss of its linearisation.
 
-    loss(outputs, y) is positive; on held-out examples the ratio says whether what the linear model
-    learns still helps the network. The network may do better, too: a ratio far below 1 is no
-    agreement.
+    ratio(state) = loss(f(theta, x), y) / loss(f_lin(theta, x), y). The ratio is 1 at theta_s and
+    above 1 where the network does worse than the linear model that is trained in its place. On
+    held-out examples the ratio shows whether progress of the linear model still helps the network.
+    A ratio far below 1 is a mismatch, too.
 
-    Raises ValueError for an f or a loss that cannot be called, or inputs without an example.
+    Args:
+        f: The network f(params, x) -> outputs (N, ...).
+        loss: loss(outputs, y) -> a positive number.
+        x: Inputs, arrays that lead with the N examples.
+        y: Targets of these examples.
+
+    Returns:
+        ratio(state) -> the ratio, a scalar without unit.
+
+    Raises:
+        ValueError: If f or loss is not a function, or x holds no example.
 
     >>> f, x, y = lambda p, x: p**2 * x, jnp.ones(3), 4.0 * jnp.ones(3)
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.1)
@@ -79,7 +98,8 @@ def loss_ratio(f: Network, loss: Loss, x: PyTree, y: PyTree) -> Measure:
     return ratio
 
 
-def _check(f, x):
+def _check(f: Any, x: PyTree) -> None:
+    """Raise ValueError unless f is a function and x holds an example."""
     if not callable(f):
         raise ValueError(f"f must be a function (params, x), got {f!r}")
     examples.num_examples(x, "x")

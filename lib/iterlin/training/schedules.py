@@ -25,10 +25,10 @@ from iterlin.linearise.validation import (
     function_name,
     is_traced,
 )
-from iterlin.training.state import TrainState, whole
+from iterlin.training.state import TrainState, combine_state
 
-# Larger than any step counter: a period that never comes round (erratum 11: K beyond the end of a
-# run and K = infinity are the same algorithm).
+# Larger than any step counter, so that it stands for K = infinity (erratum 11: a period beyond the
+# end of a run and K = infinity are the same algorithm).
 NEVER = 2**31 - 1
 
 
@@ -73,10 +73,10 @@ class Solved:
 
 @dataclass(frozen=True)
 class Schedule:
-    """When to re-linearise: a function (step, state) -> bool, and what is known of it.
+    """When to re-linearise: a function (step, state) -> bool, with hints for the engines.
 
-    The function is asked before every step. The fields beside it let engines skip steps. Two
-    schedules are equal if their fields are.
+    The function is evaluated before every step. With the hints, engines can skip steps. Two
+    schedules are equal if their fields are equal.
 
     Args:
         due: The function. It may look at the parameters, the anchor and the step of `state`.
@@ -97,11 +97,31 @@ class Schedule:
     solved: Solved | None = None
 
     def __call__(self, step, state) -> Bool[Array, ""]:
+        """Return whether to re-linearise before this step.
+
+        Args:
+            step: Steps taken.
+            state: The `TrainState` before the step.
+        """
         name = f"the schedule {function_name(self.due)}"
         with explain_tracer_errors(name, "step", "jnp.isin(step, jnp.array([3, 7]))"):
             answer = self.due(step, state)
         check_returns_bool(name, answer, "step % 5 == 0")
         return answer
+
+    def bind_fixed(self, fixed: PyTree) -> "Schedule":
+        """Return the schedule as one of states of the trained parameters alone.
+
+        Args:
+            fixed: The fixed parameters, with which each state is combined for `due`.
+        """
+        if not jax.tree.leaves(fixed):
+            return self
+
+        def due(step, state):
+            return self(step, combine_state(state, fixed))
+
+        return replace(self, due=due)
 
 
 @dataclass(frozen=True)
@@ -188,8 +208,8 @@ def when_solved(rule: Solved, *, max_period: int | float | Array = math.inf) -> 
     """
     if not isinstance(rule, Solved):
         raise ValueError(f"rule must be a `schedules.Solved`, got {rule!r}")
-    max_period = _as_period("max_period", max_period)
-    return Schedule(_OnceSolved(max_period), max_period=max_period, solved=rule)
+    longest = _as_period("max_period", max_period)
+    return Schedule(_OnceSolved(longest), max_period=longest, solved=rule)
 
 
 def when(
@@ -225,14 +245,21 @@ def when(
         raise ValueError(f"predicate must be a function of the state, got {predicate!r}")
     check_signature("predicate", predicate, ("state",))
     check_positive_integer("check_every", check_every)
-    max_period = _as_period("max_period", max_period)
-    due = _WherePredicateHolds(predicate, check_every, max_period)
-    return Schedule(due, check_every=check_every, max_period=max_period)
+    longest = _as_period("max_period", max_period)
+    due = _WherePredicateHolds(predicate, check_every, longest)
+    return Schedule(due, check_every=check_every, max_period=longest)
 
 
 def as_schedule(schedule: Any) -> Schedule:
-    """A period K as `every(K)`, a function (step, state) as a schedule. Raise ValueError for
-    anything else, such as a function of other arguments."""
+    """Convert a period or a function to a `Schedule`.
+
+    Args:
+        schedule: A period K, which becomes `every(K)`, a function (step, state) -> bool, or a
+            `Schedule`.
+
+    Raises:
+        ValueError: For anything else, such as a function of other arguments.
+    """
     if isinstance(schedule, Schedule):
         return schedule
     if callable(schedule):
@@ -247,32 +274,35 @@ def as_schedule(schedule: Any) -> Schedule:
         ) from None
 
 
-def of_whole(schedule: Schedule, fixed: PyTree) -> Schedule:
-    """The schedule of states that lack the fixed parameters, of which it is told."""
-    if not jax.tree.leaves(fixed):
-        return schedule
-
-    def due(step, state):
-        return schedule(step, whole(state, fixed))
-
-    return replace(schedule, due=due)
-
-
 def check_answer(schedule: Schedule, state: TrainState) -> None:
-    """Raise ValueError unless the schedule's answer at this state is one bool; nothing runs."""
+    """Require that a schedule returns one bool, without computing it.
+
+    Args:
+        schedule: The schedule.
+        state: The state at which to trace it.
+
+    Raises:
+        ValueError: If the schedule fails or returns anything else.
+    """
     jax.eval_shape(schedule, state.step, state)
 
 
 def reads_params(schedule: Schedule, state: TrainState) -> bool:
-    """Return whether the schedule's answer depends on the parameters."""
+    """Return whether the answer of a schedule depends on the parameters.
 
-    def asked(params):
+    Args:
+        schedule: The schedule.
+        state: The state at which to trace it.
+    """
+
+    def answer(params):
         return schedule(state.step, state._replace(params=params))
 
-    # Over two copies of the parameters, an answer that depends on them has an axis: None refuses.
+    # Under vmap over two copies of the parameters, an answer that depends on them has a batch axis,
+    # which out_axes=None rejects.
     def over_copies(params):
         copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (2, *leaf.shape)), params)
-        return jax.vmap(asked, out_axes=None, axis_size=2)(copies)
+        return jax.vmap(answer, out_axes=None, axis_size=2)(copies)
 
     try:
         jax.eval_shape(over_copies, state.params)
@@ -281,8 +311,8 @@ def reads_params(schedule: Schedule, state: TrainState) -> bool:
     return False
 
 
-def _as_period(name, period):
-    """A period as an int, `NEVER` for infinity, or traced; 1e3 is 1000."""
+def _as_period(name: str, period: Any) -> int | Array:
+    """Return a period as an int, with `NEVER` for infinity, or as the traced integer that it is."""
     number = as_python(period)
     if isinstance(number, float):
         period = int(number) if number.is_integer() else number
@@ -290,10 +320,17 @@ def _as_period(name, period):
     return period if isinstance(period, Array) else int(min(period, NEVER))
 
 
-def periods_array(periods) -> Array:
-    """Periods as an int32 array that `every` accepts under vmap, infinity as `NEVER`.
+def periods_array(periods: Any) -> Array:
+    """Return periods as an array that `every` accepts under vmap.
 
-    Raises ValueError for what is no sequence of positive integers or infinity, or an empty one.
+    Args:
+        periods: A sequence of positive integers or infinity.
+
+    Returns:
+        The periods as int32 (K,), with `NEVER` for infinity.
+
+    Raises:
+        ValueError: If periods are not such a sequence, or are empty.
     """
     several = isinstance(as_python(periods), Iterable)
     found = [_as_period("period", period) for period in periods] if several else []

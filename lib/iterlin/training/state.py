@@ -1,23 +1,34 @@
-"""Where a run of iterative linearisation is."""
+"""The state of a training run."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Int, PyTree
 
 from iterlin.linearise.parameters import Trainable, combine, partition
 
+# Value of `diverged_at` and `converged_at` in a run that has done neither.
 NOT_YET = -1
 
 
 class TrainState(NamedTuple):
-    """All that a run is: training resumes from it exactly.
+    """The state of a run, from which training resumes to the same bits.
 
-    step: steps taken. params: theta. anchor: theta_s. order: this epoch's order of the examples
-    (empty for full batch). updates: re-linearisations after the first. anchored_at: the step of
-    the latest. solved: whether the stopping rule has found the present linear problem solved.
-    statistics: running statistics of normalised layers, () without. diverged_at, converged_at:
-    the step that gave a non-finite loss or parameter (it is not applied) or found the target loss
-    reached; -1 before. A run that has diverged or converged stands still.
+    A run that has diverged or converged keeps its parameters from then on.
+
+    Attributes:
+        step: Steps taken.
+        params: The parameters theta.
+        anchor: The point of expansion theta_s, a pytree like params.
+        optimizer_state: State of the `optax` transformation.
+        key: PRNG key of the run. Batches, augmentation and the network's keys are drawn from it.
+        order: Order of the examples in this epoch, (N,); empty for full-batch training.
+        updates: Re-linearisations after the first linearisation.
+        anchored_at: Step of the latest linearisation.
+        solved: Whether the stopping rule has found the current linear problem solved.
+        statistics: Running statistics of normalisation layers; () for a network without them.
+        diverged_at: Step whose loss or parameters were not finite (the step is not applied); -1 if
+            there was none.
+        converged_at: Step at which the target loss was reached; -1 if it was not.
     """
 
     step: Int[Array, ""]
@@ -35,19 +46,34 @@ class TrainState(NamedTuple):
 
     @property
     def ended(self) -> Bool[Array, "..."]:
+        """Whether the run has diverged or converged."""
         return (self.diverged_at != NOT_YET) | (self.converged_at != NOT_YET)
 
 
-# The leaves of the state of several runs lead with the run, all but the step, which they share.
-RUN_AXES = TrainState(None, *[0] * (len(TrainState._fields) - 1))
+# vmap axes of the state of several runs: all leaves lead with the run, except the shared step.
+RUN_AXES: Any = TrainState._make([None] + [0] * (len(TrainState._fields) - 1))
 
 
-def parted(state: TrainState, trainable: Trainable) -> tuple[TrainState, PyTree]:
-    """A state of the moving parameters alone, and the fixed ones; `whole` undoes it."""
+def partition_state(state: TrainState, trainable: Trainable) -> tuple[TrainState, PyTree]:
+    """Split a state into the state of the trained parameters and the fixed parameters.
+
+    Args:
+        state: A state of all parameters.
+        trainable: Which parameters are trained (`linearise.parameters.partition`).
+
+    Returns:
+        (state, fixed): The state, whose params and anchor hold None in place of fixed leaves, and
+            the fixed parameters. `combine_state` is the inverse.
+    """
     params, fixed = partition(state.params, trainable)
     return state._replace(params=params, anchor=partition(state.anchor, trainable)[0]), fixed
 
 
-def whole(state: TrainState, fixed: PyTree) -> TrainState:
-    """The state with all parameters, as schedules and users see it."""
+def combine_state(state: TrainState, fixed: PyTree) -> TrainState:
+    """Return the state of all parameters, as schedules and users see it.
+
+    Args:
+        state: A state of the trained parameters.
+        fixed: The fixed parameters, as `partition_state` returns them.
+    """
     return state._replace(params=combine(state.params, fixed), anchor=combine(state.anchor, fixed))

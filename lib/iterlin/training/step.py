@@ -22,27 +22,27 @@ from iterlin.training import draws
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.linear_problem import LinearProblem
 from iterlin.training.losses import loss_over_slices
-from iterlin.training.schedules import as_schedule, of_whole
+from iterlin.training.schedules import as_schedule
 from iterlin.training.state import NOT_YET, TrainState
 
 
 @dataclass(frozen=True)
 class Step:
-    """The steps of one run, for a loop of one's own; `train` is the loop that most users want.
+    """One step of a run, for a training loop of your own; most users call `train` instead.
 
-    Its states hold the trained parameters alone if `trainable` leaves some out; see `bind`.
+    If `trainable` fixes some parameters, the states hold the trained parameters alone (see `bind`).
 
     Args:
-        algorithm: What is minimised, and by which optimiser.
+        algorithm: The objective and the optimiser.
         schedule: When to re-linearise, as for `train`.
-        batch_size: Examples of a step, drawn without replacement; an incomplete last batch of an
-            epoch is left out. None for all examples.
+        batch_size: Examples of a step, drawn without replacement. The incomplete last batch of an
+            epoch is dropped. None for all examples.
         augment: augment(key, x) -> x changes the inputs of a step.
-        target_loss: Ends the run at the first linearisation at which the loss of the network, any
-            regularizer included, is at most this.
-        mesh: Devices that share the examples of a step, over all axes, for an f that treats its
-            examples independently (not checked). It has no effect on an f that draws or has running
-            statistics, or for a loss that is not known to be a sum (`losses.as_sum`).
+        target_loss: End the run at the first linearisation at which the loss of the network, with
+            the regularizer, is at most this.
+        mesh: Devices that share the examples of a step, over all axes of the mesh. It requires an f
+            that treats its examples independently (not checked). It has no effect if f is keyed or
+            has running statistics, or if the loss is not known to be a sum (`losses.as_sum`).
 
     Raises:
         ValueError: For an argument of the wrong kind.
@@ -77,10 +77,14 @@ class Step:
             raise ValueError(f"mesh must be a jax.sharding.Mesh, got {self.mesh!r}")
 
     def bind(self, fixed: PyTree) -> "Step":
-        """Return the steps of states that lack the fixed parameters."""
+        """Return the steps for states of the trained parameters alone.
+
+        Args:
+            fixed: The fixed parameters, with which the network and the schedule are called.
+        """
         if not jax.tree.leaves(fixed):
             return self
-        algorithm, schedule = self.algorithm.bind_fixed(fixed), of_whole(self.schedule, fixed)
+        algorithm, schedule = self.algorithm.bind_fixed(fixed), self.schedule.bind_fixed(fixed)
         return replace(self, algorithm=algorithm, schedule=schedule)
 
     def start(self, params: PyTree, data, key: Array) -> TrainState:
@@ -88,11 +92,11 @@ class Step:
 
         Args:
             params: The trained parameters.
-            data: (x, y), or (x, y, examples) for a run on some of the examples.
-            key: Orders the examples and draws what else the run draws.
+            data: (x, y), or (x, y, indices) for a run on the examples at these indices.
+            key: PRNG key of the run.
         """
         zero, not_yet = jnp.asarray(0, jnp.int32), jnp.asarray(NOT_YET, jnp.int32)
-        order = [] if self.batch_size is None else draws.chosen_examples(data)
+        order = [] if self.batch_size is None else draws.example_indices(data)
         normalization = self.algorithm.normalization
         return TrainState(
             step=zero,
@@ -110,10 +114,15 @@ class Step:
         )
 
     def draw(self, init: Callable[[Array], PyTree], data, key: Array) -> TrainState:
-        """Return the first state of a run that draws all it needs from one key.
+        """Return the first state of a run that draws everything from one key.
 
-        Two runs of one key share their initial parameters init(key), and the order and augmentation
-        of their examples, whatever their schedules.
+        Two runs with the same key share their initial parameters, and the order and augmentation of
+        their examples, whatever their schedules.
+
+        Args:
+            init: init(key) -> the initial parameters.
+            data: (x, y), or (x, y, indices).
+            key: PRNG key of the run.
         """
         params = init(key)
         moving = partition(params, self.algorithm.trainable)[0]
@@ -122,12 +131,24 @@ class Step:
         return state
 
     def advance(self, state: TrainState, data, count, fixed: PyTree = ()) -> TrainState:
-        """Take `count` steps, which may be traced, beside the fixed parameters."""
+        """Take several steps.
+
+        Args:
+            state: The state of the trained parameters.
+            data: (x, y), or (x, y, indices).
+            count: Number of steps; it may be traced.
+            fixed: The fixed parameters.
+        """
         step = self.bind(fixed)
         return jax.lax.fori_loop(0, count, lambda _, state: step(state, data), state)
 
     def __call__(self, state: TrainState, data) -> TrainState:
-        """Take one step of Algorithm 3 on data = (x, y)."""
+        """Take one step of Algorithm 3.
+
+        Args:
+            state: The state before the step.
+            data: (x, y), or (x, y, indices).
+        """
         algorithm, optimizer = self.algorithm, self.algorithm.transformation
 
         # Re-linearise? Then the anchor theta_s becomes theta.
@@ -151,7 +172,7 @@ class Step:
         )
         params = optax.apply_updates(state.params, updates)
 
-        # A run that ends here keeps what it had. At a linearisation proxy and network agree, so
+        # A run that ends here keeps its state. At a linearisation proxy and network agree, so
         # that `value` is the loss of the network.
         target = -jnp.inf if self.target_loss is None else self.target_loss
         reached = linearizing & (value <= target)
@@ -189,7 +210,8 @@ class Step:
 
     def _meets_rule(self, state, anchor, params, data) -> Bool[Array, ""]:
         """Return whether params solve the linear problem on all examples, by the rule `Solved`."""
-        rule, algorithm, (x, y) = self.schedule.solved, self.algorithm, draws.all_of(data)
+        rule, algorithm = self.schedule.solved, self.algorithm
+        x, y = draws.training_examples(data)
         extra = algorithm.extra(state, None)
         proxy = linearize(lambda p, x: algorithm.in_training(p, x, extra)[0], anchor)
         solved = jnp.asarray(False)

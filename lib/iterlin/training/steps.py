@@ -14,7 +14,7 @@ from iterlin.linearise.slices import Sliced
 from iterlin.linearise.validation import check_random_key
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.checks import (
-    batches_of,
+    batch_iterator,
     check_call,
     check_functions,
     check_resumed,
@@ -25,13 +25,13 @@ from iterlin.training.identity import (
     STEP,
     Identity,
     first_numbers,
-    plain_fields,
     program_digest,
-    start_of,
+    scalar_fields,
+    start_settings,
 )
 from iterlin.training.loop import History, StepTrainer, run
-from iterlin.training.schedules import check_answer, of_whole
-from iterlin.training.state import TrainState, parted, whole
+from iterlin.training.schedules import check_answer
+from iterlin.training.state import TrainState, combine_state, partition_state
 from iterlin.training.step import Step
 from iterlin.training.watching import Watch, observer
 
@@ -48,10 +48,25 @@ def train_by_steps(
     progress,
     taken: tuple[str, ...] = ("step",),
 ) -> tuple[TrainState, History]:
-    """Train with engine "steps" of `train`, whose arguments are checked here.
+    """Train with the engine "steps", after checking the arguments.
 
     Args:
-        taken: Names that the history has besides what is recorded.
+        step: The steps of the run.
+        params: As for `train`, like all further arguments.
+        data: See `train`.
+        num_steps: See `train`.
+        key: See `train`.
+        watch: See `train`.
+        checkpoint: See `train`.
+        progress: See `train`.
+        taken: Names that the history uses for other quantities.
+
+    Returns:
+        (state, history): As `train`.
+
+    Raises:
+        ValueError: As `train`.
+        CheckpointError: As `train`.
     """
     algorithm, schedule = step.algorithm, step.schedule
     check_call("train", step, (params, data, key), watch, checkpoint)
@@ -61,7 +76,7 @@ def train_by_steps(
     if begun and key is not None:
         raise ValueError("the state has the key that its run began with: leave key out")
     first, key = (int(begun.step), begun.key) if begun else (0, key)
-    batches = None if isinstance(data, tuple | list) else batches_of(data, step, checkpoint)
+    batches = None if isinstance(data, tuple | list) else batch_iterator(data, step, checkpoint)
     if batches is not None:
         data = next(batches, None)
         if data is None:
@@ -69,19 +84,19 @@ def train_by_steps(
     looks = check_run(step, data, num_steps, key, watch.at, first)
     if begun:
         check_resumed(begun, step, examples.num_examples(data[1]))
-        state, given = parted(begun, algorithm.trainable)
+        state, given = partition_state(begun, algorithm.trainable)
     else:
         moving, given = partition(params, algorithm.trainable)
         warn_about_batch_stats(moving)
         state = step.start(moving, data, jax.random.key(0) if key is None else key)
-    # On the device once, and arguments of programs: constants would be copied into these.
+    # Arguments of the programs, on the device once. Constants would be copied into each program.
     data, state, fixed, sets = to_auto_axes((tuple(data), state, given, dict(watch.sets)))
-    check_functions(step, whole(state, fixed).params, key, data, watch)
-    check_answer(of_whole(schedule, fixed), state)
-    step = on_mesh_of(step, data)
+    check_functions(step, combine_state(state, fixed).params, key, data, watch)
+    check_answer(schedule.bind_fixed(fixed), state)
+    step = with_data_mesh(step, data)
     advance, observe = _advance(step), _observe(algorithm, watch, taken)
-    advance.trace(state, data, jnp.asarray(1, jnp.int32), fixed)  # errors come before any compute
-    settings = plain_fields(algorithm=algorithm, schedule=schedule, rule=schedule.solved, run=step)
+    advance.trace(state, data, jnp.asarray(1, jnp.int32), fixed)  # raise errors before any compute
+    settings = scalar_fields(algorithm=algorithm, schedule=schedule, rule=schedule.solved, run=step)
     state, history = run_steps(
         advance if batches is None else _with_batches(advance, data, batches),
         observe,
@@ -93,12 +108,18 @@ def train_by_steps(
         progress=progress,
         settings=settings,
     )
-    return whole(state, given), history
+    return combine_state(state, given), history
 
 
-def on_mesh_of(step: Step, data) -> Step:
-    """Return the step on the devices of its data, if the network is in slices and so declared to
-    treat its examples independently; for any other network `mesh` says so."""
+def with_data_mesh(step: Step, data) -> Step:
+    """Return the steps with the mesh of their data, if the network is in slices.
+
+    A network in slices treats its examples independently. Any other network needs an explicit mesh.
+
+    Args:
+        step: The steps.
+        data: (x, y), which may be sharded.
+    """
     if step.mesh is None and isinstance(step.algorithm.f, Sliced):
         return replace(step, mesh=find_mesh(data))
     return step
@@ -109,7 +130,7 @@ def _advance(step: Step):
     advance = partial(jax.jit, step.advance, donate_argnums=0)
     try:
         return step.algorithm.program(step, advance)
-    except TypeError:  # no hash: a traced period, or a schedule that holds arrays
+    except TypeError:  # a traced period, or a schedule that holds arrays, has no hash
         return advance()
 
 
@@ -119,14 +140,14 @@ def _observe(algorithm: Algorithm, watch: Watch, taken: tuple[str, ...]):
     metrics = None if watch.metrics is None else tuple(watch.metrics.items())
 
     def observe(state, sets, fixed):
-        return observer(algorithm, measures, taken)(whole(state, fixed), sets)
+        return observer(algorithm, measures, taken)(combine_state(state, fixed), sets)
 
     own = ("observe", metrics, watch.observe, watch.batch_size, taken)
     return algorithm.program(own, lambda: jax.jit(observe))
 
 
 def _with_batches(advance, first, batches):
-    """Return `advance` of steps that take one batch each, the first of which is there already."""
+    """Return `advance` for steps that take one batch each, the first of which is given."""
     waiting = [first]
 
     def steps(state, _, count, fixed):
@@ -143,11 +164,22 @@ def _with_batches(advance, first, batches):
 def run_steps(
     advance, observe, start, sets, looks, *, more=(), first=0, checkpoint, progress, settings
 ) -> tuple[TrainState, History]:
-    """Run advance(state, data, count, fixed, *more) between looks observe(state, sets, fixed).
+    """Train with a compiled loop of steps, and record metrics on the way.
 
     Args:
-        start: (state, data, fixed), the first ones.
-        settings: Numbers and texts that tell the run from others.
+        advance: advance(state, data, count, fixed, *more) -> the state after `count` steps.
+        observe: observe(state, sets, fixed) -> {name: array}.
+        start: (state, data, fixed): The first state, the data, and the fixed parameters.
+        sets: Sets on which metrics are recorded.
+        looks: Steps at which metrics are recorded, (T,).
+        more: Further arguments of advance.
+        first: Steps that the state has taken.
+        checkpoint: See `train`.
+        progress: See `train`.
+        settings: Numbers and texts that distinguish the run from others.
+
+    Returns:
+        (state, history): The final state, and the metrics.
     """
     state, data, fixed = start
 
@@ -165,7 +197,7 @@ def run_steps(
             RECORDED: observe.trace(state, sets, fixed).jaxpr,
         }
         identity = Identity(
-            start_of(state, fixed, (data, *more), sets, looks) | settings,
+            start_settings(state, fixed, (data, *more), sets, looks) | settings,
             {name: program_digest([program]) for name, program in programs.items()},
             lambda: first_numbers(state, fixed, lambda s: take(s, one), look),
         )

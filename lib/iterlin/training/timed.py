@@ -1,11 +1,12 @@
-"""Periods of a fixed time rather than of a fixed number of steps.
+"""Re-linearise after a fixed training time instead of a fixed number of steps.
 
-What a period of K steps of size eta moves is eta K, and how large eta may be depends on the kernel,
-which changes from one linearisation to the next. Here the time is given; the curvature is measured
-at each linearisation, and the steps are a fraction of the largest known to be stable there.
+K steps of size eta train for the time eta K. The largest stable eta depends on the kernel, which
+changes from one linearisation to the next. `for_time` measures the curvature at each linearisation
+and chooses eta and K for a given time.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,38 +16,56 @@ from jaxtyping import Array, Float, Int, PyTree
 from iterlin.linearise import examples
 from iterlin.linearise.krylov import power_iteration
 from iterlin.linearise.validation import check_open_unit_interval, check_positive
+from iterlin.training.linear_problem import LinearProblem
 from iterlin.training.losses import smoothness
 from iterlin.training.schedules import Schedule
 
-# Power iteration approaches the largest eigenvalue from below.
+# Power iteration approaches the largest eigenvalue from below: SAFETY corrects for the rest.
 ITERATIONS, SAFETY = 20, 1.1
 
 
 class Timed(NamedTuple):
-    """An optimizer for `Algorithm` and the schedule that goes with it."""
+    """An optimiser and the schedule that belongs to it, as `for_time` returns them.
+
+    Attributes:
+        optimizer: Pass it to `Algorithm`.
+        schedule: Pass it to `train`.
+    """
 
     optimizer: optax.GradientTransformation
     schedule: Schedule
 
 
 class TimedState(NamedTuple):
-    """The step size of the present linear problem, and how many of its steps are left."""
+    """Optimiser state of `for_time`.
+
+    Attributes:
+        step_size: Step size of the current linear problem.
+        left: Steps left until the next linearisation.
+    """
 
     step_size: Float[Array, ""]
     left: Int[Array, ""]
 
 
 def for_time(time: float, *, fraction: float = 0.5) -> Timed:
-    """Gradient descent on each linear problem for the same time, in steps known to be stable.
+    """Train each linear problem by gradient descent for the same time, in stable steps.
 
-    At each linearisation lambda_max(J J^T) is measured on the batch (20 products) and a bound
-    L = b lambda_max + 2 penalty on the curvature taken, b that of the loss in the outputs wherever
-    they are (`losses.smoothness`: 1/2 for cross-entropy); the period then has
-    ceil(time L / (2 fraction)) steps, of at most `fraction` of the 2 / L at which descent turns
-    unstable.
+    Each linearisation measures lambda_max(J J^T) on the batch, with 20 Jacobian products. The
+    curvature is then at most L = b lambda_max + 2 penalty, where b bounds the curvature of the loss
+    in the outputs (`losses.smoothness`). Gradient descent is stable for steps below 2 / L. The
+    period has ceil(time L / (2 fraction)) steps, each at most the given fraction of 2 / L.
 
-    Raises ValueError for a time that is not positive and finite or a fraction outside (0, 1), and,
-    when it is used, for a loss of which no bound is known.
+    Args:
+        time: Training time eta K of a period.
+        fraction: Step size relative to the stability limit 2 / L.
+
+    Returns:
+        An optimiser for `Algorithm`, and a schedule for `train`.
+
+    Raises:
+        ValueError: If time is not positive and finite, or fraction is outside (0, 1); in training,
+            if `losses.smoothness` knows no bound for the loss.
 
     >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
     >>> timed = il.for_time(5.0)
@@ -59,21 +78,23 @@ def for_time(time: float, *, fraction: float = 0.5) -> Timed:
     check_positive("time", time)
     check_open_unit_interval("fraction", fraction)
 
-    def init(params):
+    def init(params: PyTree) -> TimedState:
         return TimedState(jnp.zeros(()), jnp.zeros((), jnp.int32))
 
-    def update(gradient, state, params, *, value_fn, **_):
-        def measured():
-            largest = SAFETY * _largest_eigenvalue(value_fn.outputs, params)
-            algorithm = value_fn.algorithm
-            bound = smoothness(algorithm.loss, examples.num_examples(value_fn.y)) * largest
+    def update(updates: PyTree, state: Any, params: Any = None, **extra: Any):
+        problem: LinearProblem = extra["value_fn"]
+
+        def measure():
+            largest = SAFETY * _largest_eigenvalue(problem.outputs, params)
+            algorithm = problem.algorithm
+            bound = smoothness(algorithm.loss, examples.num_examples(problem.y)) * largest
             bound = bound + 2 * algorithm.penalty
             steps = jnp.maximum(jnp.ceil(time * bound / (2 * fraction)), 1)
             return TimedState((time / steps).astype(state.step_size.dtype), steps.astype(jnp.int32))
 
-        now = jax.lax.cond(value_fn.linearizing, measured, lambda: state)
-        moved = jax.tree.map(lambda g: (-now.step_size * g).astype(g.dtype), gradient)
-        return moved, now._replace(left=now.left - 1)
+        now = jax.lax.cond(problem.linearizing, measure, lambda: state)
+        scaled = jax.tree.map(lambda g: (-now.step_size * g).astype(g.dtype), updates)
+        return scaled, now._replace(left=now.left - 1)
 
     def due(step, state):
         return state.optimizer_state.left <= 0
@@ -81,8 +102,8 @@ def for_time(time: float, *, fraction: float = 0.5) -> Timed:
     return Timed(optax.GradientTransformationExtraArgs(init, update), Schedule(due))
 
 
-def _largest_eigenvalue(outputs, params: PyTree) -> Float[Array, ""]:
-    """lambda_max(J J^T) of a function of the parameters."""
+def _largest_eigenvalue(outputs: Callable[[PyTree], Array], params: PyTree) -> Float[Array, ""]:
+    """Return lambda_max(J J^T), where J is the Jacobian of outputs(params)."""
     value, jvp = jax.linearize(outputs, params)
     transpose = jax.linear_transpose(jvp, params)
     start = jax.random.normal(jax.random.key(0), value.shape, value.dtype)

@@ -1,4 +1,4 @@
-"""What is recorded of a run on its way: metrics of network and proxy on chosen sets of examples."""
+"""Metrics of the network and of its proxy that a run records on chosen sets of examples."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -31,16 +31,20 @@ Sets = Mapping[str, tuple[PyTree, PyTree] | list[PyTree]]
 
 
 class Watch(NamedTuple):
-    """What is recorded of a run on its way, and when.
+    """What a run records, and at which steps.
 
-    sets: {"test": (x, y), ...}; metrics: {"accuracy": accuracy, ...} of (outputs, y), the loss that
-    is minimised if None. Each metric is recorded on each set, of the network as "<set>_<metric>"
-    and of its proxy as "<set>_<metric>_proxy". at: increasing steps, the last of the run added,
-    which [] leaves alone; 0 and a log grid if None. observe(state) -> {name: array} adds what else
-    is to be recorded. batch_size: examples of a set evaluated at a time, all of them if None.
+    Each metric is recorded on each set: for the network as "<set>_<metric>", for its proxy as
+    "<set>_<metric>_proxy". The history always has "step" and "updates". Training raises ValueError
+    before any compute if two entries would have the same name.
 
-    Training raises ValueError before any compute where two entries of the history would have one
-    name, such as "step" or "updates", which it always has.
+    Attributes:
+        sets: {"test": (x, y), ...}.
+        metrics: {"accuracy": accuracy, ...}, functions of (outputs, y); None for the loss that is
+            minimised.
+        at: Increasing steps at which to record. The last step of the run is added, so that []
+            records it alone. None for step 0 and a log grid.
+        observe: observe(state) -> {name: array} records further quantities.
+        batch_size: Examples of a set that are evaluated at a time; None for all.
 
     >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)
@@ -59,22 +63,29 @@ class Watch(NamedTuple):
     batch_size: int | None = None
 
 
-# Of each run, the number of feature updates alone.
+# Record the number of feature updates alone.
 UPDATES = Watch()
 
 
-def observer(algorithm: Algorithm, watch: Watch, taken: tuple[str, ...] = ("step",)):
-    """observe(state, sets) -> {"updates", "<set>_<metric>", "<set>_<metric>_proxy"} and what the
-    watch observes itself, for states of all parameters.
+def observer(
+    algorithm: Algorithm, watch: Watch, taken: tuple[str, ...] = ("step",)
+) -> Callable[[TrainState, Sets], dict[str, Array]]:
+    """Make the function that computes what a run records.
 
-    Tracing observe raises ValueError for a name that is there twice, or that is `taken`: that the
-    history has besides.
+    Args:
+        algorithm: The objective and the optimiser.
+        watch: What to record.
+        taken: Names that the history uses for other quantities.
+
+    Returns:
+        observe(state, sets) -> {name: array}, for a state of all parameters. Tracing it raises
+            ValueError for a name that is taken or occurs twice.
     """
     metrics = _metrics(watch, algorithm.loss)
 
     def observe(state: TrainState, sets: Sets):
         measures = [metric + suffix for metric in metrics for suffix in ("", "_proxy")]
-        named_once(taken, ["updates"], [f"{name}_{of}" for name in sets for of in measures])
+        check_unique_names(taken, ["updates"], [f"{name}_{of}" for name in sets for of in measures])
         seen = {"updates": state.updates}
         network = algorithm.network(state)
         proxy = linearize(network, state.anchor, trainable=algorithm.trainable)
@@ -90,7 +101,7 @@ def observer(algorithm: Algorithm, watch: Watch, taken: tuple[str, ...] = ("step
                         found[metric + suffix] = function(outputs, y)
             return found
 
-        for name, values in _of_each(measured, sets).items():
+        for name, values in _map_sets(measured, sets).items():
             seen |= {f"{name}_{metric}": value for metric, value in values.items()}
         if watch.observe is None:
             return seen
@@ -98,15 +109,22 @@ def observer(algorithm: Algorithm, watch: Watch, taken: tuple[str, ...] = ("step
             more = watch.observe(state)
         if not isinstance(more, Mapping):
             raise ValueError(f"observe of watch must return {{name: array}}, got {describe(more)}")
-        named_once(taken, seen, more)
+        check_unique_names(taken, seen, more)
         with prefix_errors("observe of watch"):
             return seen | {name: jnp.asarray(value) for name, value in more.items()}
 
     return observe
 
 
-def named_once(*names: Iterable[str]) -> None:
-    """Raises ValueError for a name of the history that is there twice."""
+def check_unique_names(*names: Iterable[str]) -> None:
+    """Require that no name of the history occurs twice.
+
+    Args:
+        names: Collections of names.
+
+    Raises:
+        ValueError: If a name occurs twice; the message gives the name.
+    """
     count = Counter(chain(*names))
     if twice := [name for name in count if count[name] > 1]:
         raise ValueError(
@@ -115,9 +133,12 @@ def named_once(*names: Iterable[str]) -> None:
         )
 
 
-def _of_each(measured, sets: Sets) -> dict[str, dict[str, Array]]:
-    """{name: measured(set)}. Sets of the same shapes, copied into one array, go one after the other
-    through one program: compiling it takes longer than many a run."""
+def _map_sets(measured: Callable[[Any], dict], sets: Sets) -> dict[str, dict[str, Array]]:
+    """Return {name: measured(set)}.
+
+    Sets of equal shapes are stacked and share one program, because compiling one for each set can
+    take longer than a run.
+    """
     alike = {}
     for name, chosen in sets.items():
         leaves, structure = jax.tree.flatten(tuple(chosen))
@@ -136,8 +157,15 @@ def _of_each(measured, sets: Sets) -> dict[str, dict[str, Array]]:
     return {name: found[name] for name in sets}
 
 
-def check_watch(watch) -> None:
-    """Raises ValueError for what is no `Watch` of sets (x, y) and metrics that can be called."""
+def check_watch(watch: Any) -> None:
+    """Require a `Watch` of sets (x, y) and of metrics that are functions.
+
+    Args:
+        watch: What a user passes as `watch`.
+
+    Raises:
+        ValueError: If the watch, or one of its entries, has the wrong type.
+    """
     if not isinstance(watch, Watch):
         raise ValueError(
             "watch must be a Watch, as il.Watch({'test': (x, y)}), got one of type "
@@ -160,8 +188,17 @@ def check_watch(watch) -> None:
 
 
 def check_sets(watch: Watch, loss: Loss, outputs_of: Callable) -> None:
-    """Raises ValueError for a set whose inputs do not lead with one number of examples or more, or
-    with a label of none of the classes of outputs_of(x), their shape and type."""
+    """Require that the network takes the inputs of each set, and that all labels are classes.
+
+    Args:
+        watch: What to record.
+        loss: The loss that is minimised.
+        outputs_of: outputs_of(x) -> shape and dtype of the outputs for inputs x.
+
+    Raises:
+        ValueError: If the inputs of a set do not lead with the same number of examples, if the
+            network fails on them, or if a label is outside the classes.
+    """
     for name, (x, y) in watch.sets.items():
         examples.num_examples(x, f"watch.sets[{name!r}][0]")
         with prefix_errors(f"the set '{name}' of watch"):
@@ -174,10 +211,19 @@ def check_sets(watch: Watch, loss: Loss, outputs_of: Callable) -> None:
 
 
 def _metrics(watch: Watch, loss: Loss) -> Metrics:
+    """Return the metrics by name: those of the watch, or else the loss."""
     return {"loss": loss} if watch.metrics is None else watch.metrics
 
 
 def log_steps(num_steps: int, per_decade: int = 6) -> np.ndarray:
-    """0, 1, ... num_steps on a log grid: whole numbers, each once."""
+    """Return 0 and the steps of a log grid from 1 to num_steps, without duplicates.
+
+    Args:
+        num_steps: The last step.
+        per_decade: Points of the grid in a factor of ten.
+
+    Returns:
+        Increasing integers (T,).
+    """
     count = max(2, int(per_decade * np.log10(max(num_steps, 2))) + 1)
     return np.unique(np.concatenate([[0], np.geomspace(1, num_steps, count).round()])).astype(int)

@@ -15,7 +15,7 @@ from iterlin.linearise.validation import (
     check_one_of,
     check_positive_integer,
 )
-from iterlin.training.files import replaced
+from iterlin.training.files import atomic_write
 from jaxtyping import Array, Float
 
 from iterlin_study.data import downloads, image_files
@@ -155,7 +155,7 @@ def _read_archive(name, parse):
     except Exception:  # there is no copy, or it is damaged
         arrays = parse(path)
     # A cache that cannot be written to costs only time.
-    with suppress(OSError), replaced(kept) as partial, open(partial, "wb") as written:
+    with suppress(OSError), atomic_write(kept) as partial, open(partial, "wb") as written:
         np.savez(written, **dict(zip(_PARTS, arrays, strict=True)))
     return arrays
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
-from iterlin.training.files import replaced
+from iterlin.training.files import atomic_write
 
 from iterlin_study.records import experiment_pages, provenance, records
 
@@ -68,7 +68,7 @@ def keep(experiment: str) -> None:
     run = records.load(experiment, "quick")
     slim = run.drop_vars([name for name in run.variables if not _is_compared(run, name)])
     slim.attrs = {name: run.attrs[name] for name in KEPT}
-    with replaced(kept_path(experiment)) as partial:
+    with atomic_write(kept_path(experiment)) as partial:
         slim.to_netcdf(partial, engine="scipy")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import xarray as xr
 from iterlin.linearise.precision import matmul_precision
 from iterlin.linearise.validation import check_non_negative_integer, check_one_of
-from iterlin.training.files import replaced
+from iterlin.training.files import atomic_write
 from iterlin.training.loop import OutOfTime
 
 from iterlin_study.records import environment, experiment_pages, extension, provenance, record_file
@@ -101,7 +101,7 @@ def write(dataset: xr.Dataset, target: Path) -> None:
     dataset.to_netcdf(content, engine="h5netcdf", encoding=compressed)
     record_file.check(content)
     try:
-        with replaced(target) as partial:
+        with atomic_write(target) as partial:
             partial.write_bytes(content.getvalue())
     except OSError as error:
         raise NotWritten(f"{target} could not be written: {error.strerror or error}") from error

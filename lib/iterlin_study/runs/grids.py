@@ -29,7 +29,7 @@ from iterlin.training.checks import check_functions
 from iterlin.training.identity import digest
 from iterlin.training.loop import OutOfTime
 from iterlin.training.schedules import as_schedule
-from iterlin.training.watching import named_once
+from iterlin.training.watching import check_unique_names
 
 from iterlin_study.records import environment, provenance
 from iterlin_study.records.extension import unless_recorded
@@ -183,7 +183,7 @@ def tabulate(
     finished = [result for result in results if result is not None]
     if not finished:
         raise OutOfTime(f"{label}: the deadline came before a run was finished")
-    named_once(finished[0].history, ["diverged_at", *axes])
+    check_unique_names(finished[0].history, ["diverged_at", *axes])
     variables = {}
     for name, example in finished[0].history.items():
         empty = np.full(example.shape, np.nan)

@@ -23,16 +23,16 @@ from iterlin.training.identity import (
     STEP,
     Identity,
     first_numbers,
-    plain_fields,
     program_digest,
-    start_of,
+    scalar_fields,
+    start_settings,
 )
 from iterlin.training.loop import Outcome, OutOfTime, StepTrainer
 from iterlin.training.loop import run as run_to_end
 from iterlin.training.schedules import NEVER, Schedule, Solved, as_schedule, every, when_solved
 from iterlin.training.state import RUN_AXES, TrainState
 from iterlin.training.step import Step
-from iterlin.training.watching import Sets, Watch, named_once, observer
+from iterlin.training.watching import Sets, Watch, check_unique_names, observer
 from jaxtyping import Array, PyTree
 
 from iterlin_study.records import environment
@@ -186,8 +186,8 @@ def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
 
     It takes groups of any size and compiles once for each size. The leaves of the outcome have a
     leading axis of runs. With a `folder` the group has a checkpoint there
-    (`checkpoints.file_in`), and groups of other shares (`environment`) are not run: their history
-    is NaN. It raises OutOfTime if the deadline has passed and there is no checkpoint.
+    (`checkpoints.path_in_folder`), and groups of other shares (`environment`) are not run: their
+    history is NaN. It raises OutOfTime if the deadline has passed and there is no checkpoint.
     """
     digests = {}
     compiled = cache(partial(programs, problem, example))
@@ -212,15 +212,15 @@ def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
                 steps = advance.trace(state, values, examples, train, one).jaxpr
                 looks = observe.trace(state, values, examples, train, sets).jaxpr
                 digests[size] = {STEP: program_digest([steps]), RECORDED: program_digest([looks])}
-            settings = start_of(state, (), (data_digest, values, examples), {}, eval_steps)
-            settings |= plain_fields(problem=problem, algorithm=problem.algorithm)
-            settings |= plain_fields(rule=problem.solved)
+            settings = start_settings(state, (), (data_digest, values, examples), {}, eval_steps)
+            settings |= scalar_fields(problem=problem, algorithm=problem.algorithm)
+            settings |= scalar_fields(rule=problem.solved)
             identity = Identity(
                 settings | {"the kind": _kind_in_words(example)},
                 digests[size],
                 lambda: first_numbers(state, (), lambda s: take(s, one), look),
             )
-            checkpoint = checkpoints.file_in(folder, identity)
+            checkpoint = checkpoints.path_in_folder(folder, identity)
             if environment.is_left_to_others():
                 outcome = _not_run(state, look, eval_steps)
                 return outcome if size > 1 else _with_axis_of_runs(outcome)
@@ -303,7 +303,7 @@ def _observe(problem, example):
             followed = kernel_diagnostics(*given)
         if problem.observe is not None:
             more = problem.observe(state)
-        named_once(OF_GRIDS, seen, followed, more)
+        check_unique_names(OF_GRIDS, seen, followed, more)
         return seen | followed | more
 
     return observe
