@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
-from iterlin.exact.choice import ENGINES
+from iterlin.exact.choice import ENGINE_NAMES
 from iterlin.exact.integrator import train_by_engine
 from iterlin.linearise.devices import to_auto_axes
 from iterlin.linearise.parameters import partition
@@ -125,7 +125,7 @@ def train(
     >>> print(state.updates, f(state.params, x).round(3))
     9 [ 0.5 -0.5]
     """
-    check_one_of("engine", engine, ENGINES)
+    check_one_of("engine", engine, ENGINE_NAMES)
     step = Step(algorithm, schedule, batch_size, augment, target_loss, mesh)
     run = {"num_steps": num_steps, "key": key, "watch": watch}
     run |= {"checkpoint": checkpoint, "progress": progress}

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from iterlin.exact import calendar
-from iterlin.exact.calendar import Answers
+from iterlin.exact.calendar import Calendar
 from iterlin.training import losses, schedules
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import as_schedule, reads_params
@@ -36,22 +36,22 @@ def moved(state):
 )
 def test_stops_where_a_schedule_may_say_yes(anchored, since, check_every, max_period, further):
     step, limit = anchored + since, anchored + since + further
-    answers = Answers(schedules.when(moved, check_every=check_every, max_period=max_period))
+    plan = Calendar(schedules.when(moved, check_every=check_every, max_period=max_period))
     may = (
         s
         for s in range(step + 1, limit)
         if (s - anchored) % check_every == 0 or s - anchored >= max_period
     )
-    assert answers.first_after(at(step, anchored), limit) == next(may, limit)
+    assert plan.next_stop(at(step, anchored), limit) == next(may, limit)
 
 
 def test_finds_the_next_yes_in_blocks(monkeypatch):
     monkeypatch.setattr(calendar, "BLOCK", 8)
-    answers = Answers(schedules.every(20))
-    found = [answers.first_after(at(step, 0), 70) for step in (0, 19, 20, 39, 60, 65)]
+    plan = Calendar(schedules.every(20))
+    found = [plan.next_stop(at(step, 0), 70) for step in (0, 19, 20, 39, 60, 65)]
     assert found == [20, 20, 40, 40, 70, 70]
-    assert answers.now(at(40, 20))
-    assert not answers.now(at(41, 40))
+    assert plan.is_due(at(40, 20))
+    assert not plan.is_due(at(41, 40))
 
 
 @pytest.mark.parametrize(

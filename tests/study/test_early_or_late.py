@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
-from iterlin.exact.calendar import Answers
+from iterlin.exact.calendar import Calendar
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.losses import squared_error
 from iterlin.training.step import Step
@@ -49,9 +49,9 @@ def test_the_schedule_relinearises_at_the_given_steps_alone():
     schedule = at_steps([10, 100_010, 100_020])
     run = Step(Algorithm(lambda p, x: p * x, squared_error, 0.1), schedule)
     state = run.start(jnp.ones(()), (jnp.ones(2), jnp.ones(2)), jax.random.key(0))
-    answers, found, step = Answers(schedule), [], 0
+    plan, found, step = Calendar(schedule), [], 0
     while step < 200_000:
-        step = answers.first_after(state._replace(step=jnp.asarray(step)), 200_000)
+        step = plan.next_stop(state._replace(step=jnp.asarray(step)), 200_000)
         found.append(step)
     assert found == [10, 100_010, 100_020, 200_000]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import xarray as xr
-from iterlin.exact.calendar import Answers
+from iterlin.exact.calendar import Calendar
 from test_calendar import at
 
 from book.beyond import when_to_relinearise_helpers as helpers
@@ -20,9 +20,9 @@ LINEAR = 3 * np.log(UPDATES) + 1
 
 
 def test_periods_grow_and_are_known_ahead():
-    answers, ends, step = Answers(growing(100, 2.0)), [], 0
+    plan, ends, step = Calendar(growing(100, 2.0)), [], 0
     while step < 10_000:
-        step = answers.first_after(at(step, step), 10_000)
+        step = plan.next_stop(at(step, step), 10_000)
         ends.append(step)
     assert np.diff(ends, prepend=0).tolist() == [100, 200, 400, 800, 1600, 3200, 3700]
     with pytest.raises(ValueError, match="factor must be"):

@@ -1,1 +1,1 @@
-"""Any period for the price of a few passes: full-batch linearisations without their steps."""
+"""Engines that train a linearisation for a whole period without taking its steps (full batch)."""

@@ -7,16 +7,21 @@ from jaxtyping import PyTree
 from iterlin.training.schedules import Schedule
 from iterlin.training.state import TrainState
 
-# Steps that a schedule is asked about at once.
+# Number of steps at which a schedule is evaluated in one compiled call.
 BLOCK = 2**16
 
 
-class Answers:
-    """A schedule's answers, which depend on the step and on when it last said yes.
+class Calendar:
+    """Evaluate a schedule at many future steps at once.
 
-    Of one that carries `check_every` (`schedules.when`) also on the parameters, every so many steps
-    after a linearisation. The states it is asked about lack the fixed parameters, of which it is
-    told.
+    A schedule may depend on the step and on the last re-linearisation. A schedule with
+    `check_every` (`schedules.when`) also reads the parameters, every `check_every` steps after a
+    re-linearisation. An engine must therefore stop there.
+
+    Args:
+        schedule: When to re-linearise.
+        fixed: Parameters that are not trained (`parameters.partition`). The states passed to the
+            methods hold the trained parameters only.
     """
 
     def __init__(self, schedule: Schedule, fixed: PyTree = ()):
@@ -33,20 +38,42 @@ class Answers:
         self._now = jax.jit(lambda step, state, fixed: schedule.bind_fixed(fixed)(step, state))
 
     def program(self, state: TrainState):
-        """What the schedule computes, as a jaxpr: periods are constants in it."""
+        """Return the schedule's jaxpr, which identifies it in a checkpoint.
+
+        Args:
+            state: A state of the run; only its shapes are used.
+
+        Returns:
+            A closed jaxpr. The period is a constant in it.
+        """
         return self._now.trace(state.step, state, self._fixed).jaxpr
 
-    def now(self, state: TrainState) -> bool:
+    def is_due(self, state: TrainState) -> bool:
+        """Return whether the schedule asks for a re-linearisation at the state's step.
+
+        Args:
+            state: The current state.
+        """
         return bool(self._now(state.step, state, self._fixed))
 
-    def first_after(self, state: TrainState, limit: int) -> int:
-        """The first step beyond the present one, `limit` at most, at which it says yes; or looks at
-        the parameters, which may be that it says yes."""
+    def next_stop(self, state: TrainState, limit: int) -> int:
+        """Return the next step at which an engine must stop.
+
+        The engine must stop where the schedule asks for a re-linearisation, and where the schedule
+        reads the parameters.
+
+        Args:
+            state: The current state.
+            limit: The last step to consider.
+
+        Returns:
+            A step after the state's step, at most `limit`.
+        """
         first = int(state.step) + 1
         if self.check_every is not None:
             anchored = int(state.anchored_at)
-            looks = anchored - (anchored - first) // self.check_every * self.check_every
-            return min(looks, max(first, anchored + self._max_period), limit)
+            check = anchored - (anchored - first) // self.check_every * self.check_every
+            return min(check, max(first, anchored + self._max_period), limit)
         while first < limit:
             found, place = self._block(jnp.asarray(first, jnp.int32), state, self._fixed)
             if found:

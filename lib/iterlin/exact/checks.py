@@ -1,4 +1,4 @@
-"""Which engines apply to a run: refusals that name what would do."""
+"""Checks whether an engine applies to a run. Messages name an engine that does."""
 
 import jax
 import jax.numpy as jnp
@@ -18,19 +18,39 @@ from iterlin.training.step import Step
 
 
 def sizes_of_kernel(task: Task, params: PyTree) -> CacheSizes:
-    """Return what J J^T takes at params; raise ValueError if f couples its examples."""
+    """Return how much memory the kernel J J^T at params takes.
+
+    Args:
+        task: What to minimise.
+        params: All parameters, trained and fixed.
+
+    Raises:
+        ValueError: If f couples its examples, and so has no kernel by pairs of examples.
+    """
     settings = {"trainable": task.trainable, "memory_limit": task.memory_limit}
     return cached_ntk_sizes(task.f, params, task.data[0], **settings)
 
 
 def is_quadratic(task: Task, outputs) -> bool:
-    """Whether the loss is half a squared error of these outputs, or a multiple of it."""
+    """Return whether the loss is half a squared error of these outputs, or a multiple of it.
+
+    Args:
+        task: What to minimise.
+        outputs: Shape and type of the outputs, (N, ...).
+    """
     y = task.data[1]
     return getattr(y, "shape", None) == outputs.shape and quadratic(task.loss, y) is not None
 
 
 def unfit_for_engines(step: Step) -> str | None:
-    """Return why the run needs engine 'steps', whatever its parameters are, or None."""
+    """Return why the settings of the run require engine 'steps'.
+
+    Args:
+        step: The step of the run.
+
+    Returns:
+        The reason; None if the settings allow other engines.
+    """
     algorithm = step.algorithm
     for name, owner in (("batch_size", step), ("augment", step), ("normalization", algorithm)):
         if getattr(owner, name) is not None:
@@ -49,9 +69,18 @@ def unfit_for_engines(step: Step) -> str | None:
 
 
 def needs_steps(algorithm: Algorithm, schedule: Schedule, state: TrainState) -> str | None:
-    """Return why engine 'steps' alone can follow the schedule or the objective, or None."""
+    """Return why the schedule or the regularizer requires engine 'steps'.
+
+    Args:
+        algorithm: What the run minimises.
+        schedule: When to re-linearise, as a schedule of the trained parameters.
+        state: The first state.
+
+    Returns:
+        The reason; None if the schedule and the objective allow other engines.
+    """
     if algorithm.regularizer is not None:
-        return "a regularizer is not of the outputs alone"
+        return "a regularizer depends on the parameters, not on the outputs alone"
     if schedule.check_every is None and reads_params(schedule, state):
         return (
             "the schedule looks at the parameters at every step: give it as "
@@ -61,7 +90,15 @@ def needs_steps(algorithm: Algorithm, schedule: Schedule, state: TrainState) -> 
 
 
 def unfit_types(task: Task, params: PyTree) -> str | None:
-    """Return why the types of parameters and outputs allow engine 'steps' alone, or None."""
+    """Return why the types of parameters and outputs require engine 'steps'.
+
+    Args:
+        task: What to minimise.
+        params: All parameters, trained and fixed.
+
+    Returns:
+        The reason; None if the types allow other engines.
+    """
     moving, _ = partition(params, task.trainable)
     outputs = jax.eval_shape(task.f, params, task.data[0])
     types = {jnp.result_type(leaf) for leaf in [outputs, *jax.tree.leaves(moving)]}
@@ -69,16 +106,22 @@ def unfit_types(task: Task, params: PyTree) -> str | None:
         return None
     listed = " and ".join(sorted(map(str, types)))
     return (
-        "needs parameters and outputs of one type, float32 or float64, whose rounding an error "
-        f"estimate can bear, and there are {listed}: convert inside f, or take 'steps'"
+        "estimates errors, for which parameters and outputs must have one type, float32 or "
+        f"float64, but there are {listed}: convert inside f, or take 'steps'"
     )
 
 
 def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False) -> None:
-    """Raise ValueError if the engine does not apply to the task, and say which does.
+    """Check that the engine applies to the task.
 
     Args:
-        stops: whether the engine must stop on its way, for a schedule that looks at the parameters.
+        engine: Name of the engine.
+        task: What to minimise.
+        params: All parameters, trained and fixed.
+        stops: Whether the schedule reads the parameters, so that the engine must stop in between.
+
+    Raises:
+        ValueError: If the engine does not apply. The message names an engine that does.
     """
     outputs = jax.eval_shape(task.f, params, task.data[0])
     if engine != "steps" and (why := unfit_types(task, params)):
@@ -91,7 +134,10 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
                 "take 'flow' or 'function_space' for another loss"
             )
         if task.solved is not None:
-            raise ValueError("engine 'closed_form' does not look for when a problem is solved")
+            raise ValueError(
+                "engine 'closed_form' does not test when a problem is solved: take 'flow' or "
+                "'function_space'"
+            )
     if engine.endswith("minimum"):
         if task.penalty <= 0:
             raise ValueError(
@@ -115,9 +161,15 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
 
 
 def check_outputs(task: Task, params: PyTree) -> None:
-    """Raise ValueError unless f returns one array (N, ...) and the targets suit it.
+    """Check that f returns one array (N, ...) and that the targets match it.
 
-    Labels must be of its classes, and a rule `solved` that counts right labels needs them.
+    Args:
+        task: What to minimise.
+        params: All parameters, trained and fixed.
+
+    Raises:
+        ValueError: If f returns anything else, a label is outside the classes, or the rule `solved`
+            asks for an accuracy and the targets are not one label for each row of the outputs.
     """
     outputs = output_shape(task.f, params, task.data[0])
     check_loss(task.loss, outputs, task.data[1])

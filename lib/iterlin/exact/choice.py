@@ -1,4 +1,4 @@
-"""Which engine 'auto' takes."""
+"""The engines by name, and the engine that 'auto' takes."""
 
 from collections.abc import Callable
 
@@ -8,15 +8,13 @@ from jaxtyping import PyTree
 
 from iterlin.exact import linear_model
 from iterlin.exact.checks import is_quadratic, sizes_of_kernel
-from iterlin.exact.engines import ClosedForm, GradientFlow, Steps, ToMinimum
+from iterlin.exact.engines import ClosedForm, Engine, GradientFlow, Steps, ToMinimum
 from iterlin.exact.flow import Objective, begin
 from iterlin.exact.task import Task, slice_size
 from iterlin.linearise import costs
 from iterlin.linearise.parameters import bind_fixed, partition
 
-ENGINES: dict[str, Callable[[Task], object] | None] = {
-    "auto": None,
-    "steps": None,  # training.train itself
+ENGINES: dict[str, Callable[[Task], Engine]] = {
     "kept_steps": Steps,
     "closed_form": ClosedForm,
     "function_space": lambda task: Steps(task, with_kernel=True),
@@ -25,21 +23,33 @@ ENGINES: dict[str, Callable[[Task], object] | None] = {
     "function_space_minimum": lambda task: ToMinimum(task, with_kernel=True),
     "minimum": ToMinimum,
 }
-# 'auto' takes steps for periods shorter than LONG, and no closed form of more outputs N O.
-LONG, FEW_OUTPUTS = 1000, 2000
-# A flow may stand for steps, unasked, while eta lambda_max at theta_s is below this.
+# All values of the argument `engine` of `train`: "steps" takes every step, "auto" chooses.
+ENGINE_NAMES = ("auto", "steps", *ENGINES)
+# 'auto' takes steps for shorter periods.
+LONG_PERIOD = 1000
+# 'auto' takes the closed form only for at most this many outputs N O.
+FEW_OUTPUTS = 2000
+# 'auto' takes a flow only if eta lambda_max at theta_s is smaller.
 SMALL_STEP = 0.1
 
 
 def choose(task: Task, params: PyTree, period: int) -> tuple[str, str]:
-    """Return the engine that 'auto' takes for periods of that many steps, and why.
+    """Return the engine that 'auto' takes, and why.
 
-    Periods shorter than LONG take steps. Longer ones take the closed form of a squared error whose
-    J has few rows and fits into the memory limit, else a flow if steps are small (with the kernel
-    if that fits), else steps.
+    It takes 'steps' for periods shorter than LONG_PERIOD. For longer ones it takes 'closed_form' if
+    the loss is a squared error and J has few rows and fits into the memory limit. Otherwise it
+    takes a flow if steps are small, with the kernel if that fits, and 'steps' if they are not.
+
+    Args:
+        task: What to minimise.
+        params: All parameters, trained and fixed.
+        period: Length of the first period in steps.
+
+    Returns:
+        The name of the engine and the reason, which `train` prints.
     """
-    if period < LONG:
-        return "steps", f"periods of {period} steps are shorter than {LONG}"
+    if period < LONG_PERIOD:
+        return "steps", f"periods of {period} steps are shorter than {LONG_PERIOD}"
     moving, fixed = partition(params, task.trainable)
     outputs = jax.eval_shape(task.f, params, task.data[0])
     numbers = outputs.size * sum(jnp.size(leaf) for leaf in jax.tree.leaves(moving))
@@ -53,7 +63,7 @@ def choose(task: Task, params: PyTree, period: int) -> tuple[str, str]:
     small = f"periods of {period} steps, step_size lambda_max = {stability:.2g}"
     try:
         fits = sizes_of_kernel(task, params).form is not None
-    except ValueError:  # f couples its examples, and has no kernel
+    except ValueError:  # f couples its examples, so the kernel cannot be computed by pairs.
         fits = False
     if fits:
         return "function_space_flow", f"{small}, the kernel fits into memory_limit"
@@ -74,5 +84,5 @@ def _curvature(task: Task, moving: PyTree, fixed: PyTree) -> float:
 
 
 def default_memory() -> int:
-    """Bytes for kernels or kept activations: 2 GiB on a CPU, 60 % of a GPU's."""
+    """Return the default memory limit in bytes: 2 GiB on a CPU, 60 % of a GPU's memory."""
     return costs.device_memory(2**31, 0.6)

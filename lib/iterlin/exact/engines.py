@@ -7,11 +7,16 @@
     function_space_minimum  a penalised convex loss: its minimum, K = infinity, with the kernel
     minimum                 the same by Jacobian products alone
 
-The first two are the steps of Algorithm 3 to rounding. A flow is what they tend to as eta goes to
-0: at a given eta they differ by a term of first order in eta lambda_max, the `stability` reported.
+The first two give the steps of Algorithm 3, up to rounding. A flow is the limit of the steps as eta
+goes to 0. At a given eta, the two differ by a term of first order in eta lambda_max, which the
+history reports as `stability`.
+
+To add an engine, write a class with the methods of `Engine` and list it in `choice.ENGINES`. An
+engine that uses products with J J^T can extend `kernel_product_engine.KernelProductEngine`.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -19,27 +24,87 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from iterlin.exact import flow, newton
 from iterlin.exact.flow import Flow, Objective
-from iterlin.exact.modelled import Modelled
+from iterlin.exact.kernel_product_engine import KernelProductEngine
 from iterlin.exact.newton import Minimum
 from iterlin.exact.task import Position, Task, quadratic
 from iterlin.kernels.gradient_flow import eigenmodes
 from iterlin.linearise.parameters import bind_fixed
 from iterlin.linearise.spectral_filters import descent_filter
 
-# Steps between two returns to the caller, who may look at the clock: of a flow, of descent.
+# Steps in one call of `forward`: integration steps of a flow, gradient steps of descent. Between
+# two calls the caller may write a checkpoint.
 FLOW_BURST, DESCENT_BURST = 200, 5000
 
 
-class ClosedForm:
-    """K steps on the squared loss, penalty included: each singular direction of J by itself.
+@runtime_checkable
+class Engine(Protocol):
+    """The methods that `trainer.ExactTrainer` calls to train one linearisation after the other.
 
-    It decomposes J anew wherever it is to stop.
+    An engine is made from a `Task`. The trainer calls `begin` at each linearisation, then `forward`
+    until the position has reached the wanted step, is solved, or has failed, then `parameters`.
+    """
+
+    def begin(
+        self, params: PyTree, before: Position | None = None, *, fixed: PyTree = ()
+    ) -> Position:
+        """Linearise at params and return the position at step 0.
+
+        Args:
+            params: Trained parameters, the new theta_s.
+            before: The last position of the previous linearisation, from which an engine may take
+                a first guess; None for the first linearisation.
+            fixed: Parameters that are not trained.
+        """
+        ...
+
+    def forward(self, position: Position, steps: int) -> Position:
+        """Train towards `steps` gradient steps and return the new position.
+
+        One call may cover only a part of the way. It takes at most a few seconds if it can.
+
+        Args:
+            position: The current position.
+            steps: Gradient steps since theta_s.
+        """
+        ...
+
+    def parameters(self, position: Position) -> PyTree:
+        """Return the trained parameters at the position.
+
+        Args:
+            position: The current position.
+        """
+        ...
+
+    def programs(self, params: PyTree, fixed: PyTree = ()) -> list[Any]:
+        """Return the jaxprs that the engine runs, which identify it in a checkpoint.
+
+        Args:
+            params: Trained parameters; only their shapes are used.
+            fixed: Parameters that are not trained.
+        """
+        ...
+
+
+class ClosedForm:
+    """Take K steps on the squared loss in closed form, along each singular direction of J.
+
+    The penalty is included. Each call of `forward` decomposes J anew.
+
+    Args:
+        task: What to minimise.
+
+    Raises:
+        ValueError: If the loss is not half a squared error, or a multiple of it.
     """
 
     def __init__(self, task: Task):
         x, y = task.data
         self.task = task
-        factor, targets = quadratic(task.loss, y)
+        found = quadratic(task.loss, y)
+        if found is None:
+            raise ValueError("the closed form needs half a squared error, or a multiple of it")
+        factor, targets = found
 
         def parameters(anchor, fixed, x, targets, steps):
             f = bind_fixed(task.f, fixed)
@@ -54,9 +119,11 @@ class ClosedForm:
     def begin(
         self, params: PyTree, before: Position | None = None, *, fixed: PyTree = ()
     ) -> Position:
+        """Linearise at params. See `Engine.begin`."""
         return Position(params, params, fixed)
 
     def forward(self, position: Position, steps: int) -> Position:
+        """Take all steps at once. See `Engine.forward`."""
         params, stability = self._parameters(
             position.anchor, position.fixed, *self._data, jnp.asarray(steps)
         )
@@ -66,15 +133,23 @@ class ClosedForm:
         )
 
     def parameters(self, position: Position) -> PyTree:
+        """Return the trained parameters. See `Engine.parameters`."""
         return position.inner
 
     def programs(self, params: PyTree, fixed: PyTree = ()) -> list:
-        """What it computes, as jaxprs."""
+        """Return the jaxprs of the engine. See `Engine.programs`."""
         return [self._parameters.trace(params, fixed, *self._data, jnp.asarray(1)).jaxpr]
 
 
 class Descent(NamedTuple):
-    """Explicit steps on the way: how many, and where they have led."""
+    """State of explicit gradient descent.
+
+    Attributes:
+        steps: Gradient steps taken since theta_s.
+        coordinates: Coordinates of the displacement (`linear_model.LinearModel`).
+        image: Change of the outputs, (N, ...).
+        solved: Whether the task's rule is met.
+    """
 
     steps: Int[Array, ""]
     coordinates: PyTree
@@ -82,68 +157,94 @@ class Descent(NamedTuple):
     solved: Bool[Array, ""]
 
 
-class Steps(Modelled):
-    """Every step, of the N O outputs alone (with the kernel) or with kept activations."""
+class Steps(KernelProductEngine):
+    """Take every gradient step, with the kernel on the outputs or with stored activations."""
 
-    def start(self, objective: Objective, before) -> Descent:
+    def start(self, objective: Objective, before: Descent | None) -> Descent:
+        """Start at theta_s. See `KernelProductEngine.start`."""
         zero, steps = jnp.zeros_like(objective.model.outputs), jnp.asarray(0, jnp.int32)
         return Descent(steps, objective.model.origin, zero, jnp.asarray(False))
 
-    def go_on(self, objective: Objective, inner: Descent, steps) -> Descent:
-        solved = self._rule(objective)
-        until = jnp.minimum(steps, inner.steps + DESCENT_BURST)
+    def advance(self, objective: Objective, inner: Descent, steps: Array) -> Descent:
+        """Take at most DESCENT_BURST steps. See `KernelProductEngine.advance`."""
 
         def step(before: Descent) -> Descent:
             point = before.coordinates, before.image
             slope = objective.slope(*point)
-            point = jax.tree.map(lambda a, b: a - self.task.step_size * b, point, slope)
-            taken, found = before.steps + 1, before.solved
-            if solved is not None:
-                found = jax.lax.cond(
-                    taken % self.task.solved.check_every == 0,
-                    lambda: solved(point, objective.slope(*point)),
-                    lambda: found,
-                )
-            return Descent(taken, *point, found)
+            coordinates, image = jax.tree.map(
+                lambda a, b: a - self.task.step_size * b, point, slope
+            )
+            return Descent(before.steps + 1, coordinates, image, before.solved)
 
-        return jax.lax.while_loop(lambda d: (d.steps < until) & ~d.solved, step, inner)
+        rule = self.task.solved
+        forward = step if rule is None else self._with_check(step, objective, rule)
+        until = jnp.minimum(steps, inner.steps + DESCENT_BURST)
+        return jax.lax.while_loop(lambda d: (d.steps < until) & ~d.solved, forward, inner)
 
-    def described(self, position: Position) -> Position:
+    def _with_check(self, step, objective: Objective, rule) -> Callable[[Descent], Descent]:
+        """Return the step followed by a test of the rule, every `rule.check_every` steps."""
+        solved = self._solved_test(objective, rule)
+
+        def step_and_check(before: Descent) -> Descent:
+            after = step(before)
+            point = after.coordinates, after.image
+            found = jax.lax.cond(
+                after.steps % rule.check_every == 0,
+                lambda: solved(point, objective.slope(*point)),
+                lambda: before.solved,
+            )
+            return after._replace(solved=found)
+
+        return step_and_check
+
+    def with_progress(self, position: Position) -> Position:
+        """Read the position's fields from its state. See `KernelProductEngine.with_progress`."""
         steps, solved = int(position.inner.steps), bool(position.inner.solved)
         return position._replace(steps=steps, evaluations=steps, solved=solved)
 
 
-class GradientFlow(Modelled):
-    """A time eta K of gradient flow."""
+class GradientFlow(KernelProductEngine):
+    """Follow gradient flow for a time eta K."""
 
     def start(self, objective: Objective, before: Flow | None) -> Flow:
+        """Start at theta_s. See `KernelProductEngine.start`."""
         return flow.begin(objective, before)
 
-    def go_on(self, objective: Objective, inner: Flow, steps) -> Flow:
-        rule = self._rule(objective)
-
-        def solved(flow):
-            return rule((flow.coordinates, flow.image), (flow.slope, flow.slope_image))
-
+    def advance(self, objective: Objective, inner: Flow, steps: Array) -> Flow:
+        """Take at most FLOW_BURST integration steps. See `KernelProductEngine.advance`."""
+        solved = self._flow_solved_test(objective)
         return flow.advance(
             objective,
             inner,
             steps.astype(inner.image.dtype) * self.task.step_size,
             tolerance=self.task.tolerance,
             max_steps=FLOW_BURST,
-            solved=None if rule is None else solved,
+            solved=solved,
         )
 
+    def _flow_solved_test(self, objective: Objective) -> Callable[[Flow], Bool[Array, ""]] | None:
+        """Return solved(flow), which tests the task's rule; None if the task has no rule."""
+        if self.task.solved is None:
+            return None
+        test = self._solved_test(objective, self.task.solved)
+
+        def solved(flow):
+            return test((flow.coordinates, flow.image), (flow.slope, flow.slope_image))
+
+        return solved
+
     def forward(self, position: Position, steps: int) -> Position:
+        """Train towards `steps`. See `Engine.forward`."""
         before = position.inner.time
         position = super().forward(position, steps)
         flow = position.inner
-        # Single precision does not tell one of very many steps from the next: by time, not count.
+        # Compare times: for very many steps, single precision cannot tell two counts apart.
         if flow.time >= jnp.asarray(steps, jnp.int32).astype(before.dtype) * self.task.step_size:
             return position._replace(steps=steps)
         return position._replace(failed=not flow.solved and bool(flow.time == before))
 
-    def described(self, position: Position) -> Position:
+    def with_progress(self, position: Position) -> Position:
+        """Read the position's fields from its state. See `KernelProductEngine.with_progress`."""
         flow, size = position.inner, self.task.step_size
         return position._replace(
             steps=round(float(flow.time) / size),
@@ -153,27 +254,37 @@ class GradientFlow(Modelled):
         )
 
 
-class ToMinimum(Modelled):
-    """Straight to the minimum, however many steps are asked for."""
+class ToMinimum(KernelProductEngine):
+    """Find the minimum of the linearised objective, whatever the number of steps.
+
+    Args:
+        task: What to minimise. Its penalty must be positive.
+        with_kernel: Whether to compute and keep J J^T.
+    """
 
     def __init__(self, task: Task, *, with_kernel: bool = False):
         super().__init__(task, with_kernel=with_kernel)
-        self._there = jax.jit(lambda model: newton.within_rounding(self._objective(*model)))
+        self._at_minimum = jax.jit(lambda model: newton.within_rounding(self._objective(*model)))
 
-    def start(self, objective: Objective, before) -> Minimum:
+    def start(self, objective: Objective, before: Minimum | None) -> Minimum:
+        """Start at theta_s. See `KernelProductEngine.start`."""
         zero, none = jnp.zeros_like(objective.model.outputs), jnp.asarray(0, jnp.int32)
         return Minimum(objective.model.origin, zero, jnp.ones((), zero.dtype), none, none)
 
-    def go_on(self, objective: Objective, inner: Minimum, steps) -> Minimum:
+    def advance(self, objective: Objective, inner: Minimum, steps: Array) -> Minimum:
+        """Return the minimum. See `KernelProductEngine.advance`."""
         return newton.minimize(objective, tolerance=self.task.tolerance)
 
     def forward(self, position: Position, steps: int) -> Position:
+        """Find the minimum, unless an earlier call has found it. See `Engine.forward`."""
         if position.steps == 0:
             position = super().forward(position, steps)
-            if position.inner.certificate > 0 and not position.inner.image.any():  # it stays
-                there = self._there(self._arguments(position.anchor, position.fixed))
-                position = position._replace(failed=not bool(there))
+            # Without a displacement, either theta_s is the minimum or Newton's method has failed.
+            if position.inner.certificate > 0 and not position.inner.image.any():
+                arguments = self._arguments(position.anchor, position.fixed)
+                position = position._replace(failed=not bool(self._at_minimum(arguments)))
         return position._replace(steps=steps)
 
-    def described(self, position: Position) -> Position:
+    def with_progress(self, position: Position) -> Position:
+        """Read the position's fields from its state. See `KernelProductEngine.with_progress`."""
         return position._replace(evaluations=int(position.inner.evaluations))

@@ -1,12 +1,12 @@
-"""Gradient flow of the linearised model for any smooth loss, over times that steps cannot reach.
+"""Gradient flow of the linearised model, for any smooth loss and over very long times.
 
-With u the outputs on the training examples and g the gradient of the loss, training the linearised
-model obeys du/dt = -J J^T g(u). The flow is stiff (the kernel's eigenvalues span many decades) but
-all its rates are real and negative, which is what stabilised explicit methods are made for: a
-Runge-Kutta-Chebyshev step of s stages is stable up to h lambda_max = 0.65 s^2, so that it covers
-s/3 times what s steps of Euler would. `advance` is RKC2 (Sommeijer, Shampine & Verwer 1998), with
-its error estimate and with lambda_max followed by power iteration: as the examples are fitted, the
-Hessian of cross-entropy fades and the steps grow.
+With u the outputs on the training examples and g the gradient of the loss, gradient flow of the
+linearised model obeys du/dt = -J J^T g(u). The kernel's eigenvalues span many decades, so the flow
+is stiff, but all its rates are real and negative. Stabilised explicit methods suit such problems. A
+Runge-Kutta-Chebyshev step of s stages is stable up to h lambda_max = 0.65 s^2, and thus covers s/3
+times the time of s Euler steps. `advance` is RKC2 (Sommeijer, Shampine & Verwer 1998) with its
+error estimate. Power iteration tracks lambda_max: as the examples are fitted, the Hessian of
+cross-entropy shrinks and the steps grow.
 """
 
 from collections.abc import Callable
@@ -19,22 +19,32 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from iterlin.exact.linear_model import LinearModel
 from iterlin.linearise.krylov import power_iteration
 
+# Damping epsilon of the Chebyshev polynomials, as in RKC2.
 DAMPING = 2 / 13
 # h lambda_max <= REACH (s^2 - 1) keeps a step of s stages stable.
 REACH = 2 / 3 * (1 - 2 / 15 * DAMPING)
-# Power iteration approaches from below; the rounding of a step grows as the square of its stages.
+# Power iteration underestimates lambda_max, so the estimate is multiplied by SAFETY.
 SAFETY = 1.1
+# Power iterations at theta_s, and after each later step.
 FIRST_ITERATIONS, ITERATIONS = 10, 2
+# Largest and smallest factor between one step size and the next.
 GROWTH, SHRINKAGE = 5.0, 0.1
 
 
 class Flow(NamedTuple):
-    """Where a flow is.
+    """State of a gradient flow.
 
-    time since theta_s; coordinates and image of the displacement (`LinearModel`); the gradient's:
-    slope and slope_image, those of J^T g; step, the size to try next; direction, the approximate
-    eigenvector (N, ...) behind curvature, lambda_max(J J^T H) with H the Hessian of the loss;
-    evaluations: products with J J^T so far. solved: it has met a rule given to `advance`.
+    Attributes:
+        time: Time since theta_s; K steps of size eta take the time eta K.
+        coordinates: Coordinates of the displacement (`LinearModel`).
+        image: Change of the outputs, (N, ...).
+        slope: Coordinates of the objective's gradient.
+        slope_image: Image of the objective's gradient, (N, ...).
+        step: Time step to try next.
+        direction: Approximate eigenvector of J J^T H for `curvature`, (N, ...).
+        curvature: lambda_max(J J^T H) + 2 penalty, with H the Hessian of the loss.
+        evaluations: Products with J J^T so far.
+        solved: Whether the rule given to `advance` holds.
     """
 
     time: Float[Array, ""]
@@ -50,7 +60,14 @@ class Flow(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """loss(outputs, y) + penalty ||theta - theta_s||^2 of a linearised model, to be minimised."""
+    """The objective loss(outputs, y) + penalty ||theta - theta_s||^2 of a linearised model.
+
+    Attributes:
+        model: The linearised model on the N training examples.
+        loss: loss(outputs, y) -> a number.
+        targets: Targets y.
+        penalty: Factor of ||theta - theta_s||^2.
+    """
 
     model: LinearModel
     loss: Callable[[Array, PyTree], Array]
@@ -58,28 +75,50 @@ class Objective(NamedTuple):
     penalty: float | Array = 0.0
 
     def gradient(self, image: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
-        """dloss/doutputs where the displacement has that image."""
+        """Return the gradient of the loss in the outputs.
+
+        Args:
+            image: Change of the outputs since theta_s.
+        """
         return jax.grad(self.loss)(self.model.outputs + image, self.targets)
 
     def hessian_product(self, image: Float[Array, "N ..."], v: Array) -> Float[Array, "N ..."]:
+        """Return H v, with H the Hessian of the loss in the outputs.
+
+        Args:
+            image: Change of the outputs since theta_s.
+            v: A vector like the outputs, (N, ...).
+        """
         return jax.jvp(self.gradient, (image,), (v,))[1]
 
     def slope(self, coordinates: PyTree, image: Array) -> tuple[PyTree, Array]:
-        """Gradient of the objective in the parameters, as coordinates and image."""
+        """Return the gradient of the objective in the parameters, as coordinates and image.
+
+        Args:
+            coordinates: Coordinates of the displacement.
+            image: Change of the outputs since theta_s, (N, ...).
+        """
         c, i = self.model.push(self.gradient(image))
         return jax.tree.map(lambda a, b: a + 2 * self.penalty * b, (c, i), (coordinates, image))
 
     def gradient_norm(self, slope: PyTree, slope_image: Array) -> Float[Array, ""]:
-        """Norm of the gradient in parameter space."""
+        """Return the norm of a gradient in parameter space.
+
+        Args:
+            slope: Coordinates of the gradient.
+            slope_image: Image of the gradient, (N, ...).
+        """
         squared = self.model.inner(slope, slope_image, slope, slope_image)
         return jnp.sqrt(jnp.maximum(squared, 0))
 
 
 def begin(objective: Objective, before: Flow | None = None) -> Flow:
-    """The flow at theta_s, where it starts.
+    """Return the flow at theta_s, where it starts.
 
-    Its first step is a tenth of the fastest time; or, given the flow of the linearisation before,
-    that one's next step, and power iteration goes on from its direction.
+    Args:
+        objective: The linearised objective.
+        before: The flow at the end of the previous linearisation. Its step and direction are the
+            first guesses of this flow. If None, the first step is 0.1 / lambda_max.
     """
     zero = jnp.zeros_like(objective.model.outputs)
     slope, slope_image = objective.slope(objective.model.origin, zero)
@@ -112,10 +151,21 @@ def advance(
     max_steps: int,
     solved: Callable[[Flow], Bool[Array, ""]] | None = None,
 ) -> Flow:
-    """The flow at time `until`, or where solved(flow) first holds, or after max_steps attempts.
+    """Follow the flow up to a time, with RKC2 and adaptive steps.
 
-    tolerance bounds the estimated error of each step: root mean square over the outputs, relative
-    to the larger of 1 and the outputs' own. A step that fails is taken again, shorter.
+    A step whose estimated error exceeds the tolerance is repeated with a smaller size.
+
+    Args:
+        objective: The linearised objective.
+        flow: The flow so far.
+        until: Time at which to stop.
+        tolerance: Bound on the estimated error of each step: a root mean square over the outputs,
+            relative to the outputs' root mean square or 1, whichever is larger.
+        max_steps: Number of attempted steps after which to stop.
+        solved: solved(flow) -> bool; the flow also stops after the first step at which it holds.
+
+    Returns:
+        The flow at `until`, or at an earlier time if it has stopped before.
     """
     limit = max_stages(tolerance, flow.image.dtype)
     scale = jnp.sqrt(jnp.mean(objective.model.outputs**2))
@@ -126,9 +176,10 @@ def advance(
 
     def attempt(carry):
         flow, count = carry
-        # Never past what the most stages can bear, nor past the end; a remainder is not left over.
-        bearable = REACH * (limit**2 - 1) / jnp.maximum(SAFETY * flow.curvature, 1e-30)
-        wanted = jnp.minimum(flow.step, bearable)
+        # A step may exceed neither the stable size at `limit` stages nor the time that is left.
+        # It takes all of the time that is left if it takes nearly all of it.
+        stable = REACH * (limit**2 - 1) / jnp.maximum(SAFETY * flow.curvature, 1e-30)
+        wanted = jnp.minimum(flow.step, stable)
         left = until - flow.time
         last = wanted >= 0.999 * left
         h = jnp.where(last, left, wanted)
@@ -136,14 +187,14 @@ def advance(
         stages = jnp.clip(stages.astype(jnp.int32), 2, limit)
         coordinates, image = _stages(objective, flow, h, stages)
         slope, slope_image = objective.slope(coordinates, image)
-        # RKC2's estimate, of third order in h: from both ends and both slopes.
+        # RKC2's error estimate, of third order in h, from the values and slopes at both ends.
         error = 0.8 * (flow.image - image) - 0.4 * h * (flow.slope_image + slope_image)
         size = jnp.maximum(1.0, jnp.maximum(scale, jnp.sqrt(jnp.mean(image**2))))
         ratio = jnp.sqrt(jnp.mean(error**2)) / (tolerance * size)
-        accepted = ratio <= 1  # false for NaN too
+        accepted = ratio <= 1  # False for NaN.
         factor = 0.8 * jnp.maximum(ratio, 1e-9) ** (-1 / 3)
         factor = jnp.where(jnp.isfinite(ratio), jnp.clip(factor, SHRINKAGE, GROWTH), SHRINKAGE)
-        # A last step cut short by the end says nothing against the longer one that was wanted.
+        # The last step is cut short by `until`; the next step need not be as short.
         proposal = jnp.where(accepted & last, jnp.maximum(h * factor, wanted), h * factor)
         direction, curvature = _curvature(objective, image, flow.direction, ITERATIONS)
         moved = Flow(
@@ -169,18 +220,31 @@ def advance(
 
 
 def max_stages(tolerance: float, dtype) -> int:
-    """Most stages of a step: beyond, its rounding, s^2 eps, would exceed the tolerance."""
+    """Return the largest number of stages s of a step.
+
+    The rounding error of a step grows like s^2 eps. The bound keeps it below the tolerance.
+
+    Args:
+        tolerance: As for `advance`.
+        dtype: Type of the outputs.
+
+    Returns:
+        A number between 4 and 1000.
+    """
     return int(max(4, min(1000, (tolerance / (10 * float(jnp.finfo(dtype).eps))) ** 0.5)))
 
 
 def _stages(objective: Objective, flow: Flow, h, stages):
-    """One RKC2 step of h: coordinates and image after `stages` (at least 2) evaluations."""
+    """Take one RKC2 step of size h with `stages` >= 2 stages; return coordinates and image."""
     dtype = flow.image.dtype
     w0 = 1 + DAMPING / stages.astype(dtype) ** 2
     one, zero = jnp.ones((), dtype), jnp.zeros((), dtype)
 
     def chebyshev(now, before):
-        """Value and two derivatives at w0 of the next polynomial, from those of the last two."""
+        """Return the next Chebyshev polynomial and its two derivatives at w0.
+
+        They follow from those of the last two polynomials by the three-term recursion.
+        """
         (t, d, dd), (t0, d0, dd0) = now, before
         return 2 * w0 * t - t0, 2 * w0 * d - d0 + 2 * t, 2 * w0 * dd - dd0 + 4 * d
 
@@ -219,7 +283,7 @@ def _stages(objective: Objective, flow: Flow, h, stages):
 
 
 def _curvature(objective: Objective, image, direction, iterations):
-    """lambda_max(J J^T H) and its direction (N, ...), by power iteration; penalty included."""
+    """Return an eigenvector (N, ...) of J J^T H, and lambda_max + 2 penalty, by power iteration."""
 
     def product(v):
         return objective.model.push(objective.hessian_product(image, v))[1]

@@ -1,18 +1,18 @@
-"""Algorithm 3 by an engine that skips the steps between two linearisations (`exact.engines`)."""
+"""Algorithm 3 with an engine that skips the steps between two linearisations (`exact.engines`)."""
 
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import PyTree
 
-from iterlin.exact.calendar import Answers
+from iterlin.exact.calendar import Calendar
 from iterlin.exact.checks import (
     check_engine,
     check_outputs,
@@ -21,6 +21,7 @@ from iterlin.exact.checks import (
     unfit_types,
 )
 from iterlin.exact.choice import ENGINES, choose, default_memory
+from iterlin.exact.engines import Engine
 from iterlin.exact.task import Task
 from iterlin.exact.trainer import SPENT, ExactTrainer
 from iterlin.linearise import examples
@@ -44,15 +45,15 @@ from iterlin.training.identity import (
     summary,
 )
 from iterlin.training.loop import History, never, run
-from iterlin.training.schedules import NEVER, Schedule, check_answer, reads_params
+from iterlin.training.schedules import NEVER, Schedule, Solved, check_answer, reads_params
 from iterlin.training.state import TrainState, combine_state
 from iterlin.training.step import Step
 from iterlin.training.steps import train_by_steps
 from iterlin.training.watching import UPDATES, check_sets, check_watch, observer
 
-# Names of the history that no watch may give to anything else.
+# Names in the history that a watch must not use.
 TAKEN = ("step", "engine", *SPENT)
-# Examples that tell one network from another between versions of JAX.
+# Number of examples whose loss identifies the network in a checkpoint.
 SAMPLE = 64
 
 
@@ -71,7 +72,27 @@ def train_by_engine(
     checkpoint,
     progress,
 ) -> tuple[TrainState, History]:
-    """Train with any engine of `train` but "steps"; "auto" may choose that, too."""
+    """Train as `train` does, with any engine except "steps". Engine "auto" may choose "steps".
+
+    Args:
+        step: One step of the run, with its algorithm and schedule.
+        params: Initial parameters; for "auto" also the state of a run.
+        data: As for `train`.
+        engine: As for `train`.
+        tolerance: As for `train`.
+        memory_limit: As for `train`.
+        num_steps: As for `train`.
+        key: As for `train`. Only "steps" takes a key.
+        watch: As for `train`.
+        checkpoint: As for `train`.
+        progress: As for `train`.
+
+    Returns:
+        The final state and the history.
+
+    Raises:
+        ValueError: If the engine does not apply to the run, or for a key.
+    """
     settings = {"tolerance": tolerance, "memory_limit": memory_limit}
     run = {"num_steps": num_steps, "checkpoint": checkpoint, "progress": progress}
     chosen = engine
@@ -88,18 +109,18 @@ def train_by_engine(
 
 
 class Integrator:
-    """Trains by one engine; compiled once for all its runs, whose schedules may differ.
+    """Train with one engine. The compiled programs serve several runs with different schedules.
 
     Args:
-        step: The run that every step would take; its schedule is that of `__call__` by default.
+        step: One step of the run. Its schedule is the default schedule of `__call__`.
         data: As for `train`.
-        engine: One of `ENGINES` but "auto" and "steps".
+        engine: One of `choice.ENGINES`.
         tolerance: As for `train`.
         watch: As for `train`.
         memory_limit: As for `train`.
 
     Raises:
-        ValueError: For a run that the engine cannot follow; it names why.
+        ValueError: If the engine does not apply to the run. The message says why.
     """
 
     def __init__(
@@ -112,21 +133,23 @@ class Integrator:
         watch=UPDATES,
         memory_limit: int | None = None,
     ):
-        check_one_of("engine", engine, [name for name, make in ENGINES.items() if make])
+        check_one_of("engine", engine, ENGINES)
         check_watch(watch)
         self.step, self.data, self.engine, self.watch = step, data, engine, watch
         self.task = _task(step, data, tolerance, memory_limit)
         self.sets = jax.tree.map(jnp.asarray, dict(watch.sets))
-        self._engines: dict[Any, Any] = {}
+        self._engines: dict[Solved | None, Engine] = {}
         algorithm, measures = step.algorithm, watch._replace(sets={}, at=None)
 
         @jax.jit
         def observe(state, sets, fixed):
             return observer(algorithm, measures, TAKEN)(combine_state(state, fixed), sets)
 
+        target = -jnp.inf if step.target_loss is None else step.target_loss
+
         @jax.jit
         def at_target(params, fixed, x, y):
-            return algorithm.loss(bind_fixed(algorithm.f, fixed)(params, x), y) <= step.target_loss
+            return algorithm.loss(bind_fixed(algorithm.f, fixed)(params, x), y) <= target
 
         self._observe, self._at_target = observe, at_target
 
@@ -148,39 +171,47 @@ class Integrator:
             params: Initial parameters.
             num_steps: As for `train`.
             schedule: When to re-linearise.
-            at: Steps to look at; by default those of `watch`.
+            at: Steps at which metrics are recorded; by default those of `watch`.
             checkpoint: As for `train`.
             progress: As for `train`.
             out_of_time: As for `training.loop.run`.
+
+        Returns:
+            The final state and the history.
+
+        Raises:
+            ValueError: As `train`, and if params are the state of a run.
+            OutOfTime: If out_of_time returned True; the checkpoint is written.
+            CheckpointError: As `train`.
         """
         if isinstance(params, TrainState):
             raise ValueError(
                 f"engine '{self.engine}' starts from parameters, not from the state of a run: give "
-                "its state.params, or a checkpoint from which to go on"
+                "its state.params, or a checkpoint from which to continue"
             )
         step, watch = self.step, self.watch
-        schedule = step.schedule if schedule is None else schedule
+        due: Schedule = step.schedule if schedule is None else schedule
         check_call("train", step, (params, self.data), watch, checkpoint)
         looks = check_run(step, self.data, num_steps, None, watch.at if at is None else at)
         if num_steps >= NEVER:
             raise ValueError(f"num_steps must be below {NEVER}, got {num_steps}")
         moving, fixed = partition(params, step.algorithm.trainable)
         state = step.start(moving, self.data, jax.random.key(0))
-        full = schedule.bind_fixed(fixed)
+        full = due.bind_fixed(fixed)
         check_answer(full, state)
         if reason := needs_steps(step.algorithm, full, state):
             raise ValueError(
-                f"{reason}. Only engine 'steps' follows that: take it, or 'auto', in the place of "
+                f"{reason}. This needs engine 'steps': take 'steps' or 'auto' instead of "
                 f"'{self.engine}'"
             )
-        task = self.task._replace(solved=schedule.solved)
+        task = self.task._replace(solved=due.solved)
         check_outputs(task, params)
         check_sets(watch, step.algorithm.loss, cached_outputs(step.algorithm.f, params))
         check_engine(self.engine, task, params, stops=reads_params(full, state))
-        jax.eval_shape(self._observe, state, self.sets, fixed)  # which may refuse names
-        if schedule.solved not in self._engines:
-            self._engines[schedule.solved] = ENGINES[self.engine](task)
-        engine, asked = self._engines[schedule.solved], Answers(schedule, fixed)
+        jax.eval_shape(self._observe, state, self.sets, fixed)  # Check the names of the history.
+        if due.solved not in self._engines:
+            self._engines[due.solved] = ENGINES[self.engine](task)
+        engine, calendar = self._engines[due.solved], Calendar(due, fixed)
 
         def observe(state):
             return self._observe(state, self.sets, fixed)
@@ -192,8 +223,8 @@ class Integrator:
 
         identity = None
         if checkpoint is not None:
-            identity = self._identity(engine, asked, schedule, state, fixed, looks, observe)
-        trainer = ExactTrainer(engine, asked, state, fixed, observe, at_target)
+            identity = self._identity(engine, calendar, due, state, fixed, looks, observe)
+        trainer = ExactTrainer(engine, calendar, state, fixed, observe, at_target)
         history, _ = run(
             trainer,
             looks,
@@ -205,9 +236,9 @@ class Integrator:
         named = {"engine": np.full(len(looks), self.engine)}
         return combine_state(trainer.state, fixed), history | named
 
-    def _identity(self, engine, asked, schedule, state, fixed, looks, observe) -> Identity:
+    def _identity(self, engine, calendar, schedule, state, fixed, looks, observe) -> Identity:
         step, data = self.step, self.task.data
-        programs = [*engine.programs(state.params, fixed), asked.program(state)]
+        programs = [*engine.programs(state.params, fixed), calendar.program(state)]
         if step.target_loss is not None:
             programs.append(self._at_target.trace(state.params, fixed, *data).jaxpr)
         seen = self._observe.trace(state, self.sets, fixed).jaxpr
@@ -227,7 +258,7 @@ def _choose(step: Step, params, data, num_steps, watch, *, tolerance, memory_lim
     if why := unfit_for_engines(step):
         return "steps", why
     if isinstance(params, TrainState):
-        return "steps", "the state of a run goes on by steps"
+        return "steps", "only steps can continue from the state of a run"
     check_call("train", step, (params, data), watch, None)
     check_run(step, data, num_steps, None, watch.at)
     task = _task(step, data, tolerance, memory_limit)
@@ -238,7 +269,7 @@ def _choose(step: Step, params, data, num_steps, watch, *, tolerance, memory_lim
     check_outputs(task, params)
     if why := needs_steps(step.algorithm, full, state) or unfit_types(task, params):
         return "steps", why
-    length = Answers(step.schedule, fixed).first_after(state, num_steps)
+    length = Calendar(step.schedule, fixed).next_stop(state, num_steps)
     return choose(task, params, length)
 
 
@@ -249,12 +280,15 @@ def _task(step: Step, data, tolerance: float, memory_limit: int | None) -> Task:
     check_run(step, data, 1, None, None)
     if memory_limit is not None:
         check_positive_integer("memory_limit", memory_limit)
-    algorithm = step.algorithm
+    algorithm, step_size = step.algorithm, step.algorithm.optimizer
+    # The checks above have refused an optimizer that is no step size.
+    assert step_size is not None
+    assert not isinstance(step_size, optax.GradientTransformation)
     return Task(
         f=algorithm.f,
         data=jax.tree.map(jnp.asarray, tuple(data)),
         loss=algorithm.loss,
-        step_size=algorithm.optimizer,
+        step_size=step_size,
         penalty=algorithm.penalty,
         tolerance=tolerance,
         memory_limit=default_memory() if memory_limit is None else memory_limit,
@@ -274,8 +308,10 @@ def _by_steps(step: Step, params, data, **settings):
 
 
 def _first_numbers(task: Task, state: TrainState, fixed: PyTree, observe) -> dict[str, list[float]]:
-    """Return `Identity.first` of a run: its parameters, the loss of some examples and its gradient
-    there, and what is recorded."""
+    """Return `Identity.first` of a run.
+
+    It summarises the parameters, the loss and gradient on some examples, and the recorded values.
+    """
     some = slice(None, None, max(1, examples.num_examples(task.data[0]) // SAMPLE))
     x, y = jax.tree.map(lambda leaf: np.asarray(leaf)[some], task.data)
 

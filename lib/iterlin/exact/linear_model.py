@@ -1,10 +1,10 @@
-"""The linearised model on its training examples, as what training it needs: products with J J^T.
+"""The linearised model on its training examples, with the products with J J^T that training needs.
 
-Training moves the parameters by -J^T a for some a, one number for each output of each example:
-(N, ...), like the outputs. So every first or second order method needs one operation, g -> (J^T g,
-J J^T g), and it comes in two forms: with the kernel J J^T kept, where J^T g is left unformed and
-stands as g itself (function space), and by Jacobian products, where it is a pytree of parameters
-(parameter space).
+Gradients lie in the range of J^T, so training moves the parameters by -J^T a for some array a
+(N, ...) like the outputs. Every first or second order method then needs one operation:
+g -> (J^T g, J J^T g). There are two forms of it. In function space the kernel J J^T is stored, and
+g itself represents J^T g, which is not computed. In parameter space J^T g is a pytree of
+parameters, computed by Jacobian products.
 """
 
 from collections.abc import Callable
@@ -21,14 +21,20 @@ from iterlin.linearise.slices import in_slices, sum_over_slices
 
 
 class LinearModel(NamedTuple):
-    """f(theta_s) + J (theta - theta_s) on N training examples.
+    """The linearised model f(theta_s) + J (theta - theta_s) on N training examples.
 
-    outputs (N, ...) are those at theta_s. A displacement of the parameters in the range of J^T is
-    held as coordinates c, a pytree, together with its image, the change of the outputs (N, ...).
-    push(g) gives coordinates and image of J^T g; image(c) the image of any displacement anew,
-    without the rounding that one summed over many steps gathers. inner(c1, image1, c2, image2) is
-    the inner product of two displacements in parameter space. displacement(c) -> pytree like the
-    parameters. origin: coordinates of no displacement.
+    A displacement of the parameters in the range of J^T is represented by its coordinates c, a
+    pytree, and its image, the change of the outputs (N, ...).
+
+    Attributes:
+        outputs: Outputs at theta_s, (N, ...).
+        push: push(g) -> coordinates and image of J^T g.
+        image: image(c) -> image of a displacement. An image that was summed over many steps has
+            accumulated rounding errors; this one has not.
+        inner: inner(c1, image1, c2, image2) -> inner product of two displacements in parameter
+            space.
+        displacement: displacement(c) -> the displacement, a pytree like the parameters.
+        origin: Coordinates of the zero displacement.
     """
 
     outputs: Float[Array, "N ..."]
@@ -42,11 +48,16 @@ class LinearModel(NamedTuple):
 def from_products(
     f: Network, params: PyTree, x: PyTree, *, slice_size: int | None = None
 ) -> LinearModel:
-    """In parameter space: coordinates are the displacement itself; J is never formed.
+    """Return the linear model in parameter space, where coordinates are the displacement itself.
 
-    With a slice_size the products go through the examples that many at a time and compute the
-    activations anew in each product; without, they are kept from one pass over all examples.
-    f must treat its examples independently if it is sliced.
+    J is never formed. Without a slice_size, one pass over all examples stores their activations for
+    all products. With a slice_size, each product computes the activations anew, slice by slice.
+
+    Args:
+        f: The network. With a slice_size it must treat its examples independently.
+        params: theta_s.
+        x: Inputs of N examples.
+        slice_size: Examples in a slice; None for all of them together.
     """
     if slice_size is None or slice_size >= examples.num_examples(x):
         outputs, jvp, vjp = jacobian_products(f, params, x)
@@ -80,8 +91,14 @@ def from_kernel(
     x: PyTree,
     image: Callable[[Array], Array],
 ) -> LinearModel:
-    """In function space: coordinates a (N, ...) stand for J^T a; image(a) is J J^T a at params, as
-    `cached_ntk` has it."""
+    """Return the linear model in function space, where an array a (N, ...) represents J^T a.
+
+    Args:
+        f: The network.
+        params: theta_s.
+        x: Inputs of N examples.
+        image: image(a) -> J J^T a at params, such as `cached_ntk(f, params, x).product`.
+    """
     outputs, _, vjp = jacobian_products(f, params, x)
 
     def inner(c1, image1, c2, image2):

@@ -1,8 +1,8 @@
 """The minimum of a damped linearised problem (K = infinity), by Newton's method and CG.
 
-loss(f_s + J d) + lambda ||d||^2 is strictly convex in d for a convex loss and lambda > 0, so it has
-one minimum, which lies in the range of J^T. Without a penalty cross-entropy has none once the
-linearised model separates the data: the parameters run away, and 'solved' needs another rule.
+For a convex loss and lambda > 0, loss(f_s + J d) + lambda ||d||^2 is strictly convex in d. It has
+one minimum, which lies in the range of J^T. Without a penalty, cross-entropy has no minimum once
+the linearised model separates the data: the parameters diverge. 'Solved' then needs another rule.
 """
 
 from typing import NamedTuple
@@ -20,18 +20,23 @@ from iterlin.linearise.validation import (
     is_traced,
 )
 
-# Armijo's fraction of the predicted decrease, and how often a Newton step may be halved.
+# Armijo's fraction of the predicted decrease, and the largest number of halvings of a Newton step.
 SUFFICIENT, HALVINGS = 1e-4, 30
-# Units in the last place by which a mean of many terms may be off.
+# Rounding error of a mean of many terms, in units in the last place.
 UNITS = 4
 
 
 class Minimum(NamedTuple):
-    """coordinates and image of the displacement (`linear_model`), and how good it is.
+    """The minimum that Newton's method has found, and its accuracy.
 
-    certificate: ||gradient|| / ||gradient at theta_s|| of the penalised objective in parameter
-    space, recomputed at the end: for the squared loss the tolerance beta for which the step is one
-    of truncated Gauss-Newton (Algorithm 2). newton_steps, evaluations: products with J J^T.
+    Attributes:
+        coordinates: Coordinates of the displacement (`linear_model.LinearModel`).
+        image: Change of the outputs, (N, ...).
+        certificate: ||gradient|| / ||gradient at theta_s|| of the penalised objective in parameter
+            space. For the squared loss, the step is a truncated Gauss-Newton step of this tolerance
+            beta (Algorithm 2).
+        newton_steps: Newton steps taken.
+        evaluations: Products with J J^T.
     """
 
     coordinates: PyTree
@@ -44,15 +49,26 @@ class Minimum(NamedTuple):
 def minimize(
     objective: Objective, *, tolerance: float, max_steps: int = 50, max_inner_steps: int = 500
 ) -> Minimum:
-    """Newton's method from theta_s until the certificate is at most `tolerance`.
+    """Minimise a linearised objective by Newton's method, starting at theta_s.
 
-    Each Newton system (J^T H J + 2 lambda) s = -gradient is solved by conjugate gradients from 0 to
-    a residual of min(1/2, sqrt(certificate)) of its own gradient, superlinear convergence without
-    solving early ones too well (Eisenstat & Walker 1996), and steps are halved until they decrease
-    the objective. In both spaces the iterates are the same; what differs is what a vector is.
+    Conjugate gradients solve each Newton system (J^T H J + 2 lambda) s = -gradient, up to a
+    relative residual of min(1/2, sqrt(certificate)). Convergence is superlinear, and early systems
+    are not solved more accurately than needed (Eisenstat & Walker 1996). A step is halved until it
+    decreases the objective. Both forms of the linear model give the same iterates.
 
-    Raises ValueError unless tolerance is in (0, 1) and the penalty positive. It may stop early, at
-    max_steps or where rounding leaves nothing to gain: the certificate says so.
+    Args:
+        objective: The linearised objective, with a convex loss.
+        tolerance: Certificate at which to stop, in (0, 1).
+        max_steps: Largest number of Newton steps.
+        max_inner_steps: Largest number of conjugate gradient steps in a Newton step.
+
+    Returns:
+        The minimum. Its certificate exceeds the tolerance if the method has stopped early, after
+        max_steps or because rounding hides any further decrease.
+
+    Raises:
+        ValueError: If tolerance is outside (0, 1), a number of steps is not a positive integer, or
+            the penalty is not positive.
     """
     check_open_unit_interval("tolerance", tolerance)
     check_positive_integer("max_steps", max_steps)
@@ -90,7 +106,8 @@ def minimize(
         factor, halvings = jax.lax.while_loop(
             too_long, lambda s: (s[0] / 2, s[1] + 1), (jnp.ones((), zero.dtype), 0)
         )
-        # Near the minimum the objective's own rounding hides the decrease: the slope decides.
+        # Near the minimum, rounding hides the decrease of the objective. Then take the full step,
+        # and keep it only if the gradient has become smaller.
         factor = jnp.where(halvings < HALVINGS, factor, 1.0)
         coordinates, _ = axpy(factor, step, point)
         new = (coordinates, model.image(coordinates))
@@ -103,36 +120,42 @@ def minimize(
         certificate = jnp.where(better, found, certificate)
         return point, slope, certificate, better, steps + 1, evaluations + inner + 2
 
-    one = jnp.where(first == 0, 0.0, 1.0).astype(zero.dtype)  # 1 of what is no number
+    one = jnp.where(first == 0, 0.0, 1.0).astype(zero.dtype)  # A NaN gives 1.
     start = ((model.origin, zero), slope, one, jnp.asarray(True), 0, 1)
     point, slope, certificate, _, steps, evaluations = jax.lax.while_loop(going, newton, start)
     return Minimum(*point, certificate, jnp.asarray(steps), jnp.asarray(evaluations))
 
 
 def within_rounding(objective: Objective) -> Bool[Array, ""]:
-    """Whether theta_s is the minimum as far as its precision can tell.
+    """Return whether theta_s is the minimum up to rounding.
 
-    The quadratic model there falls along the slope by ||g||^4 / (2 <g, A g>), A = J^T H J +
-    2 lambda: to be seen, that must exceed how the loss is rounded, by a few units in the last place
-    of itself or of the largest output. False where nothing is a number.
+    Along the gradient g, the quadratic model at theta_s decreases by ||g||^4 / (2 <g, A g>), with
+    A = J^T H J + 2 lambda. This is compared with the rounding error of the loss: a few units in the
+    last place of the loss or of the largest output.
+
+    Args:
+        objective: The linearised objective.
+
+    Returns:
+        A bool; False if a value is NaN.
     """
     model = objective.model
     zero = jnp.zeros_like(model.outputs)
     slope = objective.slope(model.origin, zero)
-    squared, curvature = _along_the_slope(objective, zero, slope)
+    squared, curvature = _slope_curvature(objective, zero, slope)
     loss = objective.loss(model.outputs, objective.targets)
     unit = jnp.finfo(zero.dtype).eps * jnp.maximum(jnp.abs(loss), jnp.abs(model.outputs).max())
     return squared**2 <= 2 * curvature * UNITS * unit
 
 
-def _along_the_slope(objective: Objective, image, slope):
-    """||g||^2 and <g, A g> of the gradient g."""
+def _slope_curvature(objective: Objective, image, slope):
+    """Return ||g||^2 and <g, A g> of the gradient g."""
     inner, applied = objective.model.inner, _hessian(objective, image)(slope)
     return inner(*slope, *slope), inner(*slope, *applied)
 
 
 def _hessian(objective: Objective, image):
-    """v -> (J^T H J + 2 lambda) v, coordinates and image."""
+    """Return the map v -> (J^T H J + 2 lambda) v, of coordinates and image."""
 
     def apply(direction):
         pushed = objective.model.push(objective.hessian_product(image, direction[1]))
@@ -142,11 +165,11 @@ def _hessian(objective: Objective, image):
 
 
 def _newton_step(objective: Objective, image, slope, forcing, max_steps):
-    """Solve (J^T H J + 2 lambda) s = -slope to a relative residual; s and products spent."""
+    """Solve (J^T H J + 2 lambda) s = -slope; return s and the number of products with J J^T."""
     model, apply = objective.model, _hessian(objective, image)
 
     def cauchy():
-        squared, curvature = _along_the_slope(objective, image, slope)
+        squared, curvature = _slope_curvature(objective, image, slope)
         return jax.tree.map(lambda leaf: -squared / curvature * leaf, slope)
 
     step, count = conjugate_gradients(
@@ -158,7 +181,7 @@ def _newton_step(objective: Objective, image, slope, forcing, max_steps):
         tolerance=forcing,
         max_steps=max_steps,
     )
-    # Where the loss is saturated, rounding may lead conjugate gradients uphill: then the minimum of
-    # the quadratic model along the slope, which leads down.
+    # If the loss is saturated, rounding may turn the step of conjugate gradients uphill. Then take
+    # the minimum of the quadratic model along the gradient, which is downhill.
     downhill = model.inner(*slope, *step) < 0
     return jax.lax.cond(downhill, lambda: (step, count), lambda: (cauchy(), count + 1))

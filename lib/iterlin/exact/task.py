@@ -1,4 +1,4 @@
-"""The linear problems of one run: what they have in common, and how far one has been trained."""
+"""The training problem that an engine solves, and the progress of one linearisation."""
 
 from typing import Any, NamedTuple
 
@@ -16,19 +16,29 @@ from iterlin.training.schedules import Solved
 
 
 class Task(NamedTuple):
-    """What all linearisations of a run have in common: minimise loss(f(params, x), y) + penalty
-    ||theta - theta_s||^2 on data = (x, y), full batch, by steps of step_size.
+    """The objective and the settings that all linearisations of a run share.
 
-    tolerance: of a flow, the error of each of its steps (`flow.advance`); of minimum, the
-    certificate. memory_limit: bytes for the kernel, or for activations that are kept. solved: when
-    a linearisation ends early. trainable: which of the parameters are trained.
+    Each linearisation minimises loss(f_lin(theta, x), y) + penalty ||theta - theta_s||^2 on the
+    full batch.
+
+    Attributes:
+        f: The network: f(params, x) -> outputs (N, ...).
+        data: Inputs and targets (x, y) of N examples.
+        loss: loss(outputs, y) -> a number.
+        step_size: eta of gradient descent.
+        penalty: Factor of ||theta - theta_s||^2.
+        tolerance: For a flow, the error of each integration step (`flow.advance`). For a minimum,
+            the certificate at which Newton's method stops (`newton.minimize`).
+        memory_limit: Bytes for a kernel, or for stored activations.
+        solved: Rule by which a linearisation ends early; None for no such rule.
+        trainable: Which parameters are trained (`parameters.partition`); None for all.
     """
 
     f: Network
     data: tuple[PyTree, PyTree]
     loss: Loss
     step_size: float
-    penalty: float
+    penalty: float | Array
     tolerance: float
     memory_limit: int
     solved: Solved | None
@@ -36,13 +46,17 @@ class Task(NamedTuple):
 
 
 class Position(NamedTuple):
-    """How far a linearisation has been trained.
+    """How far an engine has trained one linearisation.
 
-    anchor: theta_s, of which it has what is trained. inner: what the engine goes on from. fixed:
-    the other parameters. steps: gradient steps since theta_s that it stands for. evaluations:
-    products with J J^T so far, or decompositions. stability: eta lambda_max at the proxy's outputs
-    there. solved: it has met the task's rule, and stays. failed: it cannot go on, as what it
-    computes is not finite.
+    Attributes:
+        anchor: Trained parameters theta_s at the expansion.
+        inner: The engine's own state, from which it continues.
+        fixed: Parameters that are not trained.
+        steps: Gradient steps since theta_s that this position corresponds to.
+        evaluations: Products with J J^T, or decompositions of J, so far.
+        stability: eta lambda_max of the linearised problem; NaN if the engine does not compute it.
+        solved: Whether the task's rule `solved` is met. Training then stops here.
+        failed: Whether the engine cannot continue, because a value is not finite.
     """
 
     anchor: PyTree
@@ -56,7 +70,17 @@ class Position(NamedTuple):
 
 
 def slice_size(f: Network, params: PyTree, x: PyTree, memory_limit: int) -> int | None:
-    """Examples whose activations may be kept together; None where all of them fit."""
+    """Return how many examples' activations fit into memory together.
+
+    Args:
+        f: The network.
+        params: Parameters of f.
+        x: Inputs of N examples.
+        memory_limit: Bytes for activations.
+
+    Returns:
+        The number of examples, at least 1; None if all N fit.
+    """
     needed = vjp_residual_bytes(f, params, x)
     if needed <= memory_limit:
         return None
@@ -64,19 +88,30 @@ def slice_size(f: Network, params: PyTree, x: PyTree, memory_limit: int) -> int 
 
 
 def quadratic(loss: Loss, y: PyTree) -> tuple[float, Array] | None:
-    """c and t if the loss's gradient is c (outputs - t): half a squared error, whatever it is
-    divided by. Found by trying, at outputs of several sizes; None for any other loss, and for
-    targets that are not one array of the outputs' kind.
+    """Return c and t if the gradient of the loss is c (outputs - t), as for a squared error.
+
+    The gradient is compared with that formula at random outputs of two sizes.
+
+    Args:
+        loss: loss(outputs, y) -> a number.
+        y: Targets.
+
+    Returns:
+        The factor c > 0 and the array t, shaped like y. None for any other loss, and if y is not
+        one floating point array.
     """
     gradient = jax.grad(loss)
     if not jax.tree_util.all_leaves([y]) or not jnp.issubdtype(y.dtype, jnp.floating):
         return None
-    zero = jnp.zeros_like(y)
-    here, factor = gradient(zero, y), None
-    for key, size in zip(jax.random.split(jax.random.key(0), 2), (1.0, 30.0), strict=True):
-        move = size * jax.random.normal(key, y.shape, y.dtype)
-        change = gradient(move, y) - here
-        factor = jnp.vdot(change, move) / jnp.vdot(move, move) if factor is None else factor
+    here = gradient(jnp.zeros_like(y), y)
+    keys = jax.random.split(jax.random.key(0), 2)
+    moves = [
+        size * jax.random.normal(key, y.shape, y.dtype)
+        for key, size in zip(keys, (1.0, 30.0), strict=True)
+    ]
+    changes = [gradient(move, y) - here for move in moves]
+    factor = jnp.vdot(changes[0], moves[0]) / jnp.vdot(moves[0], moves[0])
+    for move, change in zip(moves, changes, strict=True):
         scale = jnp.abs(factor) * jnp.max(jnp.abs(move)) + jnp.max(jnp.abs(here))
         rounding = 1e3 * jnp.finfo(y.dtype).eps * scale
         if not bool((factor > 0) & jnp.all(jnp.abs(change - factor * move) <= rounding)):

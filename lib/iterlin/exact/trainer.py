@@ -1,4 +1,4 @@
-"""A run by an exact engine, from linearisation to linearisation, for the loop of all runs."""
+"""Train with an engine, one linearisation after the other, for the loop `training.loop.run`."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,69 +8,78 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from iterlin.exact.calendar import Answers
+from iterlin.exact.calendar import Calendar
+from iterlin.exact.engines import Engine
 from iterlin.exact.task import Position
 from iterlin.training.state import TrainState
 
-# What the history has beside that of training by steps.
+# Names that the history has in addition to those of training by steps.
 SPENT = ("evaluations", "stability", "seconds")
-# Fields of a position that are arrays, or of the run.
+# Fields of a position that hold arrays. The others are saved as numbers.
 _NOT_NUMBERS = {"anchor", "inner", "fixed"}
 
 
 class ExactTrainer:
-    """Trains by an engine; a `training.loop.Trainer`.
+    """Train with an engine. Implements `training.loop.Trainer`.
 
     Attributes:
-        state: The state at the latest stop, of the trained parameters.
-        position: How far the present linearisation has been trained.
+        state: The state at the latest stop. It holds the trained parameters only.
+        position: How far the current linearisation has been trained.
 
     Args:
-        engine: One of `exact.engines`.
-        schedule: Answers when to re-linearise.
+        engine: The engine, such as one of `exact.engines`.
+        calendar: When to re-linearise.
         state: The first state.
-        fixed: The parameters that are not trained.
+        fixed: Parameters that are not trained.
         observe: observe(state) -> {name: array}.
-        at_target: at_target(state) -> whether the network is at the target loss, asked at each
-            linearisation.
+        at_target: at_target(state) -> whether the network has reached the target loss. It is
+            called at each linearisation.
     """
 
     notes = ("spent", *sorted(set(Position._fields) - _NOT_NUMBERS))
 
     def __init__(
         self,
-        engine: Any,
-        schedule: Answers,
+        engine: Engine,
+        calendar: Calendar,
         state: TrainState,
         fixed: PyTree,
         observe: Callable[[TrainState], dict],
         at_target: Callable[[TrainState], bool],
     ):
-        self.engine, self.schedule, self.fixed = engine, schedule, fixed
+        self.engine, self.calendar, self.fixed = engine, calendar, fixed
         self.observe, self.at_target = observe, at_target
         self.state = state
         self.position: Position = engine.begin(state.params, fixed=fixed)
-        self.spent = 0  # products with J J^T of earlier linearisations
+        self.spent = 0  # Products with J J^T in earlier linearisations.
         self.names = [*jax.eval_shape(observe, state), *SPENT]
 
     @property
     def step(self) -> int:
+        """The step at the latest stop."""
         return int(self.state.step)
 
     def go_to(self, target: int) -> Iterator[None]:
-        """Train up to a step, with a stop wherever the schedule looks at the parameters."""
+        """Train up to a step. Stop wherever the schedule reads the parameters.
+
+        Args:
+            target: The step.
+
+        Yields:
+            None, before each call of the engine, when the state can be saved.
+        """
         while (step := self.step) < target:
             if self.state.ended:
                 self.state = self.state._replace(step=jnp.asarray(target, jnp.int32))
                 return
-            linearizing = step > int(self.state.anchored_at) and self.schedule.now(self.state)
+            linearizing = step > int(self.state.anchored_at) and self.calendar.is_due(self.state)
             if (linearizing or step == 0) and self.at_target(self.state):
                 self.state = self.state._replace(converged_at=self.state.step)
                 continue
             if linearizing:
                 self._linearize()
             anchored = int(self.state.anchored_at)
-            stop = self.schedule.first_after(self.state, target)
+            stop = self.calendar.next_stop(self.state, target)
             while not self._arrived(stop - anchored):
                 yield
                 self.position = self.engine.forward(self.position, stop - anchored)
@@ -91,7 +100,7 @@ class ExactTrainer:
         return position.solved or position.failed or position.steps >= steps
 
     def _stop_at(self, anchored: int, steps: int) -> None:
-        """Take over the parameters that the engine has reached."""
+        """Copy the parameters that the engine has reached into the state."""
         if self.position.solved:
             steps = min(steps, max(1, self.position.steps))
         reached = jnp.asarray(anchored + steps, jnp.int32)
@@ -104,19 +113,34 @@ class ExactTrainer:
         self.state = self.state._replace(step=reached, params=params, solved=solved)
 
     def look(self, seconds: float) -> dict[str, np.ndarray]:
-        seen = {n: np.asarray(v) for n, v in jax.device_get(self.observe(self.state)).items()}
+        """Return what is recorded of the current state.
+
+        Args:
+            seconds: How long the run has taken.
+        """
+        observed = jax.device_get(self.observe(self.state))
+        seen: dict[str, np.ndarray] = {name: np.asarray(v) for name, v in observed.items()}
         evaluations = np.asarray(self.spent + self.position.evaluations)
         numbers = evaluations, np.asarray(self.position.stability), np.asarray(seconds)
-        return seen | dict(zip(SPENT, numbers, strict=True))
+        spent: dict[str, np.ndarray] = dict(zip(SPENT, numbers, strict=True))
+        return seen | spent
 
-    def save(self):
+    def save(self) -> tuple[PyTree, dict[str, float]]:
+        """Return the arrays and the numbers from which the run can continue."""
         notes = {k: v for k, v in self.position._asdict().items() if k not in _NOT_NUMBERS}
         return (self.state, self.position.inner), {**notes, "spent": self.spent}
 
-    def restore(self, arrays, notes) -> None:
+    def restore(self, arrays: PyTree, notes: dict[str, Any]) -> None:
+        """Continue from what `save` has returned.
+
+        Args:
+            arrays: The arrays.
+            notes: The numbers.
+        """
         (self.state, inner), notes = arrays, dict(notes)
         self.spent = notes.pop("spent")
         self.position = Position(self.state.anchor, inner, self.fixed, **notes)
 
     def status(self) -> str:
+        """Return the number of products with J J^T so far, for the progress bar."""
         return f"{self.spent + self.position.evaluations} products"

@@ -35,14 +35,17 @@ class Trainer(Protocol):
     """The methods that `run` needs of an engine.
 
     Attributes:
-        step: Steps taken so far.
         names: Names of the arrays that `look` returns.
         notes: Names of the numbers that `save` returns.
     """
 
-    step: int
     names: list[str]
     notes: tuple[str, ...]
+
+    @property
+    def step(self) -> int:
+        """Steps taken so far."""
+        ...
 
     def go_to(self, target: int) -> Iterator[None]:
         """Train up to a step. Yield before each piece of work, when the state can be saved.

@@ -1,4 +1,8 @@
-"""What the engines share that work with products with J J^T, whose model is one of two."""
+"""Base class of the engines that use products with J J^T."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,21 +15,31 @@ from iterlin.kernels.cached import CachedKernel
 from iterlin.kernels.ntk import cached_ntk
 from iterlin.linearise.linearization import tree_add
 from iterlin.linearise.parameters import bind_fixed, combine
+from iterlin.training.schedules import Solved
+
+# A displacement or a gradient, as its coordinates and its image (`linear_model.LinearModel`).
+Vector = tuple[PyTree, Array]
 
 
-class Modelled:
-    """An engine that works with products with J J^T: by kernel, or by J's products.
+class KernelProductEngine(ABC):
+    """Base class of the engines that use products with J J^T.
 
-    A kind of them says how a linearisation starts (after `before`, if not the first) and goes on;
-    each is compiled once, with the examples and all parameters as arguments.
+    A subclass writes `start` and `advance`, which are traced by `jax.jit`, and `with_progress`.
+    Its state `Position.inner` must have a field `coordinates`. The examples and all parameters are
+    arguments of the compiled functions, so that each is compiled once for all linearisations.
+
+    Args:
+        task: What to minimise.
+        with_kernel: Whether to compute and keep J J^T. If not, products are computed from
+            Jacobian-vector products.
     """
 
     def __init__(self, task: Task, *, with_kernel: bool = False):
         self.task, self.with_kernel = task, with_kernel
         self._kernel = (None, CachedKernel())
         self._start = jax.jit(lambda model, before: self.start(self._objective(*model), before))
-        self._go_on = jax.jit(
-            lambda model, inner, steps: self.go_on(self._objective(*model), inner, steps)
+        self._advance = jax.jit(
+            lambda model, inner, steps: self.advance(self._objective(*model), inner, steps)
         )
 
         def parameters(anchor, fixed, x, y, kernel, coordinates):
@@ -34,34 +48,64 @@ class Modelled:
 
         self._parameters = jax.jit(parameters)
 
+    @abstractmethod
+    def start(self, objective: Objective, before: Any) -> Any:
+        """Return the engine's state at theta_s.
+
+        Args:
+            objective: The linearised objective.
+            before: The engine's state at the end of the previous linearisation; None for the first.
+        """
+
+    @abstractmethod
+    def advance(self, objective: Objective, inner: Any, steps: Array) -> Any:
+        """Return the engine's state after a part of the way to `steps`, or all of it.
+
+        Args:
+            objective: The linearised objective.
+            inner: The engine's state.
+            steps: Gradient steps since theta_s, a traced int32.
+        """
+
+    @abstractmethod
+    def with_progress(self, position: Position) -> Position:
+        """Return the position with the fields that follow from its `inner`, such as `steps`.
+
+        Args:
+            position: A position with a new `inner`.
+        """
+
     def begin(
         self, params: PyTree, before: Position | None = None, *, fixed: PyTree = ()
     ) -> Position:
+        """Linearise at params. See `engines.Engine.begin`."""
         inner = None if before is None else before.inner
         inner = self._start(self._arguments(params, fixed), inner)
-        return self.described(Position(params, inner, fixed))
+        return self.with_progress(Position(params, inner, fixed))
 
     def forward(self, position: Position, steps: int) -> Position:
+        """Train towards `steps`. See `engines.Engine.forward`."""
         arguments = self._arguments(position.anchor, position.fixed)
-        inner = self._go_on(arguments, position.inner, jnp.asarray(steps, jnp.int32))
-        return self.described(position._replace(inner=inner))
+        inner = self._advance(arguments, position.inner, jnp.asarray(steps, jnp.int32))
+        return self.with_progress(position._replace(inner=inner))
 
     def parameters(self, position: Position) -> PyTree:
+        """Return the trained parameters. See `engines.Engine.parameters`."""
         arguments = self._arguments(position.anchor, position.fixed)
         return self._parameters(*arguments, position.inner.coordinates)
 
     def programs(self, params: PyTree, fixed: PyTree = ()) -> list:
-        """What it computes, as jaxprs."""
+        """Return the jaxprs of the engine. See `engines.Engine.programs`."""
         model = self._arguments(params, fixed)
         start = self._start.trace(model, None)
         inner = jax.eval_shape(self._start, model, None)
-        return [start.jaxpr, self._go_on.trace(model, inner, jnp.asarray(1, jnp.int32)).jaxpr]
+        return [start.jaxpr, self._advance.trace(model, inner, jnp.asarray(1, jnp.int32)).jaxpr]
 
     def _arguments(self, anchor, fixed):
-        """Of the compiled functions; the kernel is that of the latest anchor."""
+        """Return the arguments of `_objective`. Only the latest anchor's kernel is kept."""
         x, y = self.task.data
         if self.with_kernel and self._kernel[0] is not anchor:
-            self._kernel = (None, CachedKernel())  # two may be more than there is room for
+            self._kernel = (None, CachedKernel())  # Memory may not hold two kernels.
             kernel = cached_ntk(
                 self.task.f,
                 combine(anchor, fixed),
@@ -81,18 +125,17 @@ class Modelled:
             model = linear_model.from_products(f, anchor, x, slice_size=size)
         return Objective(model, task.loss, y, task.penalty)
 
-    def _rule(self, objective: Objective):
-        """solved(point, slope), both coordinates and image, as the task's rule says; or None."""
-        rule = self.task.solved
-        if rule is None:
-            return None
+    def _solved_test(
+        self, objective: Objective, rule: Solved
+    ) -> Callable[[Vector, Vector], Bool[Array, ""]]:
+        """Return solved(displacement, slope), which tests the rule there."""
         origin = (objective.model.origin, jnp.zeros_like(objective.model.outputs))
         first = objective.gradient_norm(*objective.slope(*origin))
 
-        def solved(point, slope) -> Bool[Array, ""]:
+        def solved(displacement, slope) -> Bool[Array, ""]:
             found = jnp.asarray(False)
             if rule.accuracy is not None:
-                outputs = objective.model.outputs + point[1]
+                outputs = objective.model.outputs + displacement[1]
                 correct = jnp.argmax(outputs, -1) == objective.targets
                 found |= jnp.mean(correct) >= rule.accuracy
             if rule.gradient is not None:
