@@ -25,7 +25,7 @@ def sizes_of_kernel(task: Task, params: PyTree) -> CacheSizes:
         params: All parameters, trained and fixed.
 
     Raises:
-        ValueError: If f couples its examples, and so has no kernel by pairs of examples.
+        ValueError: If f couples its examples.
     """
     settings = {"trainable": task.trainable, "memory_limit": task.memory_limit}
     return cached_ntk_sizes(task.f, params, task.data[0], **settings)

@@ -1,1 +1,1 @@
-"""Grids of training runs, and what is measured on them."""
+"""Grids of training runs, and the quantities that are computed from them."""

@@ -1,4 +1,4 @@
-"""How far a frozen kernel can be trusted: its largest eigenvalues and how it drifts in a period."""
+"""Diagnostics of a frozen kernel: its largest eigenvalue and its drift during a period."""
 
 import jax
 import jax.numpy as jnp
@@ -9,20 +9,32 @@ from iterlin.linearise.linearization import Network, jacobian_products, tree_sub
 from iterlin.training.losses import Loss
 from jaxtyping import Array, Float, PyTree
 
+# Steps of power iteration.
 ITERATIONS = 10
 
 
 def kernel_diagnostics(
     f: Network, params: PyTree, anchor: PyTree, sample: tuple[Array, Array], loss: Loss
 ) -> dict[str, Float[Array, ""]]:
-    """Of the kernel at the anchor theta_s, on a sample of M examples with a mean loss:
+    """Compute the largest eigenvalues of the kernel at the anchor, and how far it has drifted.
 
-    kernel_eigenvalue: lambda_max(J J^T) / M; gradient descent on half the mean squared error is
-    stable at a frozen kernel up to 2 over it. curvature: lambda_max(J^T H J), H the Hessian of the
-    (mean) loss at the proxy's outputs: the same boundary for cross-entropy, at this moment. Both by
-    power iteration, hence from below. kernel_drift: relative change, theta_s to theta, of the
-    kernel of a random +-1 combination of the outputs, whose mean is the trace kernel.
-    parameter_distance: ||theta - theta_s||.
+    Power iteration gives both eigenvalues and underestimates them.
+
+    Args:
+        f: The network.
+        params: The parameters theta.
+        anchor: The expansion point theta_s.
+        sample: Inputs and targets of M examples.
+        loss: A mean loss: loss(outputs, y) -> a number.
+
+    Returns:
+        A dictionary of scalars. "kernel_eigenvalue" is lambda_max(J J^T) / M: with a frozen kernel,
+        gradient descent on half the mean squared error is stable for step sizes below 2 divided by
+        it. "curvature" is lambda_max(J^T H J), with H the Hessian of the loss at the proxy's
+        outputs: it gives the same bound for cross-entropy, at the current outputs. "kernel_drift"
+        is the relative change from theta_s to theta of the kernel of a random +-1 combination of
+        the outputs, whose mean is the trace kernel, on the first 32 examples.
+        "parameter_distance" is ||theta - theta_s||.
     """
     x, y = sample
     outputs, jvp, vjp = jacobian_products(f, anchor, x)
@@ -34,7 +46,10 @@ def kernel_diagnostics(
         return jax.jvp(lambda o: gradient(o, y), (proxy,), (u,))[1]
 
     def largest(curved):
-        """The largest eigenvalue of J J^T, or of H J J^T, which has those of J^T H J but zero."""
+        """Return the largest eigenvalue of J J^T, or of H J J^T.
+
+        J^T H J has the same non-zero eigenvalues as H J J^T.
+        """
 
         def weighted(u):
             return jnp.where(curved, loss_hessian(u), u)
@@ -43,7 +58,7 @@ def kernel_diagnostics(
 
     start = jax.random.normal(jax.random.key(0), outputs.shape, outputs.dtype)
     signs = jax.random.rademacher(jax.random.key(1), outputs.shape[1:], outputs.dtype)
-    # Each pair goes through one program, one after the other: compiling takes longer than running.
+    # Compiling takes longer than running, so the two values of a pair share one program.
     eigenvalue, curvature = jax.lax.map(largest, jnp.array([False, True]))
     both = jax.tree.map(lambda *leaves: jnp.stack(leaves), anchor, params)
     here, there = jax.lax.map(lambda theta: _kernel(f, theta, x, signs), both)
@@ -60,7 +75,7 @@ def _largest(product, start):
 
 
 def _kernel(f, params, x, signs):
-    """Kernel of <signs, f(params, x)> on at most 32 examples."""
+    """Return the kernel of <signs, f(params, x)> on at most 32 examples, (32, 32)."""
     x = x[:32]
 
     def combination(theta, example):

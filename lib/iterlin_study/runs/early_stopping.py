@@ -1,8 +1,8 @@
-"""Where a run is read: at its best test accuracy, as the paper does, or where validation says.
+"""Early stopping: test accuracy at the best evaluation, chosen by test or validation accuracy.
 
-'Optimal early stopping' chooses the reading by the very test set it reports, which flatters every
-run by the noise of its curve; both readings are given. The data sets are those
-of `grids.grid`, with a dimension "evaluation".
+The paper's 'optimal early stopping' chooses the evaluation by the test accuracy it then reports.
+The noise of the curve makes this reading too high, so both readings are given. The functions take
+data sets as `grids.grid` returns them, with a dimension "evaluation".
 """
 
 import numpy as np
@@ -10,10 +10,16 @@ import xarray as xr
 
 
 def trained(dataset: xr.Dataset, name: str) -> xr.DataArray:
-    """A history such as "test_accuracy" of the model that is trained.
+    """Return a history such as "test_accuracy" of the model that is trained.
 
-    The network itself, but at K = infinity the linearised model: there the network at the same
-    parameters is no model that anything has trained.
+    This is the network, except at K = infinity, where only the linearised model is trained.
+
+    Args:
+        dataset: A grid.
+        name: Name of the network's history; the proxy's history is "<name>_proxy".
+
+    Returns:
+        The history, over the axes of the grid and "evaluation".
     """
     network, proxy = dataset[name], dataset[f"{name}_proxy"]
     if "period" not in dataset.coords:
@@ -22,15 +28,30 @@ def trained(dataset: xr.Dataset, name: str) -> xr.DataArray:
 
 
 def oracle(dataset: xr.Dataset, *, first_step: xr.DataArray | int = 0) -> xr.DataArray:
-    """Highest test accuracy of each run from `first_step` on; NaN where there is none."""
+    """Return the highest test accuracy of each run.
+
+    Args:
+        dataset: A grid.
+        first_step: First step at which a run may stop.
+
+    Returns:
+        Accuracies in [0, 1] over the axes of the grid; NaN for a run without a finite accuracy.
+    """
     curve = trained(dataset, "test_accuracy").where(dataset.step >= first_step)
     return curve.max("evaluation")
 
 
 def validated(dataset: xr.Dataset, *, first_step: xr.DataArray | int = 0) -> xr.DataArray:
-    """Test accuracy of each run where its validation accuracy is highest (first of equals).
+    """Return the test accuracy of each run where its validation accuracy is highest.
 
-    NaN where nothing was held out.
+    Among equal validation accuracies the first one counts.
+
+    Args:
+        dataset: A grid.
+        first_step: First step at which a run may stop.
+
+    Returns:
+        Accuracies in [0, 1] over the axes of the grid; NaN without a validation set.
     """
     if "validation_accuracy" not in dataset:
         return oracle(dataset) * np.nan
@@ -41,11 +62,18 @@ def validated(dataset: xr.Dataset, *, first_step: xr.DataArray | int = 0) -> xr.
 
 
 def at_loss(dataset: xr.Dataset, loss: xr.DataArray) -> xr.DataArray:
-    """Test accuracy of each run where its training loss first is at most `loss`.
+    """Return the test accuracy of each run when its training loss first falls to `loss`.
 
-    Between two looks by interpolation in the loss's logarithm; where it is lowest if it never is;
-    NaN of a run that diverged. So runs are compared at equal fit rather than after equally many
-    steps. `loss` may have further dimensions than the runs.
+    This compares runs at equal fit, not after equally many steps. Between two evaluations the
+    accuracy is interpolated in the logarithm of the loss. A run that never falls to `loss` is read
+    at its lowest loss.
+
+    Args:
+        dataset: A grid.
+        loss: Training loss. It may have dimensions that the grid does not have.
+
+    Returns:
+        Accuracies in [0, 1] over the axes of the grid and of `loss`; NaN for a run that diverged.
     """
 
     def one(losses, accuracies, wanted):
@@ -60,15 +88,19 @@ def at_loss(dataset: xr.Dataset, loss: xr.DataArray) -> xr.DataArray:
     return xr.apply_ufunc(one, *histories, loss, input_core_dims=along, vectorize=True)
 
 
-# What a run is judged by, under the names that its statistics carry.
+# The early stopping rules, under the names that the statistics of records use.
 READINGS = {"oracle": oracle, "validated": validated}
 
 
 def add_accuracies(dataset: xr.Dataset, **settings) -> xr.Dataset:
-    """Return the data set with the test accuracy of each run at both readings, in per cent.
+    """Add the test accuracy of each run by both early stopping rules.
 
-    The new variables are "accuracy_oracle" and "accuracy_validated". settings: those of `oracle`
-    and `validated`.
+    Args:
+        dataset: A grid.
+        **settings: Arguments of `oracle` and `validated`.
+
+    Returns:
+        The data set with the variables "accuracy_oracle" and "accuracy_validated", in per cent.
     """
     readings = {name: 100 * read(dataset, **settings) for name, read in READINGS.items()}
     return dataset.assign({f"accuracy_{name}": values for name, values in readings.items()})

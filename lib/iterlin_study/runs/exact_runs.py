@@ -1,4 +1,4 @@
-"""Grids of full-batch runs by the exact engines, kept on disk as they come (`runs`: by steps)."""
+"""Train grids of full-batch runs with the engines of `iterlin.exact` (`grids` trains by steps)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from iterlin.exact.checks import unfit_for_engines
-from iterlin.exact.choice import ENGINES
+from iterlin.exact.choice import ENGINE_NAMES
 from iterlin.exact.integrator import Integrator
 from iterlin.exact.trainer import SPENT
 from iterlin.linearise.validation import check_one_of
@@ -43,28 +43,41 @@ def exact_grid(
     label: str = "",
     folder: Path | None = None,
 ) -> xr.Dataset:
-    """Train as `grids.grid`, with an engine of `train` for each run, one run after the other.
+    """Train a grid with an engine for each run, one run after the other.
 
-    engine(run) names it; "steps" stands for `grids.run_all`. The variables are those of
-    `grids.grid` without kernel diagnostics, and "evaluations" (products with J J^T by then),
-    "stability" and "seconds" as `train` gives them. A seed draws the same initial parameters and
-    examples as in `grids.grid`.
+    A seed gives the same initial parameters and examples as in `grids.grid`.
 
-    Raises ValueError, before any compute, for a problem with minibatches, augmentation or running
-    statistics, a run with another optimiser than plain gradient descent, and as `grids.grid`.
+    Args:
+        problem: What the runs have in common. It must be full batch, without augmentation or
+            running statistics.
+        axes: As for `grids.grid`.
+        make: As for `grids.grid`.
+        engine: engine(run) -> name of an engine of `train`; "steps" trains with `grids.run_all`.
+        tolerance: As for `train`.
+        label: Name of the grid in progress reports.
+        folder: As for `grids.run_all`.
+
+    Returns:
+        A data set as `grids.grid` returns it, without kernel diagnostics, and with the variables
+        "evaluations" (products with J J^T so far), "stability" and "seconds" of `train`.
+
+    Raises:
+        ValueError: Before any training: if an engine is unknown or does not apply to a run, a run
+            is not plain gradient descent, and as `grids.grid`.
+        OutOfTime: If the deadline has left no run finished.
     """
     problem = replace(problem, diagnose=0)
     runs = combined(axes, make)
     engines = [engine(run) for run in runs]
     for run, name in zip(runs, engines, strict=True):
         check_settings(problem, run)
-        check_one_of("engine", name, ENGINES)
+        check_one_of("engine", name, ENGINE_NAMES)
         if run.optimizer != "sgd" or run.momentum or run.halve_after:
             raise ValueError(f"exact engines are for plain gradient descent, got {run}")
         if why := unfit_for_engines(_exact_step(problem, run)):
             raise ValueError(why)
     results, integrators = [None] * len(runs), {}
-    # Whole seeds first, so that an interrupted grid has something to show of every setting.
+    # Train seed by seed, so that an interrupted grid has results for every setting.
     for number, index in enumerate(sorted(range(len(runs)), key=lambda i: runs[i].seed), start=1):
         run, name = runs[index], engines[index]
         said = f"{label} {number}/{len(runs)}: {name}, period {run.period:g}, seed {run.seed}"
@@ -74,7 +87,7 @@ def exact_grid(
         elif not environment.out_of_time():
             data = None if run.examples is None else (run.examples, run.seed)
             kind = name, data, run.step_size, run.penalty
-            # Those of the examples of earlier seeds are done with, and hold their kernels.
+            # Integrators on the examples of earlier seeds are no longer needed. Free their kernels.
             integrators = {k: v for k, v in integrators.items() if not k[1] or k[1][1] == run.seed}
             if kind not in integrators:
                 integrators[kind] = _integrator(problem, run, name, tolerance)
@@ -84,6 +97,7 @@ def exact_grid(
 
 
 def _by_steps(problem: Problem, run: Run, label: str, folder: Path | None) -> Result | None:
+    """Train one run by steps, with the history of the other engines."""
     [result], seconds = run_all(problem, [run], label=label, folder=folder)
     if result is None:
         return None
@@ -97,7 +111,8 @@ def _by_steps(problem: Problem, run: Run, label: str, folder: Path | None) -> Re
     return result._replace(history=result.history | more)
 
 
-def _integrator(problem: Problem, run: Run, engine: str, tolerance: float):
+def _integrator(problem: Problem, run: Run, engine: str, tolerance: float) -> Integrator:
+    """Return the integrator of runs on the same examples, with the same step size and penalty."""
     x, y = problem.train
     watch = problem.watch._replace(observe=problem.observe, batch_size=SLICE)
     if run.examples is not None:
@@ -109,13 +124,13 @@ def _integrator(problem: Problem, run: Run, engine: str, tolerance: float):
 
 
 def _exact_step(problem: Problem, run: Run) -> Step:
-    """Return the steps of the run with its step size as a number, as engines need it."""
+    """Return the step of the run, with a number as its optimizer, as engines need it."""
     step = step_of(problem, run)
     return replace(step, algorithm=replace(step.algorithm, optimizer=run.step_size))
 
 
 def _not_run(problem: Problem, run: Run) -> Result:
-    """Return the result of a run that another share makes: its history is NaN."""
+    """Return the result of a run that another share trains: its history is NaN."""
     data = problem.train, dict(problem.watch.sets)
     seen = jax.eval_shape(programs(problem, run, 1)[1], *inputs(problem, [run]), *data)
     shapes = {name: shape.shape for name, shape in seen.items()}
@@ -125,13 +140,16 @@ def _not_run(problem: Problem, run: Run) -> Result:
     return Result(run, {"step": np.asarray(run.eval_steps), **history}, -1)
 
 
-def _integrate(integrated, problem: Problem, run: Run, folder: Path | None):
+def _integrate(
+    integrator: Integrator, problem: Problem, run: Run, folder: Path | None
+) -> Result | None:
+    """Train one run; return its result, or None if the deadline has stopped it."""
     if folder is not None:
         if environment.is_left_to_others():
             return _not_run(problem, run)
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        state, history = integrated(
+        state, history = integrator(
             problem.init(key_of(run.seed)),
             schedule=schedule_of(problem, run),
             num_steps=run.eval_steps[-1],
@@ -142,5 +160,5 @@ def _integrate(integrated, problem: Problem, run: Run, folder: Path | None):
         )
     except OutOfTime:
         return None
-    del history["engine"]  # it is the caller's choice
+    del history["engine"]  # The caller has chosen it.
     return Result(run, history, int(state.diverged_at))

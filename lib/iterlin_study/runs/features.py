@@ -1,20 +1,26 @@
-"""How far first-layer features point at the data: the alignment of eq. (11)."""
+"""Alignment of first-layer features with the clusters of the XOR data, eq. (11)."""
 
 import math
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-# Mean alignment of a direction drawn uniformly on the circle: its angle to the nearest diagonal is
-# uniform on [0, pi/4], and the mean cosine of that is (4/pi) sin(pi/4).
+# Mean alignment of a direction drawn uniformly on the circle. Its angle to the nearest diagonal is
+# uniform on [0, pi/4], and the mean cosine of such an angle is (4/pi) sin(pi/4).
 RANDOM_ALIGNMENT = 4 / math.pi * math.sin(math.pi / 4)
 
 
 def alignment(weights: Float[Array, "... 2"]) -> Float[Array, "..."]:
-    """a(w) = max over c in {-1, 1}^2 of cos(w, c), eq. (11), for features w of shape (..., 2).
+    """Return the alignment a(w) = max over c in {-1, 1}^2 of cos(w, c), eq. (11).
 
-    Lies in [1/sqrt(2), 1]; 1 on the diagonals, where the four clusters are. Undefined (NaN) at 0.
     The maximum over the four corners is ``(|w_1| + |w_2|) / (sqrt(2) ||w||)``.
+
+    Args:
+        weights: Features w, (..., 2).
+
+    Returns:
+        Alignments in [1/sqrt(2), 1], (...). They are 1 on the diagonals, where the four clusters
+        are, and NaN for w = 0.
 
     >>> from iterlin_study.runs.features import alignment
     >>> print(alignment(jnp.array([[1.0, 1.0], [1.0, 0.0]])).round(3))

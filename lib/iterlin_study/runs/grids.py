@@ -1,10 +1,10 @@
-"""Grids of training runs: several at once where memory allows, kept on disk as they come.
+"""Train grids of runs: several runs at once if memory allows, with checkpoints on disk.
 
 A grid is a list of `Run`s of one `Problem`. Runs that differ only in numbers (period, seed, step
-size, penalty, examples) share a program; how many of them go through it together is decided by an
-estimate of the memory that one takes. Finished and half finished groups of runs lie in a folder
-under the digest of their settings (`training.identity`), so that the same call after an
-interruption goes on, and a changed setting is another run.
+size, penalty, examples) share a compiled program. An estimate of the memory of one run decides how
+many runs the program trains together. With a folder, each such group of runs has a checkpoint
+there, named by a digest of its settings (`iterlin.training.identity`). The same call then continues
+after an interruption, and a call with other settings starts new runs.
 """
 
 import sys
@@ -47,7 +47,13 @@ from iterlin_study.runs.groups import (
 
 
 class Result(NamedTuple):
-    """History of one run ("step" and what was observed, time last), and how it ended."""
+    """The result of one run.
+
+    Attributes:
+        run: The run.
+        history: "step" (T,) and the recorded values (..., T).
+        diverged_at: Step at which the run diverged; -1 if it did not.
+    """
 
     run: Run
     history: dict[str, np.ndarray]
@@ -55,7 +61,14 @@ class Result(NamedTuple):
 
 
 def store(tier: str) -> Path | None:
-    """Return the folder that keeps the runs of a tier until they are recorded; None for quick."""
+    """Return the folder for the checkpoints of a tier's runs.
+
+    Args:
+        tier: "quick", "laptop", "gpu" or "paper".
+
+    Returns:
+        The folder; None for the quick tier, which keeps nothing.
+    """
     return None if tier == "quick" else provenance.project_root() / "_build" / "runs"
 
 
@@ -68,13 +81,26 @@ def run_all(
     folder: Path | None = None,
     memory: int | None = None,
 ) -> tuple[list[Result | None], float]:
-    """Train the runs; return their results and the seconds they took.
+    """Train runs, in groups that share a compiled program.
 
-    A run that the deadline left unfinished has the result None. A run that diverges stops there and
-    is reported with its step; the others go on. `memory`: bytes that runs may take together, by
-    default chosen for the device. Products are computed in full precision
-    (`precision.full_precision`). Raises ValueError, before any compute, naming the run, or for
-    labels outside the classes; CheckpointError if `folder` cannot be written.
+    A run that diverges stops at that step, and the others continue. Matrix products are computed in
+    full precision (`precision.full_precision`).
+
+    Args:
+        problem: What the runs have in common.
+        runs: The runs.
+        label: Name of the grid in progress reports.
+        folder: Folder for checkpoints; None for none.
+        memory: Bytes that the runs of a group may take together; by default `group_memory()`.
+
+    Returns:
+        The results, in the order of the runs, with None for a run that the deadline has left
+        unfinished; and the seconds that training took.
+
+    Raises:
+        ValueError: Before any training: if a setting of a run is wrong (the message names the run),
+            or a label is outside the classes.
+        CheckpointError: If the folder cannot be written.
     """
     for run in runs:
         check_settings(problem, run)
@@ -88,8 +114,7 @@ def run_all(
     if folder is not None:
         data_digest = digest((problem.train, dict(problem.watch.sets)))
     trainers: dict[tuple, Callable] = {}
-    # Runs of one kind share a program; the seeds come one after the other, so that an
-    # interrupted grid has whole seeds rather than whole periods.
+    # Train seed by seed, so that an interrupted grid has whole seeds rather than whole periods.
     kinds = {}
     for index, run in enumerate(runs):
         kinds.setdefault(_kind(run), []).append(index)
@@ -140,13 +165,25 @@ def grid(
     folder: Path | None = None,
     memory: int | None = None,
 ) -> xr.Dataset:
-    """Train every combination of the axes; return a data set with these axes and "evaluation".
+    """Train a run for every combination of the axes' values.
 
-    ``make(**{axis: value})`` -> Run; all with equally many evaluations. Variables are the
-    histories, "step" among them, and "diverged_at" (-1 if not). Histories of diverged runs are NaN
-    from that step on. Attributes: `missing`, the number of runs that are not finished (NaN), and
-    `seconds`. Raises ValueError for an axis without a value, OutOfTime if the deadline left none
-    finished, else as `run_all`.
+    Args:
+        problem: What the runs have in common.
+        axes: Values of each axis.
+        make: ``make(**{axis: value})`` -> Run. All runs need equally many evaluations.
+        label: Name of the grid in progress reports.
+        folder: As for `run_all`.
+        memory: As for `run_all`.
+
+    Returns:
+        A data set over the axes and "evaluation". Its variables are "step", the recorded histories,
+        NaN after a run has diverged, and "diverged_at", -1 for a run that has not. Its attributes
+        are `missing`, the number of unfinished runs, whose values are NaN, and `seconds`.
+
+    Raises:
+        ValueError: If an axis has no value, the numbers of evaluations differ, and as `run_all`.
+        OutOfTime: If the deadline has left no run finished.
+        CheckpointError: As `run_all`.
     """
     runs = combined(axes, make)
     lengths = {len(run.eval_steps) for run in runs}
@@ -157,9 +194,14 @@ def grid(
 
 
 def combined(axes: Mapping[str, Sequence], make: Callable[..., Run]) -> list[Run]:
-    """Return the run of every combination, the last axis fastest.
+    """Return the run of every combination of values; the last axis varies fastest.
 
-    Raises ValueError for an axis without a value.
+    Args:
+        axes: Values of each axis.
+        make: ``make(**{axis: value})`` -> Run.
+
+    Raises:
+        ValueError: If an axis has no value.
     """
     for name, values in axes.items():
         if len(values) == 0:
@@ -174,10 +216,17 @@ def tabulate(
     *,
     label: str = "",
 ) -> xr.Dataset:
-    """Return results, in the order of `combined`, as the data set that `grid` describes.
+    """Return the results of a grid as a data set (see `grid`).
 
-    Raises ValueError for an axis with the name of what is observed, OutOfTime if no run is
-    finished.
+    Args:
+        axes: Values of each axis.
+        runs: The runs, in the order of `combined`.
+        results: The result of each run; None if it is not finished.
+        label: Name of the grid in messages.
+
+    Raises:
+        ValueError: If an axis has the name of a recorded variable.
+        OutOfTime: If no run is finished.
     """
     sizes = [len(values) for values in axes.values()]
     finished = [result for result in results if result is not None]
@@ -202,6 +251,7 @@ def tabulate(
 
 
 def _masked(result: Result, name: str) -> np.ndarray:
+    """Return a history, with NaN after the step at which the run has diverged."""
     values = np.asarray(result.history[name], dtype=float)
     if result.diverged_at < 0 or name == "step":
         return values
@@ -209,7 +259,12 @@ def _masked(result: Result, name: str) -> np.ndarray:
 
 
 class _Kind(NamedTuple):
-    """What must agree for runs to share a program, and a loop."""
+    """The settings that runs of a group share.
+
+    Attributes:
+        program: Settings on which the compiled program depends.
+        eval_steps: Steps at which the runs are evaluated.
+    """
 
     program: tuple
     eval_steps: tuple[int, ...]
@@ -221,21 +276,35 @@ def _kind(run: Run) -> _Kind:
 
 
 def group_memory() -> int:
-    """Return the bytes that the runs of one group may take together, by default.
+    """Return the bytes that the runs of one group may take together by default.
 
-    On a CPU only runs that fit into a cache together are faster together. On a GPU it is half of
-    the memory.
+    On a CPU, runs are faster together only if they fit into its cache together: 24 MiB. On a GPU
+    they may take half of the memory.
     """
     return costs.device_memory(24 * 2**20, 0.5)
 
 
 def say(line: str) -> None:
+    """Print a line of progress to stderr if the environment asks for it.
+
+    Args:
+        line: The line.
+    """
     if environment.reporting():
         print(line, file=sys.stderr, flush=True)
 
 
 def check_settings(problem: Problem, run: Run) -> None:
-    """Raise ValueError, naming the run, for settings with which the problem cannot be run."""
+    """Check the settings of a run.
+
+    Args:
+        problem: What the runs have in common.
+        run: The run.
+
+    Raises:
+        ValueError: If a setting is out of range or does not fit the problem. The message names the
+            run.
+    """
     try:
         check_non_negative_integer("seed", run.seed, below=2**32)
         check_positive_integer("period", run.period, infinity=True)
@@ -248,7 +317,9 @@ def check_settings(problem: Problem, run: Run) -> None:
         check_non_negative_integer("the last of eval_steps", steps[-1], below=2**31)
         size = len(problem.train[1]) if run.examples is None else run.examples
         if not 0 < size <= len(problem.train[1]):
-            raise ValueError(f"{size} examples asked of the {len(problem.train[1])} there are")
+            raise ValueError(
+                f"{size} examples asked of the {len(problem.train[1])} in the data set"
+            )
         if run.examples is not None and problem.subset is None:
             raise ValueError("a run on fewer examples needs the problem's subset")
         batch_size = problem.batch_size

@@ -1,7 +1,7 @@
 """Train runs in groups: one compiled loop and one evaluation for all runs of a group.
 
-Runs that differ only in numbers (period, seed, step size, penalty, examples) go through the same
-program together; the leaves of their state have a leading axis of runs.
+One compiled program trains runs that differ only in numbers (period, seed, step size, penalty,
+examples). The leaves of their state have a leading axis of runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,21 +39,29 @@ from iterlin_study.records import environment
 from iterlin_study.runs.diagnostics import kernel_diagnostics
 
 OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
+# Examples of a set that are evaluated at a time.
 SLICE = 500
-# Names of a grid's data set that no metric may have.
+# Names in a grid's data set that a metric must not use.
 OF_GRIDS = ("step", "diverged_at", *SPENT)
 
 
 class Run(NamedTuple):
     """One run of Algorithm 3.
 
-    seed draws the initial parameters, the order of the examples and the augmentation. period may be
-    infinity; with until_solved a linear problem is trained for at most one period (`when_solved`).
-    eval_steps: increasing, the last is the length of the run. examples: the size of the training
-    set, None for all of it. momentum: of heavy-ball SGD, a step of which takes the time
-    step_size / (1 - momentum). halve_after: increasing; after so many linear problems (at K = 1:
-    steps) the step size is halved, and a period above 1 doubled, so that it keeps its time.
-    schedule: when to re-linearise; the period must then be infinite.
+    Attributes:
+        seed: Seed of the initial parameters, the order of the examples and the augmentation.
+        period: Period K in steps; may be infinity. With until_solved, the longest period.
+        step_size: Step size eta of the optimizer.
+        eval_steps: Increasing steps at which the run is evaluated; the last one ends it.
+        penalty: lambda of lambda ||theta - theta_s||^2.
+        optimizer: Name of an optimizer in `OPTIMIZERS`.
+        until_solved: Whether to re-linearise as soon as a linear problem is solved (`when_solved`).
+        examples: Size of the training set; None for all examples.
+        momentum: Momentum of heavy-ball SGD, in [0, 1). A step then takes the time
+            step_size / (1 - momentum).
+        halve_after: Increasing numbers of linear problems (at K = 1: of steps) after which the step
+            size is halved. A period above 1 is doubled there, so that it lasts the same time.
+        schedule: When to re-linearise, instead of a period, which must then be infinite.
     """
 
     seed: int
@@ -71,18 +79,21 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """What the runs of a grid have in common.
+    """The network, the data and the settings that the runs of a grid share.
 
     Args:
-        algorithm: As for `train`; each run replaces optimizer and penalty.
+        algorithm: As for `train`. Each run replaces its optimizer and penalty.
         init: init(key) -> params.
-        train: (x, y).
-        watch: What is recorded of network and proxy.
-        subset: subset(size, seed) -> indices of the examples of a run on fewer.
-        diagnose: Size of the sample for `diagnostics.kernel_diagnostics`, 0 for none.
-        observe: observe(state) -> {name: array} adds to the history.
-        batch_size: As for `train`, and so are augment and target_loss.
-        solved: The rule of runs until_solved.
+        train: Training inputs and targets (x, y).
+        watch: Metrics to record of network and proxy.
+        subset: subset(size, seed) -> indices of the examples of a run with fewer examples, (size,).
+        diagnose: Number of training examples for `diagnostics.kernel_diagnostics`; 0 for no
+            diagnostics.
+        observe: observe(state) -> {name: array} to record in addition.
+        batch_size: As for `train`.
+        augment: As for `train`.
+        target_loss: As for `train`.
+        solved: Rule by which a linear problem counts as solved, for runs with until_solved.
     """
 
     algorithm: Algorithm
@@ -98,7 +109,11 @@ class Problem:
     solved: Solved | None = None
 
     def but(self, **settings) -> "Problem":
-        """Return the problem with other settings, of its own or of its algorithm."""
+        """Return a copy of the problem with some fields replaced.
+
+        Args:
+            **settings: New values of fields of the problem or of its algorithm.
+        """
         own = {field.name for field in fields(self)}
         of_algorithm = {name: settings[name] for name in settings.keys() - own}
         settings = {name: settings[name] for name in settings.keys() & own}
@@ -106,12 +121,22 @@ class Problem:
 
 
 def key_of(seed: int) -> Array:
-    """Return the random key of a run (`Algorithm.draw`)."""
+    """Return the PRNG key of a run (`Step.draw`).
+
+    Args:
+        seed: Seed of the run.
+    """
     return jax.random.fold_in(jax.random.key(0), seed)
 
 
 def schedule_of(problem: Problem, run: Run, period=None) -> Schedule:
-    """Return the run's schedule, with a traced `period` where several runs share a program."""
+    """Return the schedule of a run.
+
+    Args:
+        problem: What the runs have in common.
+        run: The run.
+        period: Traced period, if several runs share a program; by default the run's.
+    """
     if run.schedule is not None:
         return as_schedule(run.schedule)
     if is_plain(run):
@@ -130,7 +155,7 @@ def schedule_of(problem: Problem, run: Run, period=None) -> Schedule:
 
 
 def _stage(run: Run, step, period):
-    """Return how often the step size has been halved, and the first step since then."""
+    """Return how often the step size has been halved, and the step of the latest halving."""
     problems = np.diff(run.halve_after, prepend=0)
     doublings = 0 if is_plain(run) else np.arange(len(problems))
     begun = jnp.asarray(np.cumsum(problems * 2**doublings)) * period
@@ -139,7 +164,15 @@ def _stage(run: Run, step, period):
 
 
 def ends_of_problems(period: int, count: int, halve_after: Sequence[int] = ()) -> np.ndarray:
-    """Return the steps at which the first `count` linear problems of a run end, (count,).
+    """Return the steps at which the first linear problems of a run end.
+
+    Args:
+        period: First period, in steps.
+        count: Number of linear problems.
+        halve_after: As for `Run`.
+
+    Returns:
+        Increasing steps, (count,).
 
     >>> ends_of_problems(100, 6, halve_after=(2, 4)).tolist()
     [100, 200, 400, 600, 1000, 1400]
@@ -149,7 +182,15 @@ def ends_of_problems(period: int, count: int, halve_after: Sequence[int] = ()) -
 
 
 def algorithm_of(problem: Problem, run: Run, *, step_size=None, penalty=None, period=None):
-    """Return the run's `Algorithm`, with traced numbers where several runs share a program."""
+    """Return the `Algorithm` of a run.
+
+    Args:
+        problem: What the runs have in common.
+        run: The run.
+        step_size: Traced step size, if several runs share a program; by default the run's.
+        penalty: Traced penalty; by default the run's.
+        period: Traced period; by default the run's.
+    """
     step_size = run.step_size if step_size is None else step_size
     penalty = run.penalty if penalty is None else penalty
     period = run.period if period is None else period
@@ -167,7 +208,13 @@ def algorithm_of(problem: Problem, run: Run, *, step_size=None, penalty=None, pe
 
 
 def step_of(problem: Problem, run: Run, **values) -> Step:
-    """Return the steps of the run, with traced numbers where several runs share a program."""
+    """Return one training step of a run, as a `Step`.
+
+    Args:
+        problem: What the runs have in common.
+        run: The run.
+        **values: Traced step_size, penalty and period, if several runs share a program.
+    """
     return Step(
         algorithm_of(problem, run, **values),
         schedule_of(problem, run, values.get("period")),
@@ -178,16 +225,29 @@ def step_of(problem: Problem, run: Run, **values) -> Step:
 
 
 def is_plain(run: Run) -> bool:
+    """Return whether the run re-linearises at every step.
+
+    Args:
+        run: The run.
+    """
     return run.period == 1 and not run.until_solved
 
 
 def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
-    """Return run(runs, *, label, folder, data_digest), which trains runs of the example's kind.
+    """Return a function that trains groups of runs of the example's kind.
 
-    It takes groups of any size and compiles once for each size. The leaves of the outcome have a
-    leading axis of runs. With a `folder` the group has a checkpoint there
-    (`checkpoints.path_in_folder`), and groups of other shares (`environment`) are not run: their
-    history is NaN. It raises OutOfTime if the deadline has passed and there is no checkpoint.
+    It compiles once for each size of a group. With a folder, the group has a checkpoint there
+    (`checkpoints.path_in_folder`), and groups of other shares (`environment`) are not trained:
+    their history is NaN.
+
+    Args:
+        problem: What the runs have in common.
+        example: A run. The others may differ from it in numbers only.
+
+    Returns:
+        run(runs, *, label, folder, data_digest) -> Outcome. The leaves of the outcome have a
+        leading axis of runs. It raises OutOfTime if the deadline has passed and there is no
+        checkpoint.
     """
     digests = {}
     compiled = cache(partial(programs, problem, example))
@@ -243,36 +303,56 @@ def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
 
 
 def _kind_in_words(example: Run) -> str:
-    """Describe what runs that share a program have in common, apart from a schedule."""
+    """Describe the settings that runs with one program share, except their schedule."""
     numbers = {"seed": 0, "period": int(is_plain(example)), "step_size": 0.0}
     numbers |= {"penalty": float(example.penalty > 0), "eval_steps": (), "schedule": None}
     return str(example._replace(**numbers))
 
 
 def _not_run(state: TrainState, observe: Callable, eval_steps: np.ndarray) -> Outcome:
-    """Return the outcome of a group that another share runs: its history is NaN."""
+    """Return the outcome of a group that another share trains: its history is NaN."""
     seen = jax.eval_shape(observe, state)
     unknown = {n: np.full((*v.shape, len(eval_steps)), np.nan) for n, v in seen.items()}
     return Outcome(state, {"step": eval_steps, **unknown}, 0.0)
 
 
 def programs(problem: Problem, example: Run, size: int):
-    """Return the compiled advance(state, values, examples, train, count) -> state, which donates
-    its state, and observe(state, values, examples, train, sets), for `inputs` of `size` runs."""
+    """Return the compiled functions that train and evaluate a group of runs.
+
+    Args:
+        problem: What the runs have in common.
+        example: A run of the group.
+        size: Number of runs in the group.
+
+    Returns:
+        advance(state, values, examples, train, count) -> state after `count` steps, which donates
+        the buffers of its first argument; and observe(state, values, examples, train, sets) ->
+        {name: array}. `inputs` gives their first three arguments.
+    """
     advance, observe = _advance(problem, example), _observe(problem, example)
-    if size > 1:  # a single one is not vmapped
+    if size > 1:  # A single run needs no vmap.
         axes = (RUN_AXES, 0, 0, None, None)
         advance, observe = jax.vmap(advance, axes, RUN_AXES), jax.vmap(observe, axes)
     return jax.jit(advance, donate_argnums=0), jax.jit(observe)
 
 
 def step_memory(problem: Problem, example: Run) -> int:
-    """Return an upper bound of the bytes that a step of one run takes (nothing is reused)."""
+    """Return an upper bound on the bytes that a step of one run takes, without reuse of buffers.
+
+    Args:
+        problem: What the runs have in common.
+        example: The run.
+    """
     return costs.intermediate_bytes(*_one_step(problem, example))
 
 
 def step_operations(problem: Problem, example: Run) -> int:
-    """Return the operations of a step of one run, without the check of `solved`."""
+    """Return the number of operations of a step of one run, without the test of `solved`.
+
+    Args:
+        problem: What the runs have in common.
+        example: The run.
+    """
     return costs.operations(*_one_step(problem, example._replace(until_solved=False)))
 
 
@@ -310,7 +390,13 @@ def _observe(problem, example):
 
 
 def with_own_examples(sets: Sets, train: tuple[Array, Array], chosen: Array) -> Sets:
-    """Return the watched sets, with "train" taken from the run's own first examples."""
+    """Return the watched sets, with the run's own first training examples as "train".
+
+    Args:
+        sets: {name: (x, y)}.
+        train: All training inputs and targets.
+        chosen: Indices of the run's training examples.
+    """
     if "train" not in sets:
         return sets
     first = chosen[: len(sets["train"][1])]
@@ -318,9 +404,16 @@ def with_own_examples(sets: Sets, train: tuple[Array, Array], chosen: Array) -> 
 
 
 def inputs(problem: Problem, runs: Sequence[Run]):
-    """Return first states, the numbers in which the runs differ, and their examples.
+    """Return the arguments with which `programs` starts a group of runs.
 
-    With several runs the leaves have a leading axis of runs.
+    Args:
+        problem: What the runs have in common.
+        runs: The runs of the group.
+
+    Returns:
+        The first state, the numbers in which the runs differ ("period", "step_size", "penalty"),
+        and the indices of their training examples. With several runs, the leaves have a leading
+        axis of runs.
     """
     keys = jnp.stack([key_of(run.seed) for run in runs])
     values = {
@@ -348,6 +441,7 @@ def inputs(problem: Problem, runs: Sequence[Run]):
 
 
 def _with_axis_of_runs(outcome: Outcome) -> Outcome:
+    """Add the leading axis of runs to the outcome of a single run."""
     state, history = outcome.state, outcome.history
     rest = jax.tree.map(lambda leaf: leaf[None], state[1:])
     history = {name: v if name == "step" else v[None] for name, v in history.items()}

@@ -1,7 +1,7 @@
-"""Linear probes: how well a linear classifier does on what a layer computes (Alain & Bengio 2017).
+"""Linear probes: accuracy of a linear classifier on the features of a layer (Alain & Bengio 2017).
 
 A probe is a multinomial logistic regression on standardised features. Its penalty makes the problem
-strongly convex, so that how far a fit is from the minimum is known, not guessed.
+strongly convex, so that the norm of the gradient bounds the distance from the minimum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,20 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from iterlin_study.networks.convnets import lenet_activations
 
+# Examples whose features are computed at a time.
 SLICE = 250
+# Layers of a LeNet that have a probe.
 LAYERS = ("conv1", "conv2")
 
 
 class Fit(NamedTuple):
-    """weights (L, D, O) for each of L penalties; gap: a bound on what the objective is above its
-    minimum; iterations taken."""
+    """Logistic regressions of D features to O classes, one for each of L penalties.
+
+    Attributes:
+        weights: Weights, (L, D, O).
+        gap: Bound on the difference between the objective and its minimum, (L,).
+        iterations: Iterations of L-BFGS, (L,).
+    """
 
     weights: Float[Array, "L D O"]
     gap: Float[Array, " L"]
@@ -32,8 +39,16 @@ class Fit(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """Accuracies in [0, 1] of the probe whose penalty l2 did best on validation; NaN where
-    a feature of train or test is not finite. gap: the largest of any penalty's `Fit`."""
+    """Accuracies of the probe whose penalty gives the highest validation accuracy.
+
+    The first three are NaN if a feature of train or test is not finite.
+
+    Attributes:
+        test: Test accuracy, in [0, 1].
+        validation: Validation accuracy, in [0, 1].
+        l2: The penalty.
+        gap: Largest `Fit.gap` over all penalties.
+    """
 
     test: Float[Array, ""]
     validation: Float[Array, ""]
@@ -50,12 +65,23 @@ def fit(
     tolerance: float = 1e-4,
     max_iterations: int = 500,
 ) -> Fit:
-    """Logistic regression at each penalty: mean cross-entropy of x W, plus l2/2 ||W||^2.
+    """Fit a logistic regression for each penalty: mean cross-entropy of x W, plus l2/2 ||W||^2.
 
-    L-BFGS until the objective is within `tolerance` of its minimum, which ||gradient||^2 / (2 l2)
-    bounds (the objective is l2-strongly convex), or max_iterations; from W = 0, then each from the
-    one before, so that large penalties had best come first. A constant column in x makes its row of
-    W a bias, penalised like the rest.
+    L-BFGS starts at W = 0 for the first penalty and at the previous solution for each further one,
+    so large penalties should come first. A constant column in x gives a bias, which is penalised
+    like the other weights.
+
+    Args:
+        x: Features of N examples, (N, D).
+        y: Labels, (N,).
+        l2: Positive penalties, (L,).
+        classes: Number of classes O.
+        tolerance: L-BFGS stops when the objective is at most this far above its minimum. The
+            objective is l2-strongly convex, so ||gradient||^2 / (2 l2) bounds the difference.
+        max_iterations: Largest number of iterations for each penalty.
+
+    Returns:
+        The weights, bounds and iterations.
     """
     entropy = losses.mean(losses.cross_entropy)
     solver = optax.lbfgs(memory_size=20)
@@ -68,7 +94,7 @@ def fit(
         value_and_gradient = optax.value_and_grad_from_state(objective)
 
         def seen(state):
-            """Bound on the gap, and iterations."""
+            """Return the bound on the gap, and the number of iterations."""
             gradient = optax.tree.get(state, "grad")
             return jnp.sum(gradient**2) / (2 * penalty), optax.tree.get(state, "count")
 
@@ -100,14 +126,26 @@ def probe(
     classes: int = 10,
     **settings,
 ) -> Probe:
-    """A probe fitted to train = (features (N, D), labels (N,)), with the penalty of validation.
+    """Fit a probe to the training set, with the penalty that is best on the validation set.
 
-    Features are shifted and scaled to mean 0 and variance 1 on train (those constant there are
-    dropped) and get a constant column. Of equal validation accuracies the largest penalty wins.
-    `settings` are those of `fit`.
+    Features are shifted and scaled to mean 0 and variance 1 on the training set. Features that are
+    constant there are dropped, and a constant column is added. Among penalties of equal validation
+    accuracy, the largest one is chosen.
 
-    Raises ValueError for a penalty that is not positive, or (unless traced) labels outside the
-    classes.
+    Args:
+        train: Features (N, D) and labels (N,).
+        validation: Features and labels.
+        test: Features and labels.
+        l2: Penalties.
+        classes: Number of classes.
+        **settings: Further arguments of `fit`.
+
+    Returns:
+        Accuracies of the chosen probe.
+
+    Raises:
+        ValueError: If a penalty is not positive or, unless JAX traces the labels, a label is
+            outside the classes.
     """
     for penalty in l2:
         check_positive("l2", penalty)
@@ -115,7 +153,7 @@ def probe(
         check_class_labels(f"targets of {name}", y, classes)
     penalties = jnp.asarray(sorted(l2, reverse=True))
     mean, std = train[0].mean(0), train[0].std(0)
-    # Of a constant feature the variance that is left is rounding.
+    # Rounding can leave a constant feature with a small standard deviation.
     constant = std <= 10 * jnp.finfo(std.dtype).eps * jnp.abs(mean)
     scale = jnp.where(constant, 0.0, 1 / jnp.where(constant, 1.0, std))
 
@@ -142,9 +180,15 @@ def probe(
 def lenet_features(
     params: PyTree, x: Float[Array, "N H W C"], *, padding: str = "VALID"
 ) -> dict[str, Float[Array, "N D"]]:
-    """Activations of a `convnets.lenet` after ReLU and pooling, flat: {"conv1", "conv2"}.
+    """Return the activations of a LeNet after ReLU and pooling, flattened.
 
-    `padding` must be the network's own.
+    Args:
+        params: Parameters of a `convnets.lenet`.
+        x: Images, (N, H, W, C).
+        padding: Padding of the network's convolutions.
+
+    Returns:
+        {"conv1": (N, D1), "conv2": (N, D2)}.
     """
 
     def features(image):
@@ -161,10 +205,17 @@ def of_layers(
     l2: Sequence[float],
     padding: str = "VALID",
 ) -> dict[str, Probe]:
-    """Probe each layer of a `convnets.lenet`; return {"conv1": Probe, "conv2": Probe}.
+    """Fit a probe to each convolutional layer of a LeNet.
 
-    sets: "train", "validation" and "test", each (images, labels). l2: the penalties to choose from.
-    `padding` must be the network's own.
+    Args:
+        params: Parameters of a `convnets.lenet`.
+        sets: {"train": ..., "validation": ..., "test": ...}, each with images (N, H, W, C) and
+            labels (N,).
+        l2: Penalties.
+        padding: Padding of the network's convolutions.
+
+    Returns:
+        {"conv1": Probe, "conv2": Probe}.
     """
     return _of_layers(params, dict(sets), l2=tuple(l2), padding=padding)
 

@@ -1,4 +1,4 @@
-"""The image experiments' common ground: a data set and a network by name, as a problem to run."""
+"""Make the problem of an image experiment from the names of a data set and a network."""
 
 from collections.abc import Callable, Mapping
 
@@ -37,16 +37,34 @@ def image_problem(
     observe: Callable | None = None,
     **settings,
 ) -> Problem:
-    """Softmax cross-entropy on a data set of `images.load`, with a network of `convnets`.
+    """Return the problem of training a network on images with softmax cross-entropy.
 
-    network: {"name": "lenet", ...} with the settings of that function. train, validation, test:
-    numbers of examples, None for all; the subsets are class-balanced and drawn by `seed`, the same
-    for every run, and runs on fewer examples take nested subsets of the training set. Loss and
-    accuracy are recorded on the first `seen` of a run's training examples and on all of validation
-    (where there are any) and test. The loss is the mean over the examples of a batch, or their sum.
-    diagnose, observe and the further `settings` are those of `groups.Problem` and its algorithm.
+    Loss and accuracy are recorded on training, validation and test examples. Runs on fewer examples
+    take nested subsets of the training set.
 
-    Raises ValueError for an unknown data set, network or reduction, and as those functions do.
+    Args:
+        dataset: Name of a data set of `images.load`.
+        network: {"name": "lenet" or "resnet18", ...} with the arguments of that function in
+            `convnets`.
+        train: Number of training examples; None for all. The subsets are balanced by class and the
+            same for every run.
+        validation: Number of validation examples, held out from the training set.
+        test: Number of test examples; None for all.
+        seen: Metrics are recorded on this many of a run's training examples, the first ones.
+        batch_size: Examples in a minibatch; None for full batch.
+        augment: Whether to augment the images.
+        reduction: "mean" or "sum" of the loss over the examples of a batch.
+        seed: Seed of the subsets.
+        diagnose: As for `groups.Problem`.
+        observe: As for `groups.Problem`.
+        **settings: Further fields of `groups.Problem` or of its algorithm.
+
+    Returns:
+        The problem.
+
+    Raises:
+        ValueError: If the data set, the network or the reduction is unknown, and as
+            `images.load` and `create`.
     """
     check_one_of("reduction", reduction, REDUCTIONS)
     split = images.load(dataset, train=train, validation=validation, test=test, seed=seed)
@@ -83,15 +101,29 @@ def image_problem(
 
 
 def half_squared(outputs, labels):
-    """The loss 1/2 ||outputs - one-hot labels||^2, the mean over examples."""
+    """Return the loss 1/2 ||outputs - one-hot labels||^2, the mean over examples.
+
+    Args:
+        outputs: Outputs, (N, O).
+        labels: Integer labels, (N,).
+    """
     targets = jax.nn.one_hot(labels, outputs.shape[-1], dtype=outputs.dtype)
     return losses.mean(losses.squared_error)(outputs, targets)
 
 
 def boundary_step_sizes(problem: Problem, num_seeds: int) -> list[float]:
-    """Return 2 / lambda_max of each seed's first kernel J J^T / N on the N training examples.
+    """Return the largest stable step size of linearised training, for each seed.
 
-    Full-batch gradient descent on `half_squared` is stable at a frozen kernel up to this step size.
+    It is 2 / lambda_max of the kernel J J^T / N at the initial parameters, on the N training
+    examples. Full-batch gradient descent on `half_squared` with a frozen kernel is stable for
+    smaller step sizes.
+
+    Args:
+        problem: The problem, whose loss is a mean.
+        num_seeds: Number of seeds.
+
+    Returns:
+        One step size for each seed, from power iteration, which overestimates it.
     """
     loss = problem.algorithm.loss
 
@@ -106,12 +138,27 @@ def boundary_step_sizes(problem: Problem, num_seeds: int) -> list[float]:
 
 
 def snapshot(state) -> dict[str, jnp.ndarray]:
-    """The parameters of a run as one vector, for `Problem.observe`; `restored` undoes it."""
+    """Return the parameters of a run as one vector, for `Problem.observe`.
+
+    Args:
+        state: State of the run.
+
+    Returns:
+        {"snapshot": (P,)}, which `restored` turns back into parameters.
+    """
     return {"snapshot": ravel_pytree(state.params)[0]}
 
 
 def restored(problem: Problem, vector) -> PyTree:
-    """The params that a `snapshot` was taken of."""
+    """Return the parameters that `snapshot` has turned into a vector.
+
+    Args:
+        problem: The problem of the run.
+        vector: The vector, (P,).
+
+    Returns:
+        A pytree like the initial parameters.
+    """
     shapes = jax.eval_shape(problem.init, jax.random.key(0))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     flat, unravel = ravel_pytree(zeros)
@@ -119,7 +166,15 @@ def restored(problem: Problem, vector) -> PyTree:
 
 
 def create(network: Mapping, input_shape):
-    """The network that a parameter file describes; ValueError names what is unknown."""
+    """Return the network that a parameter file describes.
+
+    Args:
+        network: {"name": "lenet" or "resnet18", ...} with the arguments of that function.
+        input_shape: Shape of one image, (H, W, C).
+
+    Raises:
+        ValueError: If the name or an argument is unknown.
+    """
     settings = dict(network)
     name = settings.pop("name", None)
     check_one_of("network", name, NETWORKS)
@@ -132,7 +187,13 @@ def create(network: Mapping, input_shape):
 
 
 def describe(dataset: str, network: Mapping, problem: Problem) -> str:
-    """One line for a record: data with their hash, sizes, network."""
+    """Describe a problem in one line, for a record: data with their hash, sizes, network.
+
+    Args:
+        dataset: Name of the data set.
+        network: As for `image_problem`.
+        problem: The problem.
+    """
     sizes = [f"{len(problem.train[1])} to train"]
     sizes += [
         f"{len(y)} to {name}" if name == "test" else f"{len(y)} for {name}"

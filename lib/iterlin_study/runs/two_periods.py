@@ -1,7 +1,7 @@
-"""The runs that Figures 2, 5 and 6 look at: a CNN at K = 1 and at one large period.
+"""The runs of Figures 2, 5 and 6: a CNN at K = 1 and at one large period.
 
-Three pages make them by one call. Where runs are kept (`grids.store`) the first of the pages makes
-them, and the others find them there.
+Three pages call `run` with the same arguments. If finished runs are kept on disk (`grids.store`),
+the first page trains them and the others read them.
 """
 
 import math
@@ -30,20 +30,34 @@ def run(
     folder: Path | None = None,
     **settings,
 ) -> tuple[Problem, xr.Dataset]:
-    """The problem, and its runs by "period" (1 and `period`) and "seed", from each seed's network.
+    """Train a CNN at K = 1 and at a larger period, from the same initial networks.
 
-    Both take the same steps on the same batches, for the time of `linearizations` periods. The
-    step size is halved after those linear problems of the larger period that `halve_after` numbers
-    (`groups.Run`), and at K = 1 after as many steps. Runs are looked at twice a period, so that the
-    proxy is seen both half trained and as it is left behind. `settings` are those of
-    `problems.image_problem`.
+    Both take the same steps on the same batches. Runs are evaluated in the middle and at the end of
+    each of the larger periods.
 
-    The data set is that of `grids.grid`, with the params at every evaluation as vectors "snapshot"
-    (period, seed, snapshot_0, evaluation), which `problems.restored` makes params again, and "time"
-    (evaluation): the sum of the step sizes over 1 - momentum.
+    Args:
+        dataset: As for `problems.image_problem`.
+        network: As for `problems.image_problem`.
+        period: The larger period K, in steps at the first step size.
+        linearizations: Length of the runs, in larger periods.
+        halve_after: Increasing numbers of larger periods after which the step size is halved
+            (`groups.Run`). At K = 1 it is halved after as many steps.
+        step_size: First step size.
+        momentum: Momentum of heavy-ball SGD, in [0, 1).
+        num_seeds: Number of seeds.
+        label: Name of the grid in progress reports.
+        folder: As for `grids.grid`.
+        **settings: Further arguments of `problems.image_problem`.
 
-    Raises ValueError unless period is finite and larger than 1, and for a halve_after beyond the
-    run; else as those functions do.
+    Returns:
+        The problem and the data set of its runs, as `grids.grid` returns it, with axes "period" and
+        "seed". "snapshot" (period, seed, snapshot_0, evaluation) holds the parameters as vectors
+        (`problems.restored`). "time" (evaluation) is the sum of the step sizes, divided by
+        1 - momentum.
+
+    Raises:
+        ValueError: If period is not finite or not larger than 1, or halve_after goes beyond the
+            end of the run, and as `problems.image_problem` and `grids.grid`.
     """
     if not 1 < period < math.inf:
         raise ValueError(f"period must be larger than 1 and finite to compare, got {period}")
@@ -68,7 +82,15 @@ def run(
 
 
 def filters(problem: Problem, snapshots: xr.DataArray) -> np.ndarray:
-    """Weights (period, seed, evaluation, k, k, C, channels) of the first convolution."""
+    """Return the weights of the first convolution.
+
+    Args:
+        problem: The problem of the runs.
+        snapshots: The variable "snapshot" of `run`.
+
+    Returns:
+        Filters of k x k pixels, (period, seed, evaluation, k, k, C, channels).
+    """
     snapshots = snapshots.transpose("period", "seed", "evaluation", ...).values
     weights = [
         np.asarray(restored(problem, snapshots[place])["conv1"]["kernel"])
@@ -78,16 +100,32 @@ def filters(problem: Problem, snapshots: xr.DataArray) -> np.ndarray:
 
 
 def moved(weights: np.ndarray) -> np.ndarray:
-    """Change (period, seed, evaluation) of these since the start, relative to them then."""
+    """Return the relative change of the weights since the start.
+
+    Args:
+        weights: Weights as `filters` returns them, (period, seed, evaluation, ...).
+
+    Returns:
+        ||w - w_0|| / ||w_0||, (period, seed, evaluation).
+    """
     flat = weights.reshape(*weights.shape[:3], -1)
     start = np.linalg.norm(flat[:, :, :1], axis=-1)
     return np.linalg.norm(flat - flat[:, :, :1], axis=-1) / start
 
 
 def first_reached(curve, level: float, times) -> float:
-    """Return the fraction of the last time at which a curve (T,) first is at the level.
+    """Return when a curve first reaches a level, as a fraction of the last time.
 
-    By interpolation; 1 if it never is, NaN where the curve or the level is not finite.
+    The curve is interpolated between two times.
+
+    Args:
+        curve: Values, (T,).
+        level: The level.
+        times: Times, (T,).
+
+    Returns:
+        A number in [0, 1]; 1 if the curve stays below the level, NaN if the curve or the level is
+        not finite.
     """
     curve, times = np.asarray(curve, dtype=float), np.asarray(times, dtype=float)
     if not (np.isfinite(curve).all() and np.isfinite(level)):
