@@ -16,7 +16,8 @@ LABELS = jnp.argmax(Y, 1)
 
 
 def state_at(f, anchor, params, data):
-    state = il.Algorithm(f, losses.squared_error, 0.1).start(anchor, data, jax.random.key(0))
+    step = il.Step(il.Algorithm(f, losses.squared_error, 0.1), 1)
+    state = step.start(anchor, data, jax.random.key(0))
     return state._replace(params=params)
 
 

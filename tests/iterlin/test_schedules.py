@@ -197,9 +197,10 @@ def test_a_plain_function_may_answer_in_python_and_numpy():
 
 def meets(rule, loss, params, anchor, y):
     """Whether outputs that are the parameters themselves solve their problem."""
-    of_loss = lambda gradient, theta: gradient  # noqa: E731
+    step = Step(Algorithm(lambda p, x: p[x], loss, 0.1), when_solved(rule))
     data = jnp.arange(len(y)), y
-    return bool(rule.met(lambda p, x: p[x], loss, of_loss, params, anchor, data))
+    state = step.start(params, data, jax.random.key(0))
+    return bool(step._meets_rule(state, anchor, params, data))
 
 
 def test_accuracy_counts_every_label_of_a_sequence():

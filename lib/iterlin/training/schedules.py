@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, PyTree
+from jaxtyping import Array, PyTree
 
 from iterlin.linearise.validation import (
     as_python,
@@ -96,8 +96,8 @@ class Schedule:
     max_period: int | Array = NEVER
     solved: Solved | None = None
 
-    def __call__(self, step, state) -> Bool[Array, ""]:
-        """Return whether to re-linearise before this step.
+    def __call__(self, step: Any, state: Any) -> Any:
+        """Return one bool, in Python, NumPy or JAX: whether to re-linearise before this step.
 
         Args:
             step: Steps taken.
