@@ -14,6 +14,7 @@ from iterlin.networks.mlp import mlp
 from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import every
+from iterlin.training.step import Step
 from iterlin_study.networks import convnets
 from iterlin_study.runs import grids
 from problems import flat
@@ -66,11 +67,12 @@ def lenet():
 
 def test_steps(gpu, lenet):
     f, params, x, y = lenet
-    algorithm = Algorithm(f, losses.mean(losses.cross_entropy), 0.1, batch_size=5)
+    algorithm = Algorithm(f, losses.mean(losses.cross_entropy), 0.1)
 
     def trained(params, x, y):
-        state = algorithm.start(params, (x, y), jax.random.key(2))
-        return algorithm.advance(state, (x, y), 3, every(2)).params
+        step = Step(algorithm, every(2), batch_size=5)
+        state = step.start(params, (x, y), jax.random.key(2))
+        return step.advance(state, (x, y), 3).params
 
     assert_equal(gpu, trained, params, x, y)
 

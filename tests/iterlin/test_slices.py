@@ -11,7 +11,8 @@ from iterlin.networks.mlp import mlp
 from iterlin.networks.normalization import Normalization
 from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
-from iterlin.training.schedules import Solved, every
+from iterlin.training.schedules import Solved, every, when_solved
+from iterlin.training.step import Step
 from problems import flat
 
 KEY = jax.random.key(5)
@@ -88,10 +89,9 @@ def test_a_sliced_network_takes_the_same_steps(loss, period):
     data = x, y, jnp.arange(19)
 
     def run(f):
-        settings = {"batch_size": 12, "target_loss": 1e-9}
-        algorithm = Algorithm(f, loss, optax.sgd(0.01), penalty=0.1, **settings)
-        state = algorithm.start(params, data, jax.random.key(2))
-        return algorithm.advance(state, data, 7, every(period))
+        algorithm = Algorithm(f, loss, optax.sgd(0.01), penalty=0.1)
+        step = Step(algorithm, every(period), batch_size=12, target_loss=1e-9)
+        return step.advance(step.start(params, data, jax.random.key(2)), data, 7)
 
     whole, sliced = run(model.apply), run(slices.in_slices(model.apply, 5))
     np.testing.assert_allclose(flat(sliced.params), flat(whole.params), rtol=1e-12, atol=1e-14)
@@ -115,8 +115,8 @@ def test_a_sliced_network_is_normalised_and_drawn_for_by_the_whole_batch(coupled
         sliced, settings = slices.in_slices(whole, 3), {"normalization": batch}
 
     def stepped(f):
-        run = Algorithm(f, losses.squared_error, 0.01, **settings)
-        return jax.jit(lambda state: run.step(state, data, every(1)))(run.start(params, data, KEY))
+        step = Step(Algorithm(f, losses.squared_error, 0.01, **settings), every(1))
+        return jax.jit(step)(step.start(params, data, KEY), data)
 
     found, expected = stepped(sliced), stepped(whole)
     assert float(found.params["scale"]) == pytest.approx(float(expected.params["scale"]))
@@ -125,13 +125,17 @@ def test_a_sliced_network_is_normalised_and_drawn_for_by_the_whole_batch(coupled
 
 def step_of(loss, params, data):
     algorithm = Algorithm(slices.in_slices(lambda p, x: x @ p, 4), loss, optax.sgd(0.1))
-    state = algorithm.start(params, data, KEY)
-    return lambda params: algorithm.step(state._replace(params=params), data, every(2))
+    step = Step(algorithm, every(2))
+    state = step.start(params, data, KEY)
+    return lambda params: step(state._replace(params=params), data)
 
 
 def solved_of(loss, params, data):
+    """A step whose batch is one example, so that the rule alone sees all of them."""
     rule = Solved(1, None, 0.1, slice_size=4)
-    return lambda p: rule.met(lambda p, x: x @ p, loss, lambda g, _: g, p, params, data)
+    step = Step(Algorithm(lambda p, x: x @ p, loss, 0.1), when_solved(rule), batch_size=1)
+    state = step.start(params, data, KEY)
+    return lambda params: step(state._replace(params=params), data).solved
 
 
 @pytest.mark.parametrize("function", [step_of, solved_of])
