@@ -353,7 +353,7 @@ def step_operations(problem: Problem, example: Run) -> int:
         problem: What the runs have in common.
         example: The run.
     """
-    return costs.operations(*_one_step(problem, example._replace(until_solved=False)))
+    return costs.count_flops(*_one_step(problem, example._replace(until_solved=False)))
 
 
 def _one_step(problem, example):
