@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from iterlin.linearise.digests import digest, program_digest
 from iterlin.training import loop, losses, schedules
 from iterlin.training.checkpoints import CheckpointError
-from iterlin.training.identity import Identity, digest, program_digest, summary
+from iterlin.training.identity import Identity, summary
 from iterlin.training.watching import Watch
 from iterlin_study.runs import exact_runs, grids
 from iterlin_study.runs.groups import Problem

@@ -26,6 +26,7 @@ from iterlin.exact.task import Task
 from iterlin.exact.trainer import SPENT, ExactTrainer
 from iterlin.linearise import examples
 from iterlin.linearise.devices import with_auto_axes
+from iterlin.linearise.digests import program_digest
 from iterlin.linearise.parameters import bind_fixed, partition
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import (
@@ -39,7 +40,6 @@ from iterlin.training.identity import (
     RECORDED,
     STEP,
     Identity,
-    program_digest,
     scalar_fields,
     start_settings,
     summary,

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from iterlin.linearise.digests import to_numpy
 from iterlin.training.files import atomic_write
-from iterlin.training.identity import Identity, to_numpy
+from iterlin.training.identity import Identity
 
 FORMAT = "iterlin checkpoint 2"
 

@@ -5,24 +5,21 @@ numbers that a run computes are compared instead of its programs. These numbers 
 later steps a user's own schedule re-linearises.
 """
 
-import hashlib
 import json
 import platform
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import metadata
-from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jaxtyping import PyTree
 
+from iterlin.linearise.digests import DIGEST_PREFIX, digest, to_numpy
 from iterlin.linearise.validation import as_python
 from iterlin.training.state import TrainState
 
@@ -34,9 +31,6 @@ PARAMETERS, STEP = "the first parameters", "the step (network, loss, optimiser o
 RECORDED = "what is recorded"
 # Largest relative difference of first numbers between versions.
 TOLERANCE = 1e-3
-# The address of an object in memory changes from process to process.
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_DIGEST = "sha256:"
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,7 @@ class Identity:
         """Return a digest of the settings, and one of the programs and the version."""
         parts = dict(self.settings), [dict(self.programs), VERSION]
         settings, programs = (digest(json.dumps(part, sort_keys=True)) for part in parts)
-        return settings.removeprefix(_DIGEST), programs.removeprefix(_DIGEST)
+        return settings.removeprefix(DIGEST_PREFIX), programs.removeprefix(DIGEST_PREFIX)
 
     def differences(self, head: Mapping[str, Any]) -> list[str]:
         """Return the parts in which another run differs from this one, in words.
@@ -101,7 +95,7 @@ class Identity:
 
 def _describe(name: str, there: Any, here: Any) -> str:
     """Return the name of a part and its two values, which are left out if they are digests."""
-    if any(isinstance(value, str) and value.startswith(_DIGEST) for value in (there, here)):
+    if any(isinstance(value, str) and value.startswith(DIGEST_PREFIX) for value in (there, here)):
         return name
     return f"{name} ({there}, here {here})"
 
@@ -204,101 +198,3 @@ def summary(tree: PyTree) -> list[float]:
 def _floats(leaf: Any) -> np.ndarray:
     """Return the entries of a leaf as a vector of float64."""
     return to_numpy(leaf).astype(np.float64).ravel()
-
-
-def digest(*trees: PyTree) -> str:
-    """Return the SHA-256 of pytrees: of their structures, shapes, dtypes and entries.
-
-    Args:
-        trees: Pytrees of arrays and PRNG keys.
-
-    Returns:
-        "sha256:" and 64 hexadecimal digits.
-    """
-    found = hashlib.sha256()
-    for tree in trees:
-        leaves, structure = jax.tree.flatten(tree)
-        found.update(str(structure).encode())
-        for leaf in map(to_numpy, leaves):
-            found.update(f"{leaf.shape}{leaf.dtype}".encode())
-            found.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
-    return _DIGEST + found.hexdigest()
-
-
-def to_numpy(leaf: Any) -> np.ndarray:
-    """Return a leaf as a NumPy array; a typed PRNG key as its raw uint32 words.
-
-    Args:
-        leaf: An array, a number or a PRNG key.
-    """
-    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    return np.asarray(leaf)
-
-
-def program_digest(programs: Iterable[ClosedJaxpr]) -> str:
-    """Return the SHA-256 of the text of programs and of every array constant in them.
-
-    For a Python callback the digest includes its code and the numbers and arrays in its closure. It
-    excludes the globals of the callback, and other objects and lists in its closure.
-
-    Args:
-        programs: Jaxprs, as jax.jit(f).trace(...).jaxpr.
-
-    Returns:
-        "sha256:" and 64 hexadecimal digits.
-    """
-    found = hashlib.sha256()
-    for program in programs:
-        # In a notebook str() would add colours.
-        text = program.pretty_print(use_color=False)
-        found.update(_ADDRESS.sub("", text).encode() + _constants(program, {}))
-    return _DIGEST + found.hexdigest()
-
-
-def _constants(part: Any, known: dict[int, bytes]) -> bytes:
-    """Return the SHA-256 of the array constants in a part of a program, in their order."""
-    if id(part) in known:
-        return known[id(part)]
-    if hasattr(part, "__array__"):
-        return digest(part).encode()
-    if isinstance(part, ClosedJaxpr):
-        inner = [*part.consts, part.jaxpr]
-    elif isinstance(part, Jaxpr):
-        inner = [v.val for v in part.outvars if isinstance(v, Literal)]
-        for equation in part.eqns:
-            inner += [v.val for v in equation.invars if isinstance(v, Literal)]
-            settings = dict(equation.params)
-            inner += [_function_parts(settings.pop("callback", None)), *settings.values()]
-    elif isinstance(part, list | tuple):
-        inner = part
-    elif isinstance(part, dict):
-        inner = part.values()
-    else:
-        return part if isinstance(part, bytes) else b""
-    found = hashlib.sha256(b"".join(_constants(one, known) for one in inner)).digest()
-    if isinstance(part, Jaxpr):  # a program may hold the same jaxpr in many places
-        known[id(part)] = found
-    return found
-
-
-def _function_parts(value: Any, depth: int = 9) -> Any:
-    """Return a Python function as nested tuples of arrays and bytes."""
-    value = getattr(value, "callback_func", value)
-    if isinstance(value, FunctionType):
-        cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
-        inner = value.__code__, value.__defaults__, value.__kwdefaults__, cells
-    elif isinstance(value, CodeType):
-        inner = value.co_code, value.co_names, value.co_consts
-    elif isinstance(value, MethodType):
-        inner = value.__func__, value.__self__
-    elif isinstance(value, partial):
-        inner = value.func, value.args, *value.keywords.items()
-    elif isinstance(value, tuple):
-        inner = value
-    elif hasattr(value, "__array__"):
-        return value
-    else:
-        literal = isinstance(value, int | float | complex | str | bytes | None)
-        return repr(value if literal else type(value)).encode()
-    return tuple(_function_parts(one, depth - 1) for one in inner) if depth else ()

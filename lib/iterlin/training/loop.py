@@ -138,16 +138,18 @@ def run(
         if len(rows) < len(looks):
             identity.prepare()
     began = written = time.monotonic()
+    seconds = before
 
     def elapsed():
         return before + time.monotonic() - began
 
     def write():
-        nonlocal written
+        nonlocal seconds, written
+        seconds = elapsed()
         if checkpoint is not None:
             arrays, notes = trainer.save()
             kept = {name: np.array([row[name] for row in rows]) for name in trainer.names}
-            notes = {**notes, "seconds": elapsed()}
+            notes = {**notes, "seconds": seconds}
             checkpoints.save(checkpoint, (arrays, kept), identity=identity, notes=notes)
         written = time.monotonic()
 
@@ -171,7 +173,7 @@ def run(
     finally:
         report.close()
     history = {name: np.stack([row[name] for row in rows], -1) for name in trainer.names}
-    return {"step": np.asarray(looks), **history}, elapsed()
+    return {"step": np.asarray(looks), **history}, seconds
 
 
 def _resumed(trainer: Trainer, checkpoint: Path, identity: Identity):

@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 
 from iterlin.linearise import examples
 from iterlin.linearise.devices import find_mesh, to_auto_axes
+from iterlin.linearise.digests import program_digest
 from iterlin.linearise.parameters import partition, warn_about_batch_stats
 from iterlin.linearise.slices import Sliced
 from iterlin.linearise.validation import check_random_key
@@ -25,7 +26,6 @@ from iterlin.training.identity import (
     STEP,
     Identity,
     first_numbers,
-    program_digest,
     scalar_fields,
     start_settings,
 )

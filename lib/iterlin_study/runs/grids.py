@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import xarray as xr
 from iterlin.linearise import costs
+from iterlin.linearise.digests import digest
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import (
     check_non_negative,
@@ -26,7 +27,6 @@ from iterlin.linearise.validation import (
     check_positive_integer,
 )
 from iterlin.training.checks import check_functions
-from iterlin.training.identity import digest
 from iterlin.training.loop import OutOfTime
 from iterlin.training.schedules import as_schedule
 from iterlin.training.watching import check_unique_names

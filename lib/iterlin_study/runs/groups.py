@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from iterlin.exact.trainer import SPENT
 from iterlin.linearise import costs
+from iterlin.linearise.digests import program_digest
 from iterlin.training import checkpoints
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.identity import (
@@ -23,7 +24,6 @@ from iterlin.training.identity import (
     STEP,
     Identity,
     first_numbers,
-    program_digest,
     scalar_fields,
     start_settings,
 )

@@ -1,0 +1,115 @@
+"""SHA-256 of arrays, and of compiled programs with the arrays that they hold."""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jaxtyping import PyTree
+
+# The address of an object in memory changes from process to process.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+DIGEST_PREFIX = "sha256:"
+
+
+def digest(*trees: PyTree) -> str:
+    """Return the SHA-256 of pytrees: of their structures, shapes, dtypes and entries.
+
+    Args:
+        trees: Pytrees of arrays and PRNG keys.
+
+    Returns:
+        "sha256:" and 64 hexadecimal digits.
+    """
+    found = hashlib.sha256()
+    for tree in trees:
+        leaves, structure = jax.tree.flatten(tree)
+        found.update(str(structure).encode())
+        for leaf in map(to_numpy, leaves):
+            found.update(f"{leaf.shape}{leaf.dtype}".encode())
+            found.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+    return DIGEST_PREFIX + found.hexdigest()
+
+
+def to_numpy(leaf: Any) -> np.ndarray:
+    """Return a leaf as a NumPy array; a typed PRNG key as its raw uint32 words.
+
+    Args:
+        leaf: An array, a number or a PRNG key.
+    """
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf)
+
+
+def program_digest(programs: Iterable[ClosedJaxpr]) -> str:
+    """Return the SHA-256 of the text of programs and of every array constant in them.
+
+    For a Python callback the digest includes its code and the numbers and arrays in its closure. It
+    excludes the globals of the callback, and other objects and lists in its closure.
+
+    Args:
+        programs: Jaxprs, as jax.jit(f).trace(...).jaxpr.
+
+    Returns:
+        "sha256:" and 64 hexadecimal digits.
+    """
+    found = hashlib.sha256()
+    for program in programs:
+        # In a notebook str() would add colours.
+        text = program.pretty_print(use_color=False)
+        found.update(_ADDRESS.sub("", text).encode() + _constants(program, {}))
+    return DIGEST_PREFIX + found.hexdigest()
+
+
+def _constants(part: Any, known: dict[int, bytes]) -> bytes:
+    """Return the SHA-256 of the array constants in a part of a program, in their order."""
+    if id(part) in known:
+        return known[id(part)]
+    if hasattr(part, "__array__"):
+        return digest(part).encode()
+    if isinstance(part, ClosedJaxpr):
+        inner = [*part.consts, part.jaxpr]
+    elif isinstance(part, Jaxpr):
+        inner = [v.val for v in part.outvars if isinstance(v, Literal)]
+        for equation in part.eqns:
+            inner += [v.val for v in equation.invars if isinstance(v, Literal)]
+            settings = dict(equation.params)
+            inner += [_function_parts(settings.pop("callback", None)), *settings.values()]
+    elif isinstance(part, list | tuple):
+        inner = part
+    elif isinstance(part, dict):
+        inner = part.values()
+    else:
+        return part if isinstance(part, bytes) else b""
+    found = hashlib.sha256(b"".join(_constants(one, known) for one in inner)).digest()
+    if isinstance(part, Jaxpr):  # a program may hold the same jaxpr in many places
+        known[id(part)] = found
+    return found
+
+
+def _function_parts(value: Any, depth: int = 9) -> Any:
+    """Return a Python function as nested tuples of arrays and bytes."""
+    value = getattr(value, "callback_func", value)
+    if isinstance(value, FunctionType):
+        cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
+        inner = value.__code__, value.__defaults__, value.__kwdefaults__, cells
+    elif isinstance(value, CodeType):
+        inner = value.co_code, value.co_names, value.co_consts
+    elif isinstance(value, MethodType):
+        inner = value.__func__, value.__self__
+    elif isinstance(value, partial):
+        inner = value.func, value.args, *value.keywords.items()
+    elif isinstance(value, tuple):
+        inner = value
+    elif hasattr(value, "__array__"):
+        return value
+    else:
+        literal = isinstance(value, int | float | complex | str | bytes | None)
+        return repr(value if literal else type(value)).encode()
+    return tuple(_function_parts(one, depth - 1) for one in inner) if depth else ()
