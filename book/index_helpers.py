@@ -9,6 +9,7 @@ from iterlin_study.report import claims
 
 # By the row's id: how its sentence is headed, the book's own result first.
 FINDINGS = {
+    "place-late": "Early or not at all.",
     "long-further": "Too long, too far.",
     "C1": "Few updates.",
     "C3": "Fewer still.",
