@@ -1,0 +1,81 @@
+"""Schedules with one long period, and what the runs on them are compared by."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from iterlin.ntk import kernel_alignment
+from iterlin.schedules import Schedule
+from jax import Array
+from jax.typing import ArrayLike
+from scipy import stats
+
+
+def label(places: Sequence[int]) -> str:
+    """Return the places in words.
+
+    >>> [label(places) for places in ([], [3], [6, 7, 8], [1, 4])]
+    ['none', '3', '6 to 8', '1, 4']
+    """
+    places = sorted(places)
+    if not places:
+        return "none"
+    if len(places) > 1 and places == list(range(places[0], places[-1] + 1)):
+        return f"{places[0]} to {places[-1]}"
+    return ", ".join(map(str, places))
+
+
+def ends_of_periods(short: int, long: int, count: int, places: Sequence[int]) -> np.ndarray:
+    """Return the steps at which `count` periods end, those at `places` (from 1 on) being long.
+
+    >>> ends_of_periods(10, 100, 4, [2]).tolist()
+    [10, 110, 120, 130]
+    """
+    if not set(places) <= set(range(1, count + 1)):
+        raise ValueError(f"places must lie between 1 and {count}, got {list(places)}")
+    lengths = np.full(count, short)
+    lengths[np.asarray(places, int) - 1] = long
+    return np.cumsum(lengths)
+
+
+def at_steps(ends: Sequence[int]) -> Schedule:
+    """Return the schedule that re-linearises at these steps."""
+    ends = jnp.asarray(ends, jnp.int32)
+    return Schedule(lambda step, state: jnp.any(step == ends))
+
+
+def rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
+    """Return Spearman's correlation over all entries of two arrays of one shape.
+
+    Entries that are NaN in either array (missing runs) are left out. NaN if fewer than three are
+    left, or if one array is constant.
+    """
+    one, other = np.ravel(one), np.ravel(other)
+    there = np.isfinite(one) & np.isfinite(other)
+    one, other = one[there], other[there]
+    if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
+        return np.nan
+    return float(stats.spearmanr(one, other).statistic)
+
+
+def centred_alignment(one: ArrayLike, other: ArrayLike) -> Array:
+    """Return the alignment of two kernels whose rows and columns have mean zero.
+
+    Kernels are (N, N). Without their means, two kernels of positive entries are not aligned for
+    this reason alone. NaN if a kernel holds NaN.
+    """
+    return kernel_alignment(*(_centred(jnp.asarray(kernel)) for kernel in (one, other)))
+
+
+def same_class(labels: ArrayLike) -> np.ndarray:
+    """Return the kernel that is 1 for two examples of one class and else 0.
+
+    >>> same_class(np.array([4, 7, 4])).tolist()
+    [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 1.0]]
+    """
+    labels = np.asarray(labels)
+    return (labels[:, None] == labels).astype(float)
+
+
+def _centred(matrix):
+    return matrix - matrix.mean(0, keepdims=True) - matrix.mean(1, keepdims=True) + matrix.mean()
