@@ -2,16 +2,20 @@
 
 import numpy as np
 import pytest
+import xarray as xr
 from iterlin.exact.calendar import Answers
 from test_calendar import at
 
 from book.beyond.early_or_late_helpers import (
+    alignments,
     at_steps,
     centred_alignment,
     ends_of_periods,
     label,
     rank_correlation,
+    relative_change,
     same_class,
+    single,
 )
 
 NAN = np.nan
@@ -64,3 +68,23 @@ def test_alignment_ignores_a_constant_and_the_size_of_a_kernel():
     np.testing.assert_allclose(centred_alignment(3 * same + 7, same), 1, rtol=1e-5)
     np.testing.assert_allclose(centred_alignment(crossed, same), 0, atol=1e-6)
     assert np.isnan(centred_alignment(same * NAN, same))
+
+
+def test_changes_and_alignments_are_those_of_each_run_and_evaluation():
+    rng = np.random.default_rng(0)
+    vectors = xr.DataArray([[[3.0, 4.0], [3.0, 9.0]]], dims=["seed", "filter", "evaluation"])
+    np.testing.assert_allclose(relative_change(vectors, "filter"), [[0, np.sqrt(37 / 18)]])
+    dims = ["seed", "kernel_0", "kernel_1", "evaluation"]
+    kernels = xr.DataArray(rng.normal(size=(2, 4, 4, 3)), dims=dims)
+    found = alignments(kernels, kernels.isel(evaluation=0))
+    assert found.dims == ("seed", "evaluation")
+    one, other = kernels.values[1, :, :, 2], kernels.values[1, :, :, 0]
+    np.testing.assert_allclose(found[1, 2], centred_alignment(one, other), rtol=1e-6)
+    np.testing.assert_allclose(found.isel(evaluation=0), 1, rtol=1e-5)
+
+
+def test_single_settings_come_in_the_order_of_their_place():
+    places = {"place": ("setting", [0, 6, 1, 0])}
+    names = ["none", "6", "1", "6 to 8"]
+    ds = xr.Dataset({"cost": ("setting", np.arange(4))}, {"setting": names, **places})
+    assert single(ds).setting.values.tolist() == ["1", "6"]

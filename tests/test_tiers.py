@@ -68,6 +68,9 @@ beyond/when_to_relinearise:
   {<<: *images, pool: 40, train_size: 20, probe_size: 10, times: [1, 5], factors: [4],
    thresholds: [1], checks: [0.5], longest: 5, most: 3, growing_time: 20, event_time: 10,
    sizes: [10], num_looks: 4, sgd_batch_size: 10, sgd_steps: 20}
+beyond/early_or_late:
+  {<<: *images, pool: 40, train_size: 20, num_periods: 3, short: 1, long: 5,
+   long_at: [[], [1], [2], [3], [2, 3]], kernel_size: 10}
 experiments/full_solve:
   {<<: *images, num_steps: 40, num_adam_steps: 20, period: 10, num_linearizations: 3,
    check_every: 5}

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 from iterlin.ntk import kernel_alignment
 from iterlin.schedules import Schedule
 from jax import Array
@@ -44,6 +45,14 @@ def at_steps(ends: Sequence[int]) -> Schedule:
     return Schedule(lambda step, state: jnp.any(step == ends))
 
 
+def single(ds: xr.Dataset) -> xr.Dataset:
+    """Return the settings with one long period, in the order of its place.
+
+    "place" is 0 for settings with none or several.
+    """
+    return ds.isel(setting=np.flatnonzero(ds.place > 0)).sortby("place")
+
+
 def rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
     """Return Spearman's correlation over all entries of two arrays of one shape.
 
@@ -56,6 +65,24 @@ def rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
     if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
         return np.nan
     return float(stats.spearmanr(one, other).statistic)
+
+
+def relative_change(history: xr.DataArray, dims: str | Sequence[str]) -> xr.DataArray:
+    """Return how far a vector or a matrix, over `dims`, is from its value at the first evaluation,
+    relative to the norm of that value."""
+    start = history.isel(evaluation=0)
+    return (history - start).reduce(np.linalg.norm, dims) / start.reduce(np.linalg.norm, dims)
+
+
+def alignments(kernels: xr.DataArray, others: xr.DataArray) -> xr.DataArray:
+    """Return the `centred_alignment` of kernels with others, over their axes named kernel_0 and
+    kernel_1."""
+    return xr.apply_ufunc(
+        lambda one, other: float(centred_alignment(one, other)),
+        *(kernels, others),
+        input_core_dims=[["kernel_0", "kernel_1"]] * 2,
+        vectorize=True,
+    )
 
 
 def centred_alignment(one: ArrayLike, other: ArrayLike) -> Array:
