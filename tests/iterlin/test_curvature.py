@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from iterlin import linearize
 from iterlin.curvature.products import ggn_product, loss_hessian_blocks
+from iterlin.linearise.parameters import partition
 from iterlin.training import losses
 from problems import bare, dense, flat, network, paired
 
