@@ -29,6 +29,12 @@ class TrainState(NamedTuple):
         diverged_at: Step whose loss or parameters were not finite (the step is not applied); -1 if
             there was none.
         converged_at: Step at which the target loss was reached; -1 if it was not.
+
+    >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
+    >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)
+    >>> state, _ = il.train(algorithm, jnp.zeros(2), (x, y), schedule=10, num_steps=25)
+    >>> print(isinstance(state, il.TrainState), state.step, state.updates, state.anchored_at)
+    True 25 2 20
     """
 
     step: Int[Array, ""]

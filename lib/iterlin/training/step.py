@@ -53,7 +53,7 @@ class Step:
     >>> for _ in range(20):
     ...     state = step(state, (x, y))
     >>> print(state.step, state.updates, f(state.params, x).round(2))
-    20 1 [ 0.49 -0.49]
+    20 1 [ 0.5 -0.5]
     """
 
     algorithm: Algorithm
