@@ -46,11 +46,10 @@ def scalar(params, x):
 
 def run(f, params, data, *, loss=ENTROPY, optimizer=0.3, schedule=4, num_steps=11, **settings):
     watch = settings.pop("watch", il.Watch({"train": data}))
-    key = settings.pop("key", None)
+    of_run = {name: settings.pop(name, None) for name in ("key", "batch_size")}
     algorithm = il.Algorithm(f, loss, optimizer, **settings)
-    return il.train(
-        algorithm, params, data, schedule=schedule, num_steps=num_steps, watch=watch, key=key
-    )
+    of_run |= {"schedule": schedule, "num_steps": num_steps, "watch": watch}
+    return il.train(algorithm, params, data, **of_run)
 
 
 def close(a, b, tolerance=1e-12):
