@@ -94,7 +94,9 @@ def partly_stale(
     algorithm: Algorithm, *, residual: str, jacobian: str | Collection[str]
 ) -> PartlyStale:
     """Return the algorithm with these parts stale."""
-    settings = {field.name: getattr(algorithm, field.name) for field in fields(Algorithm)}
+    settings = {
+        field.name: getattr(algorithm, field.name) for field in fields(Algorithm) if field.init
+    }
     return PartlyStale(**settings, residual=residual, jacobian=jacobian)
 
 

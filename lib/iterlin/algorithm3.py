@@ -68,8 +68,8 @@ def train(
 
     After training the network predicts ``f(state.params, x)`` and its proxy
     ``linearize(f, state.anchor)(state.params, x)``. A run that becomes non-finite ends as diverged,
-    without an error. Matrix products use full precision (`linearise.precision`). A second call with
-    the same algorithm, settings and shapes does not compile again.
+    without an error. Matrix products use full precision (`linearise.precision`). Engine "steps"
+    compiles nothing in a second call with the same algorithm that computes the same.
 
     Args:
         algorithm: The objective and the optimiser.
@@ -87,8 +87,8 @@ def train(
         batch_size: Examples of a step; None for all. See `Step`.
         augment: augment(key, x) -> x changes the inputs of a step.
         key: PRNG key for the order of the examples, for a keyed f, and for augment.
-        target_loss: End the run at the first linearisation at which the loss of the network is at
-            most this.
+        target_loss: End the run at the first linearisation at which the loss of the network, with
+            the regularizer, is at most this.
         mesh: Devices that share the examples of a step. See `Step`.
         watch: What to record, on which sets, and at which steps.
         checkpoint: A file from which the same call resumes after a run was killed, or a folder of
@@ -130,7 +130,7 @@ def train(
     run = {"num_steps": num_steps, "key": key, "watch": watch}
     run |= {"checkpoint": checkpoint, "progress": progress}
     if engine == "steps":
-        return train_by_steps(step, params, data, **run)
+        return train_by_steps(step, params, data, **run)[:2]
     settings = {"engine": engine, "tolerance": tolerance, "memory_limit": memory_limit}
     return train_by_engine(step, params, data, **settings, **run)
 
@@ -243,7 +243,7 @@ def train_sweep(
     jax.eval_shape(over_both(answer, (0, None), (None, 0), out=0), states, fixed, periods)
     rule = step_of(periods[0]).schedule.solved
     settings = scalar_fields(algorithm=algorithm, rule=rule, run=any_step)
-    states, history = run_steps(
+    states, history, _ = run_steps(
         advance,
         observe,
         (states, datasets, fixed),

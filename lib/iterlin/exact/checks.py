@@ -52,17 +52,17 @@ def unfit_for_engines(step: Step) -> str | None:
         The reason; None if the settings allow other engines.
     """
     algorithm = step.algorithm
-    for name, owner in (("batch_size", step), ("augment", step), ("normalization", algorithm)):
-        if getattr(owner, name) is not None:
-            return f"exact engines train on the full batch as it is: no {name}"
+    for name in ("batch_size", "augment", "mesh", "normalization"):
+        if getattr(algorithm if name == "normalization" else step, name) is not None:
+            return f"engines but 'steps' train on the full batch as it is: no {name}"
     if algorithm.keyed:
         return (
-            "exact engines have no key for a keyed f: give f without its noise, or take "
+            "engines but 'steps' have no key for a keyed f: give f without its noise, or take "
             "engine 'steps'"
         )
     if callable(getattr(algorithm.optimizer, "update", None)):
         return (
-            "exact engines are for gradient descent: give a step size, or engine 'steps'; for "
+            "engines but 'steps' are for gradient descent: give a step size, or take 'steps'; for "
             "periods of a fixed time (`timed.for_time`), with the schedule every(time / step size)"
         )
     return None
@@ -142,8 +142,11 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
         if task.penalty <= 0:
             raise ValueError(
                 f"engine '{engine}' needs a positive penalty: without one the cross-entropy of "
-                "separable data has no minimum; take 'flow' with when_solved(...) and a rule "
-                "`solved`"
+                "separable data has no minimum; take 'flow' with when_solved(Solved(...))"
+            )
+        if task.solved is not None:
+            raise ValueError(
+                f"engine '{engine}' solves each problem in full: give a period, or take 'flow'"
             )
         if stops:
             raise ValueError(
@@ -178,6 +181,6 @@ def check_outputs(task: Task, params: PyTree) -> None:
     y = task.data[1]
     if not jax.tree_util.all_leaves([y]) or y.shape != outputs.shape[:-1]:
         raise ValueError(
-            "the rule `solved` counts right labels, one for each row of outputs "
+            "the rule `Solved` counts right labels, one for each row of outputs "
             f"{outputs.shape}: with other targets give Solved(accuracy=None, gradient=...)"
         )

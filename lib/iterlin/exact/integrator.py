@@ -1,7 +1,6 @@
 """Algorithm 3 with an engine that skips the steps between two linearisations (`exact.engines`)."""
 
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -196,7 +195,7 @@ class Integrator:
         if num_steps >= NEVER:
             raise ValueError(f"num_steps must be below {NEVER}, got {num_steps}")
         moving, fixed = partition(params, step.algorithm.trainable)
-        state = step.start(moving, self.data, jax.random.key(0))
+        state = step.bind(fixed).start(moving, self.data, jax.random.key(0))
         full = due.bind_fixed(fixed)
         check_answer(full, state)
         if reason := needs_steps(step.algorithm, full, state):
@@ -257,13 +256,15 @@ def _choose(step: Step, params, data, num_steps, watch, *, tolerance, memory_lim
     """Return the engine that "auto" takes, and why."""
     if why := unfit_for_engines(step):
         return "steps", why
+    if not isinstance(data, tuple | list):
+        return "steps", "data come as batches"
     if isinstance(params, TrainState):
         return "steps", "only steps can continue from the state of a run"
     check_call("train", step, (params, data), watch, None)
     check_run(step, data, num_steps, None, watch.at)
     task = _task(step, data, tolerance, memory_limit)
     moving, fixed = partition(params, task.trainable)
-    state = step.start(moving, data, jax.random.key(0))
+    state = step.bind(fixed).start(moving, data, jax.random.key(0))
     full = step.schedule.bind_fixed(fixed)
     check_answer(full, state)
     check_outputs(task, params)
@@ -299,11 +300,10 @@ def _task(step: Step, data, tolerance: float, memory_limit: int | None) -> Task:
 
 def _by_steps(step: Step, params, data, **settings):
     """Train by steps, with the history of the other engines."""
-    begun = time.monotonic()
-    state, history = train_by_steps(step, params, data, **settings, taken=TAKEN)
+    state, history, seconds = train_by_steps(step, params, data, **settings, taken=TAKEN)
     unknown = np.full(len(history["step"]), np.nan)
-    seconds = np.append(unknown[1:], time.monotonic() - begun)
-    spent = {"evaluations": history["step"], "stability": unknown, "seconds": seconds}
+    ends = np.append(unknown[1:], seconds)
+    spent = {"evaluations": history["step"], "stability": unknown, "seconds": ends}
     return state, history | spent | {"engine": np.full(len(unknown), "steps")}
 
 

@@ -48,6 +48,19 @@ def to_numpy(leaf: Any) -> np.ndarray:
     return np.asarray(leaf)
 
 
+def program_key(program: ClosedJaxpr) -> str | None:
+    """Return the digest of a program; None if it calls Python functions back.
+
+    What such functions read and write is not part of the program.
+
+    Args:
+        program: A jaxpr with its constants.
+    """
+    if "callback" in program.pretty_print(use_color=False):
+        return None
+    return program_digest([program])
+
+
 def program_digest(programs: Iterable[ClosedJaxpr]) -> str:
     """Return the SHA-256 of the text of programs and of every array constant in them.
 

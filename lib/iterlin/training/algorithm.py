@@ -1,6 +1,6 @@
 """The objective and the optimiser of iterative linearisation."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
+from iterlin.linearise.digests import program_key
 from iterlin.linearise.linearization import Network, tree_add, tree_sub
 from iterlin.linearise.parameters import Trainable, bind_fixed
 from iterlin.linearise.slices import Sliced
@@ -21,6 +22,9 @@ from iterlin.linearise.validation import (
 )
 from iterlin.training.losses import Loss, loss_over_slices
 from iterlin.training.state import TrainState
+
+# Compiled functions that an algorithm keeps for the next call of `train`.
+MOST_PROGRAMS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +67,7 @@ class Algorithm:
     keyed: bool = False
     normalization: Any = None
     reset_optimizer: bool = False
-    _programs: dict[Hashable, Callable] = field(default_factory=dict, init=False, repr=False)
+    _programs: dict[str, Callable] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self):
         for name in ("f", "loss", "regularizer"):
@@ -89,16 +93,26 @@ class Algorithm:
                 f"got {self.normalization!r}"
             )
 
-    def program(self, name: Hashable, make: Callable[[], Callable]) -> Callable:
-        """Return a compiled function from the cache of this algorithm.
+    def compiled(self, function: Any, *arguments: Any) -> Any:
+        """Return a jitted function, or an earlier one that computes the same and is compiled.
+
+        The function is traced here. So a change in what it closes over is seen.
 
         Args:
-            name: Key of the function in the cache.
-            make: make() -> the function, called if the cache lacks it.
+            function: What `jax.jit` returned.
+            arguments: Arguments to trace it with.
         """
-        if name not in self._programs:
-            self._programs[name] = make()
-        return self._programs[name]
+        key = program_key(function.trace(*arguments).jaxpr)
+        if key is None:
+            return function
+        found = self._programs.pop(key, function)
+        self._programs[key] = found  # the latest comes last
+        if len(self._programs) > MOST_PROGRAMS:
+            del self._programs[next(iter(self._programs))]
+        return found
+
+    def __getstate__(self):
+        return {**self.__dict__, "_programs": {}}  # compiled functions cannot be pickled
 
     @property
     def transformation(self) -> optax.GradientTransformationExtraArgs:

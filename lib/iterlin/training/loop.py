@@ -216,6 +216,8 @@ class StepTrainer:
             yield
             if bool(jnp.all(self.state.ended)):  # the parameters would stay as they are
                 self.step = target
+                step = jnp.full_like(self.state.step, target)
+                self.state = self.state._replace(step=step)
                 return
             count = min(target - self.step, self.length)
             started = time.monotonic()

@@ -36,9 +36,9 @@ NEVER = 2**31 - 1
 class Solved:
     """When a linear problem counts as solved: a rule for `when_solved`.
 
-    It is checked every `check_every` steps. Either criterion suffices. With cross-entropy and no
-    penalty a linear model that separates the data has no minimiser, so that 'solve completely'
-    means nothing without such a rule.
+    It is checked every `check_every` steps, by a flow after each of its own steps. Either criterion
+    suffices. With cross-entropy and no penalty a linear model that separates the data has no
+    minimiser, so that 'solve completely' means nothing without such a rule.
 
     Args:
         check_every: Steps between two checks.
@@ -69,6 +69,8 @@ class Solved:
                 raise ValueError(f"accuracy must lie in (0, 1], got {self.accuracy!r}")
         if self.gradient is not None:
             check_non_negative("gradient", self.gradient)
+        for name in ("accuracy", "gradient"):  # numbers that can be compared and hashed
+            object.__setattr__(self, name, as_python(getattr(self, name)))
 
 
 @dataclass(frozen=True)
@@ -317,7 +319,10 @@ def _as_period(name: str, period: Any) -> int | Array:
     if isinstance(number, float):
         period = int(number) if number.is_integer() else number
     check_positive_integer(name, period, infinity=True)
-    return period if isinstance(period, Array) else int(min(period, NEVER))
+    if is_traced(period):
+        return period
+    number = as_python(period)
+    return NEVER if number > NEVER else int(number)
 
 
 def periods_array(periods: Any) -> Array:

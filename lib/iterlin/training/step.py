@@ -95,6 +95,11 @@ class Step:
             data: (x, y), or (x, y, indices) for a run on the examples at these indices.
             key: PRNG key of the run.
         """
+        if jax.tree.leaves(partition(params, self.algorithm.trainable)[1]):
+            raise ValueError(
+                "some of these parameters are fixed: moving, fixed = partition(params, trainable), "
+                "then step.bind(fixed).start(moving, ...)"
+            )
         zero, not_yet = jnp.asarray(0, jnp.int32), jnp.asarray(NOT_YET, jnp.int32)
         order = [] if self.batch_size is None else draws.example_indices(data)
         normalization = self.algorithm.normalization
@@ -125,8 +130,8 @@ class Step:
             key: PRNG key of the run.
         """
         params = init(key)
-        moving = partition(params, self.algorithm.trainable)[0]
-        state = self.start(moving, data, jax.random.fold_in(key, 1))
+        moving, fixed = partition(params, self.algorithm.trainable)
+        state = self.bind(fixed).start(moving, data, jax.random.fold_in(key, 1))
         output_shape(self.algorithm.network(state), params, data[0])
         return state
 

@@ -1,7 +1,6 @@
 """Training that takes every step: one run, or several as one program."""
 
 from dataclasses import replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +46,7 @@ def train_by_steps(
     checkpoint,
     progress,
     taken: tuple[str, ...] = ("step",),
-) -> tuple[TrainState, History]:
+) -> tuple[TrainState, History, float]:
     """Train with the engine "steps", after checking the arguments.
 
     Args:
@@ -62,7 +61,7 @@ def train_by_steps(
         taken: Names that the history uses for other quantities.
 
     Returns:
-        (state, history): As `train`.
+        (state, history, seconds): As `train`, and how long the run took.
 
     Raises:
         ValueError: As `train`.
@@ -88,16 +87,18 @@ def train_by_steps(
     else:
         moving, given = partition(params, algorithm.trainable)
         warn_about_batch_stats(moving)
-        state = step.start(moving, data, jax.random.key(0) if key is None else key)
+        key_of_run = jax.random.key(0) if key is None else key
+        state = step.bind(given).start(moving, data, key_of_run)
     # Arguments of the programs, on the device once. Constants would be copied into each program.
     data, state, fixed, sets = to_auto_axes((tuple(data), state, given, dict(watch.sets)))
     check_functions(step, combine_state(state, fixed).params, key, data, watch)
     check_answer(schedule.bind_fixed(fixed), state)
     step = with_data_mesh(step, data)
-    advance, observe = _advance(step), _observe(algorithm, watch, taken)
-    advance.trace(state, data, jnp.asarray(1, jnp.int32), fixed)  # raise errors before any compute
+    advance = jax.jit(step.advance, donate_argnums=0)
+    advance = algorithm.compiled(advance, state, data, jnp.asarray(1, jnp.int32), fixed)
+    observe = algorithm.compiled(_observe(algorithm, watch, taken), state, sets, fixed)
     settings = scalar_fields(algorithm=algorithm, schedule=schedule, rule=schedule.solved, run=step)
-    state, history = run_steps(
+    state, history, seconds = run_steps(
         advance if batches is None else _with_batches(advance, data, batches),
         observe,
         (state, data, fixed),
@@ -108,7 +109,7 @@ def train_by_steps(
         progress=progress,
         settings=settings,
     )
-    return combine_state(state, given), history
+    return combine_state(state, given), history, seconds
 
 
 def with_data_mesh(step: Step, data) -> Step:
@@ -125,25 +126,15 @@ def with_data_mesh(step: Step, data) -> Step:
     return step
 
 
-def _advance(step: Step):
-    """Return the compiled `Step.advance`, kept with the algorithm for the next call."""
-    advance = partial(jax.jit, step.advance, donate_argnums=0)
-    try:
-        return step.algorithm.program(step, advance)
-    except TypeError:  # a traced period, or a schedule that holds arrays, has no hash
-        return advance()
-
-
 def _observe(algorithm: Algorithm, watch: Watch, taken: tuple[str, ...]):
-    """Return the compiled observe(state, sets, fixed), kept with the algorithm."""
+    """Return observe(state, sets, fixed), jitted, which does not hold the sets of the watch."""
     measures = watch._replace(sets={}, at=None)
-    metrics = None if watch.metrics is None else tuple(watch.metrics.items())
 
+    @jax.jit
     def observe(state, sets, fixed):
         return observer(algorithm, measures, taken)(combine_state(state, fixed), sets)
 
-    own = ("observe", metrics, watch.observe, watch.batch_size, taken)
-    return algorithm.program(own, lambda: jax.jit(observe))
+    return observe
 
 
 def _with_batches(advance, first, batches):
@@ -163,7 +154,7 @@ def _with_batches(advance, first, batches):
 
 def run_steps(
     advance, observe, start, sets, looks, *, more=(), first=0, checkpoint, progress, settings
-) -> tuple[TrainState, History]:
+) -> tuple[TrainState, History, float]:
     """Train with a compiled loop of steps, and record metrics on the way.
 
     Args:
@@ -179,7 +170,7 @@ def run_steps(
         settings: Numbers and texts that distinguish the run from others.
 
     Returns:
-        (state, history): The final state, and the metrics.
+        (state, history, seconds): The final state, the metrics, and how long the run took.
     """
     state, data, fixed = start
 
@@ -202,5 +193,6 @@ def run_steps(
             lambda: first_numbers(state, fixed, lambda s: take(s, one), look),
         )
     trainer = StepTrainer(state, take, look, first=first)
-    history, _ = run(trainer, looks, progress=progress, checkpoint=checkpoint, identity=identity)
-    return trainer.state, history
+    kept = {"checkpoint": checkpoint, "identity": identity}
+    history, seconds = run(trainer, looks, progress=progress, **kept)
+    return trainer.state, history, seconds

@@ -1,7 +1,7 @@
 """Writes numbers.json: what neural-tangents gives for each row of the page that has an equivalent.
 
-Run as `python tests/from_neural_tangents/make_numbers.py`: it goes on in the environment that
-bench/neural_tangents.lock pins, which it makes where there is none.
+Run it as `python tests/iterlin/from_neural_tangents/make_numbers.py`: it goes on in the environment
+that bench/neural_tangents.lock pins, which it makes where there is none.
 """
 
 import json
