@@ -321,8 +321,9 @@ def _as_period(name: str, period: Any) -> int | Array:
     check_positive_integer(name, period, infinity=True)
     if is_traced(period):
         return period
-    number = as_python(period)
-    return NEVER if number > NEVER else int(number)
+    if isinstance(period, Array):
+        period = int(period)
+    return int(min(period, NEVER))
 
 
 def periods_array(periods: Any) -> Array:
