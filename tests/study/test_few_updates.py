@@ -7,15 +7,15 @@ from iterlin_study.runs import merging
 
 from book.experiments.few_updates_helpers import add_statistics, sharpness
 
-AXES = {"period": [1, 100], "seed": [0, 1]}
+AXES = {"period": [1, 100], "seed": range(4)}
 
 
 def test_gaps_are_at_the_end_at_equal_loss_and_at_the_best_reading():
     every, few = [0.1, 0.6, 0.9, 0.8], [0.1, 0.2, 0.5, 0.6]
-    test = np.stack([np.broadcast_to(each, (2, 4)) for each in (every, few)])
+    test = np.stack([np.broadcast_to(each, (4, 4)) for each in (every, few)])
     loss = along(2, [1, 10]) * np.array([8.0, 4.0, 2.0, 0.4])  # the few end with the loss 4
     updates = along(2, [1, 0]) * np.arange(4) + along(2, [0, 1]) * [0, 1, 2, 2]
-    lazy = merging.named(runs({"seed": [0, 1]}, [0.1, 0.4]), "lazy")
+    lazy = merging.named(runs({"seed": range(4)}, [0.1, 0.4]), "lazy")
     live = runs(AXES, test, train_loss=loss, updates=updates).merge(lazy, compat="override")
     found = add_statistics(live)
     np.testing.assert_allclose(found.gap_end, 20)

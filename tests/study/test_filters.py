@@ -15,9 +15,9 @@ def test_change_cosine_and_the_fraction_at_which_k_1_has_moved_as_far():
         start + length[:, None, None, None, None] * direction
         for length, direction in zip(lengths, directions, strict=True)
     ]
-    weights = np.repeat(np.array(one)[:, None], 2, axis=1)
+    weights = np.repeat(np.array(one)[:, None], 4, axis=1)
     found = measured(weights, times, num_columns=2)
-    assert_allclose(found.moved, np.repeat(np.array(lengths)[:, None], 2, axis=1))
+    assert_allclose(found.moved, np.repeat(np.array(lengths)[:, None], 4, axis=1))
     assert_allclose(found.cosine, 0.5)
     assert_allclose(found.fraction, 0.5)
     assert_allclose(found.column_time, [2, 4])

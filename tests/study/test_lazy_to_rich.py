@@ -126,7 +126,7 @@ def test_where_a_power_law_crosses_and_its_power():
     assert np.isnan(power([1.0, np.nan], [1.0, 2.0]))
 
 
-def lawful(width=64, seeds=3):
+def lawful(width=64, seeds=4):
     """Runs whose drift is 0.001 tau / alpha and 1 / width, and whose accuracy falls with it."""
     dials = [(0.1, width, 1.0), (1.0, width, 1.0), (10.0, width, 1.0), (1.0, 2 * width, 1.0)]
     scale, widths, sizes = (np.array(column) for column in zip(*dials, strict=True))
@@ -159,7 +159,7 @@ def test_statistics_of_runs_that_follow_the_laws():
     found = helpers.add_statistics(lawful(), 0.2)
     critical = helpers.common_dials(found.sel(task="xor")).critical
     for level, times in ((0.01, (1, 10, 100)), (0.1, (10, 100, 1000))):
-        expected = np.tile(np.transpose([times]), (1, 3))
+        expected = np.tile(np.transpose([times]), (1, 4))
         np.testing.assert_allclose(critical.sel(level=level), expected, rtol=1e-6)
     zero = ("power_1", "power_10", "reach_power_1", "reach_power_10", "first_power")
     for name in zero:

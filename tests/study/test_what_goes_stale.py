@@ -146,28 +146,28 @@ def runs_of(axes, test, train=1.0, losses=(2.0, 1.0, 0.5), diverged=None):
 
 
 def test_costs_and_effects_of_runs_with_known_ends():
-    seeds = {"seed": range(2)}
-    sgd = runs_of(seeds, [0.8, 0.9])
-    corner = {"seed": range(2), "corner": ["jacobian", "residual", "both"], "time": [1.0, 10.0]}
-    ends = np.array([0.8, 0.9])[:, None, None] - np.array([[0.1], [0.05], [0.2]])
-    lost = np.full((2, 3, 2), -1)
+    seeds, best = {"seed": range(4)}, np.array([0.8, 0.9, 0.8, 0.9])
+    sgd = runs_of(seeds, best)
+    corner = {**seeds, "corner": ["jacobian", "residual", "both"], "time": [1.0, 10.0]}
+    ends = best[:, None, None] - np.array([[0.1], [0.05], [0.2]])
+    lost = np.full((4, 3, 2), -1)
     lost[:, 0, 1] = 5  # a stale Jacobian alone diverges at the longer period
     corners = runs_of(corner, np.tile(ends, (1, 1, 2)), losses=(2, 1.5, 1), diverged=lost)
-    block = {"seed": range(2), "block": ["a", "b", "dense", "head"]}
-    blocks = runs_of(block, np.array([[0.8], [0.9]]) - [0.01, 0.05, 0.02, 0.0], train=0.7)
+    block = {**seeds, "block": ["a", "b", "dense", "head"]}
+    blocks = runs_of(block, best[:, None] - [0.01, 0.05, 0.02, 0.0], train=0.7)
     found = helpers.judged(sgd, corners, blocks, 1.0)
     expected = {"jacobian": 12.5, "residual": 7.5, "interaction": 5, "difference": -5}
     for name, value in expected.items():
         np.testing.assert_allclose(found[f"{name}_end"], value)
     # SGD had 50 % where its loss was 1, at which the corners end: 30 and 40 points below its end.
     both = found.cost.sel(corner="both", time=1) - found.cost_matched.sel(corner="both", time=1)
-    np.testing.assert_allclose(both, [30, 40])
+    np.testing.assert_allclose(both, [30, 40, 30, 40])
     np.testing.assert_allclose(found.interaction_matched[0], 5 + 35)
     np.testing.assert_allclose(found.cost_both, 20)
     np.testing.assert_allclose(found.residual_share, 7.5 / 20)
     for name, value in {"first": 4, "dense": 3, "head": 5}.items():
         np.testing.assert_allclose(found[f"second_less_{name}"], value)
-    np.testing.assert_allclose(found.cost.sel(corner="jacobian", time=10), [70, 80])
+    np.testing.assert_allclose(found.cost.sel(corner="jacobian", time=10), [70, 80, 70, 80])
     np.testing.assert_allclose(found.block_fit, 70)
     np.testing.assert_allclose(found.jacobian_far_fit, helpers.GUESSING)
     np.testing.assert_allclose(found.both_far_fit, 100)

@@ -68,7 +68,7 @@ def test_a_family_that_falls_short_with_most_updates_is_out_of_reach(updates, va
     np.testing.assert_allclose(fewest_updates(updates, np.array(values), 2.0), expected)
 
 
-def runs_of(taken, accuracy, sgd=0.8, seeds=3, first=2.0):
+def runs_of(taken, accuracy, sgd=0.8, seeds=4, first=2.0):
     """What is read at the end of schedules that take so many updates, and SGD's runs.
 
     Each run is looked at three times: before its updates, when half are made, at the end.
@@ -141,7 +141,7 @@ def test_event_times_are_interpolated_between_looks():
     runs, _ = runs_of(TAKEN, ENDS)
     numbers, times = helpers.event_times(helpers.family(runs, "event").isel(schedule=1))
     assert numbers.tolist() == [1, 2, 3, 4]
-    np.testing.assert_allclose(times, np.tile([NAN, 2, 4, 8], (3, 1)))
+    np.testing.assert_allclose(times, np.tile([NAN, 2, 4, 8], (4, 1)))
     assert helpers.family(runs.isel(schedule=[1, 0]), "fixed").taken.values[:, 0].tolist() == [
         16,
         4,
