@@ -157,7 +157,7 @@ def test_the_state_of_a_run_and_batches_of_data_are_refused():
     with pytest.raises(ValueError, match="its state"):
         by_engine(algorithm, state, data, **RUN | FLOW)
     with pytest.raises(ValueError, match="data must be two"):
-        by_engine(algorithm, params, iter([data]), **RUN)
+        by_engine(algorithm, params, iter([data]), **RUN | FLOW)
 
 
 def test_types_that_differ_are_left_to_steps():

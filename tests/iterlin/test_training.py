@@ -592,3 +592,29 @@ def test_a_set_is_measured_as_it_is_alone():
     assert set(seen) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(seen[name], value, rtol=1e-12, atol=1e-15, err_msg=name)
+
+
+def test_a_second_call_compiles_nothing_and_sees_what_changed():
+    """Programs are reused for what they compute, not for the function that was given."""
+    f, params, data = regression()
+    algorithm, scale = Algorithm(f, losses.squared_error, 0.01), {"by": 1.0}
+    watch = Watch(observe=lambda state: {"seen": scale["by"] * state.step})
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
+    )
+
+    def seen():
+        compiled.clear()
+        settings = {"schedule": every(3), "num_steps": 9, "watch": watch}
+        return iterlin.train(algorithm, params, data, **settings)[1]["seen"][-1]
+
+    try:
+        assert seen() == 9
+        assert compiled
+        assert seen() == 9
+        assert not compiled
+        scale["by"] = 2.0
+        assert seen() == 18
+    finally:
+        jax.monitoring.clear_event_listeners()
