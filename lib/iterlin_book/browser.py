@@ -91,7 +91,7 @@ async def turned(page):
         if name not in dials:
             continue
         dials.remove(name)
-        before = await page.evaluate("[document.activeElement.value, iterlin.training.state()]")
+        before = await page.evaluate("[document.activeElement.value, iterlin.state()]")
         for key in ("ArrowRight", "ArrowLeft"):  # it may stand at its end
             await page.keyboard.press(key)
             if await page.evaluate("document.activeElement.value") != before[0]:
@@ -99,7 +99,7 @@ async def turned(page):
         else:
             faults.append((name, "arrow keys do not turn it"))
         await page.wait_for_timeout(100)  # what it shows may come a frame later
-        if await page.evaluate("iterlin.training.state()") == before[1]:
+        if await page.evaluate("iterlin.state()") == before[1]:
             faults.append((name, "nothing shown changes when it turns"))
         if not dials:
             break
