@@ -25,7 +25,7 @@ def draw(ds):
             top, done[1:], curve[:, 1:], color=colour, marker=".", label=rf"$\tau={time:g}$"
         )
     found = intervals.mean_interval(largest.sgd_accuracy)
-    top.axhspan(found.lower, found.upper, color=first, alpha=0.2, lw=0, label="SGD, at its end")
+    plotting.span(top, found, color=first, alpha=0.2, lw=0, label="SGD, at its end")
     top.set(xscale="log", xlabel="linearisations", ylabel="test accuracy of the network (%)")
     ends = [
         ("$K=1$ (SGD)", ds.sgd_accuracy, first),

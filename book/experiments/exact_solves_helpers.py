@@ -15,7 +15,7 @@ def draw(ds):
     _, (top, bottom) = plotting.panels(2)
     first, *colours = plotting.colours_by_period([1, *ds.time.values])
     found = intervals.mean_interval(ds.sgd_accuracy)
-    top.axhspan(found.lower, found.upper, color=first, alpha=0.2, lw=0, label="SGD")
+    plotting.span(top, found, color=first, alpha=0.2, lw=0, label="SGD")
     for name, label, marker, shift in (
         ("damped", r"damped minimum, at $1/(2\lambda)$", "o", 1.08),
         ("flow", r"gradient flow, $\eta K$", "s", 1 / 1.08),

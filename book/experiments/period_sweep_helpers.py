@@ -48,7 +48,7 @@ def draw(ds):
     found = intervals.mean_interval(ds.newton_accuracy_oracle)
     bottom.axhline(found.estimate, color=solver, lw=1.2, label="TGN (Adam), best on the test set")
     if np.isfinite(found.lower):
-        bottom.axhspan(found.lower, found.upper, color=solver, alpha=0.15, lw=0)
+        plotting.span(bottom, found, color=solver, alpha=0.15, lw=0)
     bottom.axvspan(bottom.get_xlim()[0], ALIKE, color="0.5", alpha=0.1, lw=0)
     bottom.set(ylabel="test accuracy (%)")
     bottom.legend(loc="best")

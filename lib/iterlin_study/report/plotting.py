@@ -123,6 +123,13 @@ def band(axis, x, samples, *, sample_axis: int = 0, geometric: bool = False, **s
     axis.fill_between(x, lower, upper, where=finite, color=line.get_color(), alpha=0.2, lw=0)
 
 
+def span(axis, interval, **style) -> None:
+    """Draw an interval as a horizontal band, of no height where it has no bounds."""
+    bounds = np.array([interval.lower, interval.upper])
+    bounds = bounds if np.isfinite(bounds).all() else np.full(2, interval.estimate)
+    axis.axhspan(*bounds, **style)
+
+
 def points(axis, x, samples, *, sample_axis: int = 0, **style) -> None:
     """Draw means with 95 % intervals as error bars."""
     interval = mean_interval(samples, axis=sample_axis)
