@@ -21,7 +21,7 @@ from iterlin.linearise.validation import check_one_of, check_random_keys, check_
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.checks import check_call, check_functions, check_run
 from iterlin.training.identity import scalar_fields
-from iterlin.training.loop import History
+from iterlin.training.loop import Callback, History, check_callback, with_fixed
 from iterlin.training.losses import check_labels
 from iterlin.training.schedules import every, periods_array
 from iterlin.training.state import RUN_AXES, TrainState, combine_state
@@ -46,6 +46,7 @@ def train(
     mesh: Mesh | None = None,
     watch: Watch = UPDATES,
     checkpoint: str | Path | None = None,
+    callback: Callback | None = None,
     progress: bool | None = None,
     tolerance: float = 1e-3,
     memory_limit: int | None = None,
@@ -76,7 +77,8 @@ def train(
         params: Initial parameters; or the `TrainState` of an earlier run by steps, which resumes
             to the same bits, up to num_steps in all.
         data: (x, y), arrays or pytrees that lead with the N examples; or, for "steps", an iterable
-            of batches (x, y) of one shape, one for each step. If data are sharded over a mesh, each
+            of batches (x, y) of one shape, one for each step. A run whose batches end early ends
+            there, with a warning; ``state.step`` tells where. If data are sharded over a mesh, each
             device takes its part of a batch, provided that f is in slices
             (`linearise.slices.in_slices`) or `mesh` is given. The compiler shards any other f.
         schedule: When to re-linearise: a period K, `every(K)`, `never()`, `when(...)`, or any
@@ -92,7 +94,14 @@ def train(
         mesh: Devices that share the examples of a step. See `Step`.
         watch: What to record, on which sets, and at which steps.
         checkpoint: A file from which the same call resumes after a run was killed, or a folder of
-            such files.
+            such files. With a larger num_steps the run in a file goes on (in a folder it is another
+            run); its history begins with the steps that are recorded in the file.
+        callback: callback(state, row) is called after each look, with the `TrainState` and the
+            metrics recorded at this step, a dict {"step": 10, ...} of numbers and arrays. True ends
+            the run, whose state and history up to there are returned; False or None lets it go on.
+            Called with the same checkpoint, a run that has ended so is returned as it is; without a
+            callback or with a larger num_steps it goes on. A run that resumes after it was killed
+            calls the callback for the remaining looks.
         progress: Whether to show a bar; by default on a terminal.
         tolerance: Relative error of a step of a flow, or relative gradient at a minimum. The other
             engines do not use it.
@@ -109,8 +118,8 @@ def train(
     Raises:
         ValueError: Before any compute, if an argument does not fit. The message names the argument
             and the remedy.
-        CheckpointError: If the checkpoint is damaged, of another run, or cannot be written. The
-            message names what differs.
+        CheckpointError: If the checkpoint is damaged, of another run, beyond num_steps, or cannot
+            be written. The message names what differs.
 
     >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)
@@ -119,6 +128,10 @@ def train(
     >>> state, history = il.train(algorithm, jnp.zeros(2), (x, y), **settings)
     >>> print(history["step"], history["updates"], history["train_loss"].round(3))
     [  0  10 100] [0 0 9] [0.25  0.001 0.   ]
+    >>> good = lambda state, row: row["train_loss"] < 0.01
+    >>> state, history = il.train(algorithm, jnp.zeros(2), (x, y), **settings, callback=good)
+    >>> print(state.step, history["step"])
+    10 [ 0 10]
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=1e-4)
     >>> settings = {"schedule": 10**5, "num_steps": 10**6, "engine": "flow"}
     >>> state, history = il.train(algorithm, jnp.zeros(2), (x, y), **settings)
@@ -126,9 +139,10 @@ def train(
     9 [ 0.5 -0.5]
     """
     check_one_of("engine", engine, ENGINE_NAMES)
+    check_callback(callback)
     step = Step(algorithm, schedule, batch_size, augment, target_loss, mesh)
     run = {"num_steps": num_steps, "key": key, "watch": watch}
-    run |= {"checkpoint": checkpoint, "progress": progress}
+    run |= {"checkpoint": checkpoint, "callback": callback, "progress": progress}
     if engine == "steps":
         return train_by_steps(step, params, data, **run)[:2]
     settings = {"engine": engine, "tolerance": tolerance, "memory_limit": memory_limit}
@@ -151,6 +165,7 @@ def train_sweep(
     mesh: Mesh | None = None,
     watch: Watch = UPDATES,
     checkpoint: str | Path | None = None,
+    callback: Callback | None = None,
     progress: bool | None = None,
 ) -> tuple[TrainState, History]:
     """Train by steps for every period and every seed, in one compiled program.
@@ -170,6 +185,8 @@ def train_sweep(
         mesh: See `train`.
         watch: See `train`.
         checkpoint: See `train`.
+        callback: See `train`. Its state and its row are of all runs, as those returned, and True
+            ends them all.
         progress: See `train`.
 
     Returns:
@@ -194,6 +211,7 @@ def train_sweep(
     check_signature("schedule", schedule, ("period",), remedy)
     any_step = Step(algorithm, every(1), batch_size, augment, target_loss, mesh)
     check_call("train_sweep", any_step, (data, keys), watch, checkpoint)
+    check_callback(callback)
     if not callable(init):
         raise ValueError(f"init must be a function of a key, got {describe(init)}")
     check_random_keys("keys", keys)
@@ -243,6 +261,7 @@ def train_sweep(
     jax.eval_shape(over_both(answer, (0, None), (None, 0), out=0), states, fixed, periods)
     rule = step_of(periods[0]).schedule.solved
     settings = scalar_fields(algorithm=algorithm, rule=rule, run=any_step)
+    over_periods = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(periods), *a.shape)), fixed)
     states, history, _ = run_steps(
         advance,
         observe,
@@ -251,8 +270,8 @@ def train_sweep(
         looks,
         more=(periods,),
         checkpoint=checkpoint,
+        callback=with_fixed(callback, over_periods),
         progress=progress,
         settings=settings | {"the periods": periods.tolist()},
     )
-    over_periods = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(periods), *a.shape)), fixed)
     return combine_state(states, over_periods), history

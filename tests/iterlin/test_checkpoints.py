@@ -136,6 +136,7 @@ def test_a_file_that_cannot_be_written_leaves_the_last_checkpoint(tmp_path, monk
 
 class Going(NamedTuple):
     ended: jax.Array
+    step: jax.Array
     diverged_at: int = -1
 
 
@@ -156,9 +157,9 @@ def counts_of(clock, seconds, steps, ended=(False,), **settings):
     def advance(state, count):
         counts.append(int(count))
         clock.now += seconds
-        return state
+        return state._replace(step=state.step + count)
 
-    start, eval_steps = Going(jnp.asarray(ended)), np.atleast_1d(steps)
+    start, eval_steps = Going(jnp.asarray(ended), jnp.int32(0)), np.atleast_1d(steps)
     nothing = {"progress": False, **settings}
     trainer = loop.StepTrainer(start, advance, lambda state: {"ended": state.ended})
     _, seconds = loop.run(trainer, eval_steps, **nothing)
@@ -207,11 +208,6 @@ def test_a_run_that_goes_on_counts_the_seconds_of_both_its_parts(tmp_path, monke
     assert counts_of(clock, **settings)[0] == []
 
 
-class Diverging(NamedTuple):
-    ended: jax.Array
-    diverged_at: jax.Array
-
-
 @pytest.mark.parametrize(
     ("terminal", "progress", "shown"),
     [
@@ -226,8 +222,8 @@ def test_progress_is_a_bar_or_lines_but_never_both(monkeypatch, capsys, terminal
     monkeypatch.setattr(loop, "LINE", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     trainer = loop.StepTrainer(
-        Diverging(jnp.zeros(3, bool), jnp.array([3, -1, 0])),
-        lambda state, count: state,
+        Going(jnp.zeros(3, bool), jnp.int32(0), jnp.array([3, -1, 0])),
+        lambda state, count: state._replace(step=state.step + count),
         lambda state: {"loss": jnp.zeros(())},
     )
     loop.run(trainer, np.array([3, 8, 10]), label="runs", progress=progress)

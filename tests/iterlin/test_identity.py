@@ -110,7 +110,6 @@ def checkpoint(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "other", "words"),
     [
-        ("num_steps", 9, r"num_steps \(8, here 9\)"),
         ("schedule", 4, r"max_period of the schedule \(3, here 4\)"),
         ("optimizer", 0.25, r"optimizer of the algorithm \(0.5, here 0.25\)"),
         ("data", (X.at[1, 1].add(1e-6), Y), "the data"),

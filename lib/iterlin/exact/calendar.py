@@ -2,8 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
 
+from iterlin.linearise.programs import SharedJit
 from iterlin.training.schedules import Schedule
 from iterlin.training.state import TrainState
 
@@ -20,22 +20,18 @@ class Calendar:
 
     Args:
         schedule: When to re-linearise.
-        fixed: Parameters that are not trained (`parameters.partition`). The states passed to the
-            methods hold the trained parameters only.
     """
 
-    def __init__(self, schedule: Schedule, fixed: PyTree = ()):
-        def block(first, state, fixed):
+    def __init__(self, schedule: Schedule):
+        def block(first, state):
             steps = first + jnp.arange(BLOCK, dtype=jnp.int32)
-            asked = schedule.bind_fixed(fixed)
-            yes = jax.vmap(lambda step: asked(step, state._replace(step=step)))(steps)
+            yes = jax.vmap(lambda step: schedule(step, state._replace(step=step)))(steps)
             return jnp.any(yes), jnp.argmax(yes)
 
         self.check_every = schedule.check_every
         self._max_period = int(schedule.max_period)
-        self._fixed = fixed
-        self._block = jax.jit(block)
-        self._now = jax.jit(lambda step, state, fixed: schedule.bind_fixed(fixed)(step, state))
+        self._block = SharedJit(block)
+        self._now = SharedJit(lambda step, state: jnp.asarray(schedule(step, state)))
 
     def program(self, state: TrainState):
         """Return the schedule's jaxpr, which identifies it in a checkpoint.
@@ -46,7 +42,7 @@ class Calendar:
         Returns:
             A closed jaxpr. The period is a constant in it.
         """
-        return self._now.trace(state.step, state, self._fixed).jaxpr
+        return self._now.trace(state.step, state)
 
     def is_due(self, state: TrainState) -> bool:
         """Return whether the schedule asks for a re-linearisation at the state's step.
@@ -54,7 +50,7 @@ class Calendar:
         Args:
             state: The current state.
         """
-        return bool(self._now(state.step, state, self._fixed))
+        return bool(self._now(state.step, state))
 
     def next_stop(self, state: TrainState, limit: int) -> int:
         """Return the next step at which an engine must stop.
@@ -75,7 +71,7 @@ class Calendar:
             check = anchored - (anchored - first) // self.check_every * self.check_every
             return min(check, max(first, anchored + self._max_period), limit)
         while first < limit:
-            found, place = self._block(jnp.asarray(first, jnp.int32), state, self._fixed)
+            found, place = self._block(jnp.asarray(first, jnp.int32), state)
             if found:
                 return min(first + int(place), limit)
             first += BLOCK

@@ -8,7 +8,6 @@ from iterlin.exact.task import Task, quadratic
 from iterlin.kernels.cached import CacheSizes
 from iterlin.kernels.ntk import cached_ntk_sizes
 from iterlin.linearise.linearization import output_shape
-from iterlin.linearise.parameters import partition
 from iterlin.linearise.validation import check_finite
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.losses import check_loss
@@ -22,13 +21,12 @@ def sizes_of_kernel(task: Task, params: PyTree) -> CacheSizes:
 
     Args:
         task: What to minimise.
-        params: All parameters, trained and fixed.
+        params: The parameters.
 
     Raises:
         ValueError: If f couples its examples.
     """
-    settings = {"trainable": task.trainable, "memory_limit": task.memory_limit}
-    return cached_ntk_sizes(task.f, params, task.data[0], **settings)
+    return cached_ntk_sizes(task.f, params, task.data[0], memory_limit=task.memory_limit)
 
 
 def is_quadratic(task: Task, outputs) -> bool:
@@ -94,14 +92,13 @@ def unfit_types(task: Task, params: PyTree) -> str | None:
 
     Args:
         task: What to minimise.
-        params: All parameters, trained and fixed.
+        params: The parameters.
 
     Returns:
         The reason; None if the types allow other engines.
     """
-    moving, _ = partition(params, task.trainable)
     outputs = jax.eval_shape(task.f, params, task.data[0])
-    types = {jnp.result_type(leaf) for leaf in [outputs, *jax.tree.leaves(moving)]}
+    types = {jnp.result_type(leaf) for leaf in [outputs, *jax.tree.leaves(params)]}
     if len(types) == 1 and all(jnp.finfo(dtype).bits >= 32 for dtype in types):
         return None
     listed = " and ".join(sorted(map(str, types)))
@@ -117,7 +114,7 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
     Args:
         engine: Name of the engine.
         task: What to minimise.
-        params: All parameters, trained and fixed.
+        params: The parameters.
         stops: Whether the schedule reads the parameters, so that the engine must stop in between.
 
     Raises:
@@ -168,7 +165,7 @@ def check_outputs(task: Task, params: PyTree) -> None:
 
     Args:
         task: What to minimise.
-        params: All parameters, trained and fixed.
+        params: The parameters.
 
     Raises:
         ValueError: If f returns anything else, a label is outside the classes, or the rule `solved`

@@ -12,7 +12,7 @@ from iterlin.exact.engines import ClosedForm, Engine, GradientFlow, Steps, ToMin
 from iterlin.exact.flow import Objective, begin
 from iterlin.exact.task import Task, slice_size
 from iterlin.linearise import costs
-from iterlin.linearise.parameters import bind_fixed, partition
+from iterlin.linearise.programs import SharedJit
 
 ENGINES: dict[str, Callable[[Task], Engine]] = {
     "kept_steps": Steps,
@@ -42,7 +42,7 @@ def choose(task: Task, params: PyTree, period: int) -> tuple[str, str]:
 
     Args:
         task: What to minimise.
-        params: All parameters, trained and fixed.
+        params: The parameters.
         period: Length of the first period in steps.
 
     Returns:
@@ -50,14 +50,13 @@ def choose(task: Task, params: PyTree, period: int) -> tuple[str, str]:
     """
     if period < LONG_PERIOD:
         return "steps", f"periods of {period} steps are shorter than {LONG_PERIOD}"
-    moving, fixed = partition(params, task.trainable)
     outputs = jax.eval_shape(task.f, params, task.data[0])
-    numbers = outputs.size * sum(jnp.size(leaf) for leaf in jax.tree.leaves(moving))
+    numbers = outputs.size * sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
     fits = numbers * outputs.dtype.itemsize <= task.memory_limit
     few = outputs.size <= FEW_OUTPUTS and fits
     if few and task.solved is None and is_quadratic(task, outputs):
         return "closed_form", f"a squared error of {outputs.size} outputs"
-    stability = task.step_size * _curvature(task, moving, fixed)
+    stability = task.step_size * _curvature(task, params)
     if not stability < SMALL_STEP:
         return "steps", f"step_size lambda_max = {stability:.2g} is not below {SMALL_STEP}"
     small = f"periods of {period} steps, step_size lambda_max = {stability:.2g}"
@@ -70,17 +69,16 @@ def choose(task: Task, params: PyTree, period: int) -> tuple[str, str]:
     return "flow", f"{small}, no kernel fits into memory_limit"
 
 
-def _curvature(task: Task, moving: PyTree, fixed: PyTree) -> float:
+def _curvature(task: Task, params: PyTree) -> float:
     """Return lambda_max of the linearised problem at these parameters."""
+    x, y = task.data
 
-    @jax.jit
-    def largest(moving, fixed, x, y):
-        f = bind_fixed(task.f, fixed)
-        size = slice_size(f, moving, x, task.memory_limit)
-        model = linear_model.from_products(f, moving, x, slice_size=size)
+    def largest(params):
+        size = slice_size(task.f, params, x, task.memory_limit)
+        model = linear_model.from_products(task.f, params, x, slice_size=size)
         return begin(Objective(model, task.loss, y, task.penalty)).curvature
 
-    return float(largest(moving, fixed, *task.data))
+    return float(SharedJit(largest)(params))
 
 
 def default_memory() -> int:

@@ -28,7 +28,7 @@ from iterlin.exact.kernel_product_engine import KernelProductEngine
 from iterlin.exact.newton import Minimum
 from iterlin.exact.task import Position, Task, quadratic
 from iterlin.kernels.gradient_flow import eigenmodes
-from iterlin.linearise.parameters import bind_fixed
+from iterlin.linearise.programs import SharedJit
 from iterlin.linearise.spectral_filters import descent_filter
 
 # Steps in one call of `forward`: integration steps of a flow, gradient steps of descent. Between
@@ -44,16 +44,13 @@ class Engine(Protocol):
     until the position has reached the wanted step, is solved, or has failed, then `parameters`.
     """
 
-    def begin(
-        self, params: PyTree, before: Position | None = None, *, fixed: PyTree = ()
-    ) -> Position:
+    def begin(self, params: PyTree, before: Position | None = None) -> Position:
         """Linearise at params and return the position at step 0.
 
         Args:
-            params: Trained parameters, the new theta_s.
+            params: The new theta_s.
             before: The last position of the previous linearisation, from which an engine may take
                 a first guess; None for the first linearisation.
-            fixed: Parameters that are not trained.
         """
         ...
 
@@ -69,19 +66,18 @@ class Engine(Protocol):
         ...
 
     def parameters(self, position: Position) -> PyTree:
-        """Return the trained parameters at the position.
+        """Return the parameters at the position.
 
         Args:
             position: The current position.
         """
         ...
 
-    def programs(self, params: PyTree, fixed: PyTree = ()) -> list[Any]:
+    def programs(self, params: PyTree) -> list[Any]:
         """Return the jaxprs that the engine runs, which identify it in a checkpoint.
 
         Args:
-            params: Trained parameters; only their shapes are used.
-            fixed: Parameters that are not trained.
+            params: Parameters; only their shapes are used.
         """
         ...
 
@@ -106,39 +102,33 @@ class ClosedForm:
             raise ValueError("the closed form needs half a squared error, or a multiple of it")
         factor, targets = found
 
-        def parameters(anchor, fixed, x, targets, steps):
-            f = bind_fixed(task.f, fixed)
-            modes = eigenmodes(f, anchor, x, targets, memory_limit=task.memory_limit)
+        def parameters(anchor, steps):
+            modes = eigenmodes(task.f, anchor, x, targets, memory_limit=task.memory_limit)
             rates = factor * modes.eigenvalues + 2 * task.penalty
             filtered = factor * descent_filter(rates, task.step_size, steps)
             return modes.displaced(filtered), task.step_size * jnp.max(rates)
 
-        self._parameters = jax.jit(parameters)
-        self._data = (x, targets)
+        self._parameters = SharedJit(parameters)
 
-    def begin(
-        self, params: PyTree, before: Position | None = None, *, fixed: PyTree = ()
-    ) -> Position:
+    def begin(self, params: PyTree, before: Position | None = None) -> Position:
         """Linearise at params. See `Engine.begin`."""
-        return Position(params, params, fixed)
+        return Position(params, params)
 
     def forward(self, position: Position, steps: int) -> Position:
         """Take all steps at once. See `Engine.forward`."""
-        params, stability = self._parameters(
-            position.anchor, position.fixed, *self._data, jnp.asarray(steps)
-        )
+        params, stability = self._parameters(position.anchor, jnp.asarray(steps))
         spent = position.evaluations + 1
         return position._replace(
             inner=params, steps=steps, evaluations=spent, stability=float(stability)
         )
 
     def parameters(self, position: Position) -> PyTree:
-        """Return the trained parameters. See `Engine.parameters`."""
+        """Return the parameters. See `Engine.parameters`."""
         return position.inner
 
-    def programs(self, params: PyTree, fixed: PyTree = ()) -> list:
+    def programs(self, params: PyTree) -> list:
         """Return the jaxprs of the engine. See `Engine.programs`."""
-        return [self._parameters.trace(params, fixed, *self._data, jnp.asarray(1)).jaxpr]
+        return [self._parameters.trace(params, jnp.asarray(1))]
 
 
 class Descent(NamedTuple):
@@ -264,7 +254,7 @@ class ToMinimum(KernelProductEngine):
 
     def __init__(self, task: Task, *, with_kernel: bool = False):
         super().__init__(task, with_kernel=with_kernel)
-        self._at_minimum = jax.jit(lambda model: newton.within_rounding(self._objective(*model)))
+        self._at_minimum = SharedJit(lambda model: newton.within_rounding(self._objective(*model)))
 
     def start(self, objective: Objective, before: Minimum | None) -> Minimum:
         """Start at theta_s. See `KernelProductEngine.start`."""
@@ -281,8 +271,8 @@ class ToMinimum(KernelProductEngine):
             position = super().forward(position, steps)
             # Without a displacement, either theta_s is the minimum or Newton's method has failed.
             if position.inner.certificate > 0 and not position.inner.image.any():
-                arguments = self._arguments(position.anchor, position.fixed)
-                position = position._replace(failed=not bool(self._at_minimum(arguments)))
+                at_minimum = bool(self._at_minimum(self._model(position.anchor)))
+                position = position._replace(failed=not at_minimum)
         return position._replace(steps=steps)
 
     def with_progress(self, position: Position) -> Position:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,14 +21,14 @@ from iterlin.exact.checks import (
     unfit_types,
 )
 from iterlin.exact.choice import ENGINES, choose, default_memory
-from iterlin.exact.engines import Engine
 from iterlin.exact.task import Task
 from iterlin.exact.trainer import SPENT, ExactTrainer
 from iterlin.linearise import examples
-from iterlin.linearise.devices import with_auto_axes
+from iterlin.linearise.devices import to_auto_axes, with_auto_axes
 from iterlin.linearise.digests import program_digest
-from iterlin.linearise.parameters import bind_fixed, partition
+from iterlin.linearise.parameters import partition
 from iterlin.linearise.precision import full_precision
+from iterlin.linearise.programs import SharedJit
 from iterlin.linearise.validation import (
     check_one_of,
     check_open_unit_interval,
@@ -43,8 +44,8 @@ from iterlin.training.identity import (
     start_settings,
     summary,
 )
-from iterlin.training.loop import History, never, run
-from iterlin.training.schedules import NEVER, Schedule, Solved, check_answer, reads_params
+from iterlin.training.loop import Callback, History, never, run, with_fixed
+from iterlin.training.schedules import NEVER, Schedule, check_answer, reads_params
 from iterlin.training.state import TrainState, combine_state
 from iterlin.training.step import Step
 from iterlin.training.steps import train_by_steps
@@ -69,6 +70,7 @@ def train_by_engine(
     key,
     watch,
     checkpoint,
+    callback,
     progress,
 ) -> tuple[TrainState, History]:
     """Train as `train` does, with any engine except "steps". Engine "auto" may choose "steps".
@@ -84,6 +86,7 @@ def train_by_engine(
         key: As for `train`. Only "steps" takes a key.
         watch: As for `train`.
         checkpoint: As for `train`.
+        callback: As for `train`.
         progress: As for `train`.
 
     Returns:
@@ -94,6 +97,7 @@ def train_by_engine(
     """
     settings = {"tolerance": tolerance, "memory_limit": memory_limit}
     run = {"num_steps": num_steps, "checkpoint": checkpoint, "progress": progress}
+    run["callback"] = callback
     chosen = engine
     if engine == "auto":
         chosen, why = _choose(step, params, data, num_steps, watch, **settings)
@@ -137,20 +141,6 @@ class Integrator:
         self.step, self.data, self.engine, self.watch = step, data, engine, watch
         self.task = _task(step, data, tolerance, memory_limit)
         self.sets = jax.tree.map(jnp.asarray, dict(watch.sets))
-        self._engines: dict[Solved | None, Engine] = {}
-        algorithm, measures = step.algorithm, watch._replace(sets={}, at=None)
-
-        @jax.jit
-        def observe(state, sets, fixed):
-            return observer(algorithm, measures, TAKEN)(combine_state(state, fixed), sets)
-
-        target = -jnp.inf if step.target_loss is None else step.target_loss
-
-        @jax.jit
-        def at_target(params, fixed, x, y):
-            return algorithm.loss(bind_fixed(algorithm.f, fixed)(params, x), y) <= target
-
-        self._observe, self._at_target = observe, at_target
 
     @full_precision()
     def __call__(
@@ -161,6 +151,7 @@ class Integrator:
         schedule: Schedule | None = None,
         at=None,
         checkpoint: str | Path | None = None,
+        callback: Callback | None = None,
         progress: bool | None = None,
         out_of_time: Callable[[], bool] = never,
     ) -> tuple[TrainState, History]:
@@ -172,6 +163,7 @@ class Integrator:
             schedule: When to re-linearise.
             at: Steps at which metrics are recorded; by default those of `watch`.
             checkpoint: As for `train`.
+            callback: As for `train`.
             progress: As for `train`.
             out_of_time: As for `training.loop.run`.
 
@@ -189,67 +181,65 @@ class Integrator:
                 "its state.params, or a checkpoint from which to continue"
             )
         step, watch = self.step, self.watch
-        due: Schedule = step.schedule if schedule is None else schedule
+        if schedule is not None:
+            step = replace(step, schedule=schedule)
         check_call("train", step, (params, self.data), watch, checkpoint)
         looks = check_run(step, self.data, num_steps, None, watch.at if at is None else at)
         if num_steps >= NEVER:
             raise ValueError(f"num_steps must be below {NEVER}, got {num_steps}")
-        moving, fixed = partition(params, step.algorithm.trainable)
-        state = step.bind(fixed).start(moving, self.data, jax.random.key(0))
-        full = due.bind_fixed(fixed)
-        check_answer(full, state)
-        if reason := needs_steps(step.algorithm, full, state):
+        moving, given = partition(params, step.algorithm.trainable)
+        # From here on there are no fixed parameters, but in what users see: states and metrics.
+        fixed = to_auto_axes(given)
+        bound = step.bind(fixed)
+        due, state = bound.schedule, bound.start(moving, self.data, jax.random.key(0))
+        check_answer(due, state)
+        if reason := needs_steps(bound.algorithm, due, state):
             raise ValueError(
                 f"{reason}. This needs engine 'steps': take 'steps' or 'auto' instead of "
                 f"'{self.engine}'"
             )
-        task = self.task._replace(solved=due.solved)
-        check_outputs(task, params)
+        task = self.task._replace(f=bound.algorithm.f, solved=due.solved)
+        check_outputs(task, moving)
         check_sets(watch, step.algorithm.loss, cached_outputs(step.algorithm.f, params))
-        check_engine(self.engine, task, params, stops=reads_params(full, state))
-        jax.eval_shape(self._observe, state, self.sets, fixed)  # Check the names of the history.
-        if due.solved not in self._engines:
-            self._engines[due.solved] = ENGINES[self.engine](task)
-        engine, calendar = self._engines[due.solved], Calendar(due, fixed)
-
-        def observe(state):
-            return self._observe(state, self.sets, fixed)
+        check_engine(self.engine, task, moving, stops=reads_params(due, state))
+        seen = observer(step.algorithm, watch._replace(sets={}, at=None), TAKEN)
+        observe = SharedJit(lambda state: seen(combine_state(state, fixed), self.sets))
+        jax.eval_shape(observe, state)  # Check the names of the history.
+        target = -jnp.inf if step.target_loss is None else step.target_loss
+        x, y = task.data
+        reached = SharedJit(lambda params: task.loss(task.f(params, x), y) <= target)
 
         def at_target(state):
-            if step.target_loss is None:
-                return False
-            return bool(self._at_target(state.params, fixed, *task.data))
+            return step.target_loss is not None and bool(reached(state.params))
 
+        engine, calendar = ENGINES[self.engine](task), Calendar(due)
         identity = None
         if checkpoint is not None:
-            identity = self._identity(engine, calendar, due, state, fixed, looks, observe)
-        trainer = ExactTrainer(engine, calendar, state, fixed, observe, at_target)
+            programs = [*engine.programs(moving), calendar.program(state)]
+            if step.target_loss is not None:
+                programs.append(reached.trace(moving))
+            settings = start_settings(state, fixed, task.data, self.sets, looks)
+            settings |= scalar_fields(
+                algorithm=step.algorithm, schedule=step.schedule, rule=due.solved, run=step
+            )
+            settings |= {"engine": self.engine, "tolerance": task.tolerance}
+            identity = Identity(
+                settings,
+                {STEP: program_digest(programs), RECORDED: program_digest([observe.trace(state)])},
+                partial(_first_numbers, task, state, fixed, observe),
+            )
+        trainer = ExactTrainer(engine, calendar, state, observe, at_target)
         history, _ = run(
             trainer,
             looks,
+            callback=with_fixed(callback, given),
             progress=progress,
             checkpoint=checkpoint,
             identity=identity,
             out_of_time=out_of_time,
         )
-        named = {"engine": np.full(len(looks), self.engine)}
-        return combine_state(trainer.state, fixed), history | named
-
-    def _identity(self, engine, calendar, schedule, state, fixed, looks, observe) -> Identity:
-        step, data = self.step, self.task.data
-        programs = [*engine.programs(state.params, fixed), calendar.program(state)]
-        if step.target_loss is not None:
-            programs.append(self._at_target.trace(state.params, fixed, *data).jaxpr)
-        seen = self._observe.trace(state, self.sets, fixed).jaxpr
-        settings = scalar_fields(
-            algorithm=step.algorithm, schedule=schedule, rule=schedule.solved, run=step
-        )
-        settings |= {"engine": self.engine, "tolerance": self.task.tolerance}
-        return Identity(
-            start_settings(state, fixed, data, self.sets, looks) | settings,
-            {STEP: program_digest(programs), RECORDED: program_digest([seen])},
-            partial(_first_numbers, self.task, state, fixed, observe),
-        )
+        named = {"engine": np.full(len(history["step"]), self.engine)}
+        return combine_state(trainer.state, given), history | named
 
 
 def _choose(step: Step, params, data, num_steps, watch, *, tolerance, memory_limit):
@@ -262,16 +252,15 @@ def _choose(step: Step, params, data, num_steps, watch, *, tolerance, memory_lim
         return "steps", "only steps can continue from the state of a run"
     check_call("train", step, (params, data), watch, None)
     check_run(step, data, num_steps, None, watch.at)
+    moving, fixed = partition(params, step.algorithm.trainable)
+    step = step.bind(to_auto_axes(fixed))
     task = _task(step, data, tolerance, memory_limit)
-    moving, fixed = partition(params, task.trainable)
-    state = step.bind(fixed).start(moving, data, jax.random.key(0))
-    full = step.schedule.bind_fixed(fixed)
-    check_answer(full, state)
-    check_outputs(task, params)
-    if why := needs_steps(step.algorithm, full, state) or unfit_types(task, params):
+    state = step.start(moving, data, jax.random.key(0))
+    check_answer(step.schedule, state)
+    check_outputs(task, moving)
+    if why := needs_steps(step.algorithm, step.schedule, state) or unfit_types(task, moving):
         return "steps", why
-    length = Calendar(step.schedule, fixed).next_stop(state, num_steps)
-    return choose(task, params, length)
+    return choose(task, moving, Calendar(step.schedule).next_stop(state, num_steps))
 
 
 def _task(step: Step, data, tolerance: float, memory_limit: int | None) -> Task:
@@ -294,7 +283,6 @@ def _task(step: Step, data, tolerance: float, memory_limit: int | None) -> Task:
         tolerance=tolerance,
         memory_limit=default_memory() if memory_limit is None else memory_limit,
         solved=step.schedule.solved,
-        trainable=algorithm.trainable,
     )
 
 
@@ -315,12 +303,8 @@ def _first_numbers(task: Task, state: TrainState, fixed: PyTree, observe) -> dic
     some = slice(None, None, max(1, examples.num_examples(task.data[0]) // SAMPLE))
     x, y = jax.tree.map(lambda leaf: np.asarray(leaf)[some], task.data)
 
-    @jax.jit
-    @jax.value_and_grad
-    def slope(params, fixed, x, y):
-        return task.loss(bind_fixed(task.f, fixed)(params, x), y)
-
-    loss, gradient = slope(state.params, fixed, x, y)
+    slope = SharedJit(jax.value_and_grad(lambda params: task.loss(task.f(params, x), y)))
+    loss, gradient = slope(state.params)
     found = {PARAMETERS: (state.params, state.anchor, fixed), STEP: gradient, "the loss": loss}
     found |= {f"{RECORDED}: {name}": value for name, value in observe(state).items()}
     return {name: summary(value) for name, value in found.items()}

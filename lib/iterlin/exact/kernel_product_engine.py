@@ -14,7 +14,7 @@ from iterlin.exact.task import Position, Task, slice_size
 from iterlin.kernels.cached import CachedKernel
 from iterlin.kernels.ntk import cached_ntk
 from iterlin.linearise.linearization import tree_add
-from iterlin.linearise.parameters import bind_fixed, combine
+from iterlin.linearise.programs import SharedJit
 from iterlin.training.schedules import Solved
 
 # A displacement or a gradient, as its coordinates and its image (`linear_model.LinearModel`).
@@ -25,8 +25,7 @@ class KernelProductEngine(ABC):
     """Base class of the engines that use products with J J^T.
 
     A subclass writes `start` and `advance`, which are traced by `jax.jit`, and `with_progress`.
-    Its state `Position.inner` must have a field `coordinates`. The examples and all parameters are
-    arguments of the compiled functions, so that each is compiled once for all linearisations.
+    Its state `Position.inner` must have a field `coordinates`.
 
     Args:
         task: What to minimise.
@@ -37,16 +36,16 @@ class KernelProductEngine(ABC):
     def __init__(self, task: Task, *, with_kernel: bool = False):
         self.task, self.with_kernel = task, with_kernel
         self._kernel = (None, CachedKernel())
-        self._start = jax.jit(lambda model, before: self.start(self._objective(*model), before))
-        self._advance = jax.jit(
+        self._start = SharedJit(lambda model, before: self.start(self._objective(*model), before))
+        self._advance = SharedJit(
             lambda model, inner, steps: self.advance(self._objective(*model), inner, steps)
         )
 
-        def parameters(anchor, fixed, x, y, kernel, coordinates):
-            model = self._objective(anchor, fixed, x, y, kernel).model
-            return tree_add(anchor, model.displacement(coordinates))
+        def parameters(model, coordinates):
+            displacement = self._objective(*model).model.displacement
+            return tree_add(model[0], displacement(coordinates))
 
-        self._parameters = jax.jit(parameters)
+        self._parameters = SharedJit(parameters)
 
     @abstractmethod
     def start(self, objective: Objective, before: Any) -> Any:
@@ -75,54 +74,44 @@ class KernelProductEngine(ABC):
             position: A position with a new `inner`.
         """
 
-    def begin(
-        self, params: PyTree, before: Position | None = None, *, fixed: PyTree = ()
-    ) -> Position:
+    def begin(self, params: PyTree, before: Position | None = None) -> Position:
         """Linearise at params. See `engines.Engine.begin`."""
-        inner = None if before is None else before.inner
-        inner = self._start(self._arguments(params, fixed), inner)
-        return self.with_progress(Position(params, inner, fixed))
+        inner = self._start(self._model(params), None if before is None else before.inner)
+        return self.with_progress(Position(params, inner))
 
     def forward(self, position: Position, steps: int) -> Position:
         """Train towards `steps`. See `engines.Engine.forward`."""
-        arguments = self._arguments(position.anchor, position.fixed)
-        inner = self._advance(arguments, position.inner, jnp.asarray(steps, jnp.int32))
+        model = self._model(position.anchor)
+        inner = self._advance(model, position.inner, jnp.asarray(steps, jnp.int32))
         return self.with_progress(position._replace(inner=inner))
 
     def parameters(self, position: Position) -> PyTree:
-        """Return the trained parameters. See `engines.Engine.parameters`."""
-        arguments = self._arguments(position.anchor, position.fixed)
-        return self._parameters(*arguments, position.inner.coordinates)
+        """Return the parameters. See `engines.Engine.parameters`."""
+        return self._parameters(self._model(position.anchor), position.inner.coordinates)
 
-    def programs(self, params: PyTree, fixed: PyTree = ()) -> list:
+    def programs(self, params: PyTree) -> list:
         """Return the jaxprs of the engine. See `engines.Engine.programs`."""
-        model = self._arguments(params, fixed)
-        start = self._start.trace(model, None)
+        model = self._model(params)
         inner = jax.eval_shape(self._start, model, None)
-        return [start.jaxpr, self._advance.trace(model, inner, jnp.asarray(1, jnp.int32)).jaxpr]
+        start = self._start.trace(model, None)
+        return [start, self._advance.trace(model, inner, jnp.asarray(1, jnp.int32))]
 
-    def _arguments(self, anchor, fixed):
+    def _model(self, anchor) -> tuple[PyTree, CachedKernel]:
         """Return the arguments of `_objective`. Only the latest anchor's kernel is kept."""
-        x, y = self.task.data
         if self.with_kernel and self._kernel[0] is not anchor:
             self._kernel = (None, CachedKernel())  # Memory may not hold two kernels.
-            kernel = cached_ntk(
-                self.task.f,
-                combine(anchor, fixed),
-                x,
-                trainable=self.task.trainable,
-                memory_limit=self.task.memory_limit,
-            )
+            task = self.task
+            kernel = cached_ntk(task.f, anchor, task.data[0], memory_limit=task.memory_limit)
             self._kernel = (anchor, kernel)
-        return anchor, fixed, x, y, self._kernel[1]
+        return anchor, self._kernel[1]
 
-    def _objective(self, anchor, fixed, x, y, kernel) -> Objective:
-        task, f = self.task, bind_fixed(self.task.f, fixed)
+    def _objective(self, anchor, kernel) -> Objective:
+        task, (x, y) = self.task, self.task.data
         if self.with_kernel:
-            model = linear_model.from_kernel(f, anchor, x, kernel.product)
+            model = linear_model.from_kernel(task.f, anchor, x, kernel.product)
         else:
-            size = slice_size(f, anchor, x, task.memory_limit)
-            model = linear_model.from_products(f, anchor, x, slice_size=size)
+            size = slice_size(task.f, anchor, x, task.memory_limit)
+            model = linear_model.from_products(task.f, anchor, x, slice_size=size)
         return Objective(model, task.loss, y, task.penalty)
 
     def _solved_test(

@@ -10,7 +10,6 @@ from jaxtyping import Array, PyTree
 from iterlin.linearise import examples
 from iterlin.linearise.costs import vjp_residual_bytes
 from iterlin.linearise.linearization import Network
-from iterlin.linearise.parameters import Trainable
 from iterlin.training.losses import Loss
 from iterlin.training.schedules import Solved
 
@@ -22,7 +21,7 @@ class Task(NamedTuple):
     full batch.
 
     Attributes:
-        f: The network: f(params, x) -> outputs (N, ...).
+        f: The network of the trained parameters: f(params, x) -> outputs (N, ...).
         data: Inputs and targets (x, y) of N examples.
         loss: loss(outputs, y) -> a number.
         step_size: eta of gradient descent.
@@ -31,7 +30,6 @@ class Task(NamedTuple):
             the certificate at which Newton's method stops (`newton.minimize`).
         memory_limit: Bytes for a kernel, or for stored activations.
         solved: Rule by which a linearisation ends early; None for no such rule.
-        trainable: Which parameters are trained (`parameters.partition`); None for all.
     """
 
     f: Network
@@ -42,16 +40,14 @@ class Task(NamedTuple):
     tolerance: float
     memory_limit: int
     solved: Solved | None
-    trainable: Trainable = None
 
 
 class Position(NamedTuple):
     """How far an engine has trained one linearisation.
 
     Attributes:
-        anchor: Trained parameters theta_s at the expansion.
+        anchor: Parameters theta_s at the expansion.
         inner: The engine's own state, from which it continues.
-        fixed: Parameters that are not trained.
         steps: Gradient steps since theta_s that this position corresponds to.
         evaluations: Products with J J^T, or decompositions of J, so far.
         stability: eta lambda_max of the linearised problem; NaN if the engine does not compute it.
@@ -61,7 +57,6 @@ class Position(NamedTuple):
 
     anchor: PyTree
     inner: Any
-    fixed: PyTree = ()
     steps: int = 0
     evaluations: int = 0
     stability: float = np.nan

@@ -16,21 +16,20 @@ from iterlin.training.state import TrainState
 # Names that the history has in addition to those of training by steps.
 SPENT = ("evaluations", "stability", "seconds")
 # Fields of a position that hold arrays. The others are saved as numbers.
-_NOT_NUMBERS = {"anchor", "inner", "fixed"}
+_NOT_NUMBERS = {"anchor", "inner"}
 
 
 class ExactTrainer:
     """Train with an engine. Implements `training.loop.Trainer`.
 
     Attributes:
-        state: The state at the latest stop. It holds the trained parameters only.
+        state: The state at the latest stop.
         position: How far the current linearisation has been trained.
 
     Args:
         engine: The engine, such as one of `exact.engines`.
         calendar: When to re-linearise.
         state: The first state.
-        fixed: Parameters that are not trained.
         observe: observe(state) -> {name: array}.
         at_target: at_target(state) -> whether the network has reached the target loss. It is
             called at each linearisation.
@@ -43,14 +42,13 @@ class ExactTrainer:
         engine: Engine,
         calendar: Calendar,
         state: TrainState,
-        fixed: PyTree,
         observe: Callable[[TrainState], dict],
         at_target: Callable[[TrainState], bool],
     ):
-        self.engine, self.calendar, self.fixed = engine, calendar, fixed
+        self.engine, self.calendar = engine, calendar
         self.observe, self.at_target = observe, at_target
         self.state = state
-        self.position: Position = engine.begin(state.params, fixed=fixed)
+        self.position: Position = engine.begin(state.params)
         self.spent = 0  # Products with J J^T in earlier linearisations.
         self.names = [*jax.eval_shape(observe, state), *SPENT]
 
@@ -87,7 +85,7 @@ class ExactTrainer:
 
     def _linearize(self) -> None:
         self.spent += self.position.evaluations
-        self.position = self.engine.begin(self.state.params, self.position, fixed=self.fixed)
+        self.position = self.engine.begin(self.state.params, self.position)
         self.state = self.state._replace(
             anchor=self.state.params,
             updates=self.state.updates + 1,
@@ -111,6 +109,10 @@ class ExactTrainer:
             return
         solved = jnp.asarray(self.position.solved)
         self.state = self.state._replace(step=reached, params=params, solved=solved)
+
+    def snapshot(self) -> TrainState:
+        """Return the state. No later step writes into its arrays."""
+        return self.state
 
     def look(self, seconds: float) -> dict[str, np.ndarray]:
         """Return what is recorded of the current state.
@@ -139,7 +141,7 @@ class ExactTrainer:
         """
         (self.state, inner), notes = arrays, dict(notes)
         self.spent = notes.pop("spent")
-        self.position = Position(self.state.anchor, inner, self.fixed, **notes)
+        self.position = Position(self.state.anchor, inner, **notes)
 
     def status(self) -> str:
         """Return the number of products with J J^T so far, for the progress bar."""

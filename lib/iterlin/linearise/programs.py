@@ -4,7 +4,7 @@ Calls that only group operations (jit, checkpoint) are inlined. Calls with a der
 control flow (custom_jvp, scan, while, cond) stay one operation each.
 
 A function is traced at each call, which takes milliseconds, because the values that it closes over
-may have changed. `jit_cached` avoids compiling a program again that equals an earlier one.
+may have changed. `jit_cached` and `SharedJit` avoid compiling again what equals an earlier program.
 """
 
 import re
@@ -15,8 +15,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from jaxtyping import Array, PyTree
+
+from iterlin.linearise.digests import program_digest
+from iterlin.linearise.validation import is_traced
 
 INLINED = frozenset({"jit", "call", "closed_call", "checkpoint", "remat2"})
 # Files of JAX (relu, logsumexp, ...) and of this library (pooling) whose derivative rules close
@@ -227,6 +230,14 @@ def eval_program(
 _compiled: OrderedDict[tuple, Callable] = OrderedDict()
 
 
+def _shared(key: tuple, function: Callable) -> Callable:
+    """Return the compiled function that is kept under the key, or keep this one."""
+    found = _compiled[key] = _compiled.pop(key, function)
+    while len(_compiled) > CACHE_SIZE:
+        _compiled.popitem(last=False)
+    return found
+
+
 def jit_cached(function: Callable, *programs: Program, **options) -> Callable:
     """Jit a function of programs, reusing the compiled function of equal programs.
 
@@ -252,8 +263,62 @@ def jit_cached(function: Callable, *programs: Program, **options) -> Callable:
     if not any(program.opaque for program in programs):
         # Operations traced inside `shard_map` carry its mesh, which their text does not show.
         mesh = jax.sharding.get_abstract_mesh()
-        key = function, mesh, *(program.text for program in programs)
-        found = _compiled[key] = _compiled.pop(key, found)
-        while len(_compiled) > CACHE_SIZE:
-            _compiled.popitem(last=False)
+        found = _shared((function, mesh, *(program.text for program in programs)), found)
     return partial(found, [program.constants for program in programs])
+
+
+class SharedJit:
+    """A jitted function that reuses the compiled program of an equal function.
+
+    The arrays that the function closes over are arguments of the program. So the programs that are
+    kept hold neither these arrays nor the function. The function is traced once for arguments of
+    each shape. A function with opaque parts (`Program.opaque`) is compiled for itself.
+
+    Args:
+        function: A function of pytrees of arrays that returns a pytree of arrays.
+    """
+
+    def __init__(self, function: Callable):
+        self._function = function
+        self._known: dict[tuple, Callable | None] = {}
+
+    def trace(self, *arguments: PyTree) -> ClosedJaxpr:
+        """Return the jaxpr of the function, with the arrays that it closes over.
+
+        Args:
+            *arguments: Pytrees of arrays or of `jax.ShapeDtypeStruct`.
+        """
+        return jax.make_jaxpr(lambda *given: self._function(*given))(*arguments)
+
+    def __call__(self, *arguments: PyTree) -> Any:
+        """Return the function of the arguments. Under a JAX trace it is called as it is.
+
+        Args:
+            *arguments: Pytrees of arrays.
+        """
+        leaves, structure = jax.tree.flatten(arguments)
+        if any(map(is_traced, leaves)):
+            return self._function(*arguments)
+        kind = structure, *map(jax.typeof, leaves)
+        if kind not in self._known:
+            self._known[kind] = _compiled_or_none(self._function, arguments)
+        found = self._known[kind]
+        return self._function(*arguments) if found is None else found(leaves)
+
+
+def _compiled_or_none(function: Callable, arguments: tuple) -> Callable | None:
+    """Return the function of the leaves of the arguments; None if it closes over tracers."""
+    anew = jax.make_jaxpr(lambda *given: function(*given), return_shape=True)
+    closed, returned = anew(*arguments)
+    if any(map(is_traced, closed.consts)):
+        return None
+    jaxpr, structure = closed.jaxpr, jax.tree.structure(returned)
+
+    def with_constants(constants, leaves):
+        return jaxpr_as_fun(ClosedJaxpr(jaxpr, constants))(*leaves)
+
+    program: Any = jax.jit(with_constants)
+    if not any(True for equation in jaxpr.eqns for _ in _opaque_parts(equation)):
+        traced = program.trace(closed.consts, jax.tree.leaves(arguments)).jaxpr
+        program = _shared((program_digest([traced]), jax.sharding.get_abstract_mesh()), program)
+    return lambda leaves: jax.tree.unflatten(structure, program(closed.consts, leaves))

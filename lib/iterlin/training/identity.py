@@ -29,6 +29,7 @@ VERSION = (
 )
 PARAMETERS, STEP = "the first parameters", "the step (network, loss, optimiser or schedule)"
 RECORDED = "what is recorded"
+LENGTH = (NUM_STEPS := "num_steps", LOOKS := "the steps looked at")
 # Largest relative difference of first numbers between versions.
 TOLERANCE = 1e-3
 
@@ -38,7 +39,8 @@ class Identity:
     """The parts that distinguish a run from others, under the names used in error messages.
 
     Args:
-        settings: Numbers, texts and digests (`digest`). They must be equal.
+        settings: Numbers, texts and digests (`digest`). They must be equal, except for `LENGTH`: a
+            run may go on with another number of steps, and then at other looks.
         programs: Digests of compiled functions (`program_digest`). They must be equal if the other
             run has the same `VERSION`.
         first: first() -> the first numbers that the run computes. Between versions these are
@@ -81,10 +83,11 @@ class Identity:
             kept, wanted = kept | theirs.get("programs", {}), {**wanted, **self.programs}
         else:
             numbers = self.numbers
+        free = LENGTH if kept.get(NUM_STEPS) != wanted.get(NUM_STEPS) else ()
         differing = [
             _describe(name, kept.get(name), wanted.get(name))
             for name in {**wanted, **kept}
-            if name not in numbers and kept.get(name) != wanted.get(name)
+            if name not in (*numbers, *free) and kept.get(name) != wanted.get(name)
         ]
         known = theirs.get("numbers", {})
         differing += [n for n, here in numbers.items() if not _agree(known.get(n), here)]
@@ -143,8 +146,8 @@ def start_settings(
     """
     rest = state._replace(params=None, anchor=None, key=None)
     return {
-        "num_steps": int(looks[-1]),
-        "the steps looked at": digest(np.asarray(looks)),
+        NUM_STEPS: int(looks[-1]),
+        LOOKS: digest(np.asarray(looks)),
         "the data": digest(data),
         "the watched sets": digest(dict(sets)),
         PARAMETERS: digest((state.params, state.anchor, fixed)),

@@ -16,8 +16,10 @@ import numpy as np
 from jaxtyping import PyTree
 from tqdm import tqdm
 
+from iterlin.linearise.validation import check_returns_bool, check_signature, describe
 from iterlin.training import checkpoints
 from iterlin.training.identity import Identity
+from iterlin.training.state import TrainState, combine_state
 
 # Seconds that a chunk of steps should take, between two checkpoints, and between two lines.
 CHUNK, CHECKPOINT, LINE = 4.0, 15.0, 30.0
@@ -50,9 +52,15 @@ class Trainer(Protocol):
     def go_to(self, target: int) -> Iterator[None]:
         """Train up to a step. Yield before each piece of work, when the state can be saved.
 
+        A trainer whose data end before the target stops there.
+
         Args:
             target: The step at which to stop.
         """
+        ...
+
+    def snapshot(self) -> TrainState:
+        """Return the state, in arrays that stay valid while the run goes on."""
         ...
 
     def look(self, seconds: float) -> dict[str, np.ndarray]:
@@ -100,10 +108,43 @@ def never() -> bool:
     return False
 
 
+# Called after each look. True ends the run.
+Callback = Callable[[TrainState, dict[str, Any]], bool | None]
+
+
+def check_callback(callback: Any) -> None:
+    """Require a function of (state, row), or None.
+
+    Args:
+        callback: What a user passes as `callback`.
+
+    Raises:
+        ValueError: If it is anything else.
+    """
+    if callback is None:
+        return
+    if not callable(callback):
+        raise ValueError(f"callback must be a function of (state, row), got {describe(callback)}")
+    check_signature("callback", callback, ("state", "row"))
+
+
+def with_fixed(callback: Callback | None, fixed: PyTree) -> Callback | None:
+    """Return a callback for states of the trained parameters alone.
+
+    Args:
+        callback: A callback for states of all parameters, or None.
+        fixed: The fixed parameters.
+    """
+    if callback is None:
+        return None
+    return lambda state, row: callback(combine_state(state, fixed), row)
+
+
 def run(
     trainer: Trainer,
     looks: np.ndarray,
     *,
+    callback: Callback | None = None,
     progress: bool | str | None = None,
     label: str = "",
     checkpoint: str | Path | None = None,
@@ -113,10 +154,14 @@ def run(
     """Train from look to look; return the history and the seconds that it took.
 
     A run that goes on from its checkpoint gives the same bits as one that was never interrupted.
+    If the checkpoint is of a run with another number of steps, the history begins with what that
+    run has recorded.
 
     Args:
         trainer: The engine, at its first state; afterwards it is at its last.
         looks: Increasing steps at which the run is evaluated, (T,); the last ends it.
+        callback: callback(state, row), called after each look. True ends the run. A checkpoint of
+            a run that has ended so is resumed without a callback or with more steps only.
         progress: True shows a bar, "lines" prints a line now and then; None shows a bar on a
             terminal.
         label: Names the run in its progress.
@@ -127,16 +172,21 @@ def run(
 
     Raises:
         OutOfTime: See out_of_time.
-        CheckpointError: If the checkpoint is damaged, of another run, or cannot be written.
+        CheckpointError: If the checkpoint is damaged, of another run, beyond the last step, or
+            cannot be written.
+        ValueError: If the callback returns anything but a bool or None.
     """
     rows: list[dict[str, np.ndarray]] = []
-    before = 0.0
+    last, before, stopped = int(looks[-1]), 0.0, 0
     identity = Identity({}) if identity is None else identity
     if checkpoint is not None:
         checkpoint = checkpoints.resolve_path(Path(checkpoint), identity)
-        rows, before = _resumed(trainer, checkpoint, identity)
-        if len(rows) < len(looks):
-            identity.prepare()
+        rows, before, stopped = _resumed(trainer, checkpoint, identity, looks)
+    if callback is None or stopped < last:
+        stopped = 0
+    ahead = [] if stopped else [s for s in looks.tolist() if s >= trainer.step and s > _end(rows)]
+    if checkpoint is not None and ahead:
+        identity.prepare()
     began = written = time.monotonic()
     seconds = before
 
@@ -149,14 +199,14 @@ def run(
         if checkpoint is not None:
             arrays, notes = trainer.save()
             kept = {name: np.array([row[name] for row in rows]) for name in trainer.names}
-            notes = {**notes, "seconds": seconds}
+            recorded = [int(row["step"]) for row in rows]
+            notes = {**notes, "seconds": seconds, "stopped": stopped, "recorded": recorded}
             checkpoints.save(checkpoint, (arrays, kept), identity=identity, notes=notes)
         written = time.monotonic()
 
-    finished_before = len(rows)
-    report = _Report(int(looks[-1]), trainer.step, progress, label)
+    report = _Report(last, trainer.step, progress, label)
     try:
-        for target in looks[finished_before:].tolist():
+        for target in ahead:
             for _ in trainer.go_to(target):
                 report.update(trainer)
                 if out_of_time():
@@ -166,28 +216,62 @@ def run(
                     )
                 if time.monotonic() - written >= CHECKPOINT:
                     write()
-            rows.append(trainer.look(elapsed()))
-            report.update(trainer)
-        if len(rows) > finished_before:
+            if trainer.step > _end(rows):
+                rows.append({"step": np.asarray(trainer.step), **trainer.look(elapsed())})
+                report.update(trainer)
+                if callback is not None and _ends_run(callback, trainer, rows[-1]):
+                    stopped = last
+            if stopped or trainer.step < target:
+                break
+        if ahead:
             write()
     finally:
         report.close()
-    history = {name: np.stack([row[name] for row in rows], -1) for name in trainer.names}
-    return {"step": np.asarray(looks), **history}, seconds
+    names = ("step", *trainer.names)
+    return {name: np.stack([row[name] for row in rows], -1) for name in names}, seconds
 
 
-def _resumed(trainer: Trainer, checkpoint: Path, identity: Identity):
-    """Restore the trainer from a checkpoint; return the rows recorded by then, and the seconds."""
+def _end(rows: list[dict[str, np.ndarray]]) -> int:
+    """Return the last step that is recorded; -1 if there is none."""
+    return int(rows[-1]["step"]) if rows else -1
+
+
+def _ends_run(callback: Callback, trainer: Trainer, row: dict[str, np.ndarray]) -> bool:
+    """Return whether the callback ends the run. It gets single numbers as numbers of Python."""
+    values = {name: value if value.ndim else value.item() for name, value in row.items()}
+    answer = callback(trainer.snapshot(), values)
+    if answer is None:
+        return False
+    check_returns_bool("callback", answer, "row['test_loss'] < 0.1")
+    return bool(answer)
+
+
+def _resumed(trainer: Trainer, checkpoint: Path, identity: Identity, looks: np.ndarray):
+    """Restore the trainer from a checkpoint.
+
+    Returns:
+        (rows, seconds, stopped): What was recorded by then, how long it took, and the number of
+            steps that the run would have had if its callback had not ended it (0 if it did not).
+    """
     like = (trainer.save()[0], {name: np.zeros(0) for name in trainer.names})
     notes = ("seconds", *trainer.notes)
     found = checkpoints.load(checkpoint, like, identity=identity, notes=notes)
     if found is None:
-        return [], 0.0
+        return [], 0.0, 0
     (arrays, kept), notes = found
+    count = len(next(iter(kept.values())))
+    # A file from before these two notes is of a run with these looks.
+    steps, stopped = notes.pop("recorded", looks[:count].tolist()), notes.pop("stopped", 0)
     seconds = notes.pop("seconds")
     trainer.restore(arrays, notes)
-    rows = [dict(zip(kept, values, strict=True)) for values in zip(*kept.values(), strict=True)]
-    return rows, seconds
+    if trainer.step > looks[-1]:
+        raise checkpoints.CheckpointError(
+            f"the checkpoint {checkpoint} is of a run that has taken {trainer.step} steps: "
+            f"num_steps {looks[-1]} is below them"
+        )
+    kept["step"] = np.asarray(steps)
+    rows = [{name: np.asarray(v[i]) for name, v in kept.items()} for i in range(count)]
+    return rows, seconds, stopped
 
 
 class StepTrainer:
@@ -198,16 +282,17 @@ class StepTrainer:
 
     Args:
         state: The first state, of one run or of several.
-        advance: advance(state, count) -> state. It may donate the buffers of its argument.
+        advance: advance(state, count) -> state. It may donate the buffers of its argument. It
+            takes fewer steps only if the data end.
         observe: observe(state) -> {name: array}.
-        first: Steps that the state has taken.
     """
 
     notes: tuple[str, ...] = ("taken",)
 
-    def __init__(self, state, advance: Callable, observe: Callable, *, first: int = 0):
+    def __init__(self, state, advance: Callable, observe: Callable):
         self.advance, self.observe = advance, observe
-        self.state, self.step = jax.tree.map(jnp.copy, state), first
+        self.state = jax.tree.map(jnp.copy, state)
+        self.step = int(state.step)
         self.names = list(jax.eval_shape(observe, state))
         self.length = FIRST_CHUNK
 
@@ -220,15 +305,21 @@ class StepTrainer:
                 self.state = self.state._replace(step=step)
                 return
             count = min(target - self.step, self.length)
+            wanted = self.step + count
             started = time.monotonic()
             state = self.advance(self.state, jnp.asarray(count, jnp.int32))
             self.state = jax.block_until_ready(state)
-            self.step += count
+            self.step = int(self.state.step)
+            if self.step < wanted:
+                return
             lasted = time.monotonic() - started
             if count == self.length and lasted < CHUNK / 2:
                 self.length *= 2
             elif lasted > 2 * CHUNK:
                 self.length = max(1, self.length // 2)
+
+    def snapshot(self) -> Any:
+        return jax.tree.map(jnp.copy, self.state)  # the next steps take over the buffers
 
     def look(self, seconds: float) -> dict[str, np.ndarray]:
         return {n: np.asarray(v) for n, v in jax.device_get(self.observe(self.state)).items()}

@@ -1,5 +1,6 @@
 """Training that takes every step: one run, or several as one program."""
 
+import warnings
 from dataclasses import replace
 
 import jax
@@ -28,7 +29,7 @@ from iterlin.training.identity import (
     scalar_fields,
     start_settings,
 )
-from iterlin.training.loop import History, StepTrainer, run
+from iterlin.training.loop import History, StepTrainer, run, with_fixed
 from iterlin.training.schedules import check_answer
 from iterlin.training.state import TrainState, combine_state, partition_state
 from iterlin.training.step import Step
@@ -45,6 +46,7 @@ def train_by_steps(
     watch,
     checkpoint,
     progress,
+    callback=None,
     taken: tuple[str, ...] = ("step",),
 ) -> tuple[TrainState, History, float]:
     """Train with the engine "steps", after checking the arguments.
@@ -58,6 +60,7 @@ def train_by_steps(
         watch: See `train`.
         checkpoint: See `train`.
         progress: See `train`.
+        callback: See `train`.
         taken: Names that the history uses for other quantities.
 
     Returns:
@@ -104,9 +107,9 @@ def train_by_steps(
         (state, data, fixed),
         sets,
         looks,
-        first=first,
         checkpoint=checkpoint,
         progress=progress,
+        callback=with_fixed(callback, given),
         settings=settings,
     )
     return combine_state(state, given), history, seconds
@@ -138,14 +141,20 @@ def _observe(algorithm: Algorithm, watch: Watch, taken: tuple[str, ...]):
 
 
 def _with_batches(advance, first, batches):
-    """Return `advance` for steps that take one batch each, the first of which is given."""
+    """Return `advance` for steps that take one batch each, the first of which is given.
+
+    It takes fewer steps if there is no further batch, and warns of it.
+    """
     waiting = [first]
 
     def steps(state, _, count, fixed):
         for _ in range(int(count)):
             batch = waiting.pop() if waiting else next(batches, None)
             if batch is None:
-                raise ValueError(f"data ended at step {int(state.step)}: give more batches")
+                warnings.warn(
+                    f"data ended at step {int(state.step)}: so does the run", stacklevel=2
+                )
+                break
             state = advance(state, to_auto_axes(tuple(batch)), jnp.asarray(1, jnp.int32), fixed)
         return state
 
@@ -153,7 +162,7 @@ def _with_batches(advance, first, batches):
 
 
 def run_steps(
-    advance, observe, start, sets, looks, *, more=(), first=0, checkpoint, progress, settings
+    advance, observe, start, sets, looks, *, more=(), checkpoint, progress, callback, settings
 ) -> tuple[TrainState, History, float]:
     """Train with a compiled loop of steps, and record metrics on the way.
 
@@ -164,9 +173,9 @@ def run_steps(
         sets: Sets on which metrics are recorded.
         looks: Steps at which metrics are recorded, (T,).
         more: Further arguments of advance.
-        first: Steps that the state has taken.
         checkpoint: See `train`.
         progress: See `train`.
+        callback: As for `training.loop.run`.
         settings: Numbers and texts that distinguish the run from others.
 
     Returns:
@@ -192,7 +201,7 @@ def run_steps(
             {name: program_digest([program]) for name, program in programs.items()},
             lambda: first_numbers(state, fixed, lambda s: take(s, one), look),
         )
-    trainer = StepTrainer(state, take, look, first=first)
+    trainer = StepTrainer(state, take, look)
     kept = {"checkpoint": checkpoint, "identity": identity}
-    history, seconds = run(trainer, looks, progress=progress, **kept)
+    history, seconds = run(trainer, looks, callback=callback, progress=progress, **kept)
     return trainer.state, history, seconds

@@ -1,0 +1,172 @@
+"""A callback after each look; runs that end early, and checkpoints that are trained on."""
+
+import iterlin
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from iterlin.training import losses
+from iterlin.training.checkpoints import CheckpointError
+from problems import bare, flat, network
+
+F, PARAMS, X, Y = network((3, 6, 2), examples=10)
+DATA = X, Y
+KEY = jax.random.key(0)
+SQUARED = losses.mean(losses.squared_error)
+
+
+def of_head(path):
+    return path.startswith("1/")
+
+
+def run(at=(0, 10, 20, 30), num_steps=30, optimizer=0.1, params=PARAMS, data=DATA, **settings):
+    trainable = settings.pop("trainable", None)
+    algorithm = iterlin.Algorithm(F, SQUARED, optimizer, trainable=trainable)
+    observe = lambda state: {"bias": state.params[1]["bias"]}  # noqa: E731
+    watch = iterlin.Watch({"all": DATA}, at=list(at), observe=observe)
+    settings = {"schedule": 7, "watch": watch, "num_steps": num_steps, "progress": False} | settings
+    return iterlin.train(algorithm, params, data, **settings)
+
+
+def assert_same(found, expected):
+    (state, history), (other, reference) = found, expected
+    for name in ("params", "anchor", "step", "updates", "anchored_at"):
+        a, b = (flat(getattr(s, name)) for s in (state, other))
+        np.testing.assert_array_equal(a, b, err_msg=name)
+    assert set(history) == set(reference)
+    for name in reference.keys() - {"seconds"}:
+        np.testing.assert_array_equal(history[name], reference[name], err_msg=name)
+
+
+@pytest.mark.parametrize("engine", ["steps", "closed_form"])
+def test_a_callback_gets_the_whole_state_and_what_is_recorded_at_each_look(engine):
+    """Its states stay, though training goes on; numbers are those of Python."""
+    seen = []
+    settings = {"engine": engine, "trainable": of_head}
+    _, history = run(**settings, callback=lambda state, row: seen.append((state, row)))
+    assert [row["step"] for _, row in seen] == [0, 10, 20, 30] == [int(s.step) for s, _ in seen]
+    for look, (state, row) in enumerate(seen):
+        assert set(row) == set(history) - {"engine"}
+        for name, value in row.items():
+            np.testing.assert_array_equal(value, history[name][..., look], err_msg=name)
+        assert type(row["all_loss"]) is float
+        assert row["all_loss"] == pytest.approx(float(SQUARED(F(state.params, X), Y)), rel=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["steps", "closed_form"])
+@pytest.mark.parametrize("of_numpy", [bool, np.bool_, jnp.asarray])
+def test_true_ends_the_run_and_keeps_it(engine, of_numpy):
+    ended = run(engine=engine, callback=lambda state, row: of_numpy(row["step"] >= 20))
+    assert_same(ended, run(engine=engine, at=(0, 10, 20), num_steps=20))
+
+
+def test_a_callback_of_a_sweep_sees_all_runs_and_ends_them():
+    model, keys, seen = iterlin.mlp((3, 6, 2)), jax.random.split(KEY, 3), []
+    algorithm = iterlin.Algorithm(model.apply, SQUARED, 0.1, trainable=of_head)
+    watch = iterlin.Watch({"all": DATA}, at=[0, 10, 20])
+
+    def callback(state, row):
+        seen.append((jax.tree.map(jnp.shape, state.params), row["all_loss"].shape))
+        return row["step"] == 10
+
+    settings = {"periods": [1, 5], "keys": keys, "num_steps": 20, "watch": watch}
+    states, history = iterlin.train_sweep(
+        algorithm, model.init, DATA, **settings, callback=callback
+    )
+    assert history["step"].tolist() == [0, 10]
+    assert int(states.step) == 10
+    assert seen == [(jax.tree.map(jnp.shape, states.params), (2, 3))] * 2
+
+
+@pytest.mark.parametrize("engine", ["steps", "closed_form"])
+def test_a_run_that_its_callback_ended_stays_so_until_it_is_told_to_go_on(engine, tmp_path):
+    settings = {"engine": engine, "checkpoint": tmp_path / "run.npz"}
+    calls = []
+
+    def callback(state, row):
+        calls.append(row["step"])
+        return row["step"] == 10
+
+    ended = run(**settings, callback=callback)
+    assert_same(run(**settings, callback=callback), ended)
+    assert calls == [0, 10]
+    assert_same(run(**settings), run(engine=engine))  # without a callback it goes on
+
+
+def test_an_exception_in_a_callback_loses_nothing_of_a_checkpoint(tmp_path):
+    settings = {"checkpoint": tmp_path / "run.npz", "batch_size": 4, "key": KEY}
+    run(at=(0, 10), num_steps=10, **settings)
+
+    def failing(state, row):
+        if row["step"] == 30:
+            raise RuntimeError("no connection")
+
+    with pytest.raises(RuntimeError, match="no connection"):
+        run(**settings, callback=failing)
+    seen = []
+    found = run(**settings, callback=lambda state, row: seen.append(row["step"]))
+    assert seen == [20, 30]
+    assert_same(found, run(batch_size=4, key=KEY))
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (3, r"callback must be a function of \(state, row\), got 3"),
+        (lambda row: None, r"callback is called as callback\(state, row\), but it takes \(row\)"),
+        (lambda state, row: row["all_loss"], "callback must return one bool, .*: got [0-9.]+$"),
+        (lambda state, row: row["bias"] > 0, r"callback must return one bool, .*: got bool\[2\]$"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["steps", "flow"])
+def test_a_callback_that_does_not_fit_is_refused(callback, message, engine):
+    algorithm = iterlin.Algorithm(F, SQUARED, 0.1)
+    watch = iterlin.Watch({"all": DATA}, observe=lambda s: {"bias": s.params[1]["bias"]})
+    settings = {"schedule": 7, "num_steps": 10, "engine": engine, "watch": watch}
+    with pytest.raises(ValueError, match=message):
+        bare(iterlin.train)(algorithm, PARAMS, DATA, **settings, callback=callback)
+
+
+# Checkpoints that are trained on.
+
+LINES = {
+    "steps": {"batch_size": 4, "key": KEY},
+    "closed_form": {"engine": "closed_form"},
+    "flow": {"engine": "flow"},
+}
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_a_checkpoint_with_more_steps_gives_one_long_run(kind, tmp_path):
+    """To the bit; step 20 is in the midst of a period of 7."""
+    settings = {**LINES[kind], "checkpoint": tmp_path / "run.npz"}
+    run(at=(0, 10, 20), num_steps=20, **settings)
+    assert_same(run(**settings), run(**LINES[kind]))
+
+
+def test_a_longer_run_keeps_what_was_recorded_at_other_looks(tmp_path):
+    settings = {"checkpoint": tmp_path / "run.npz"}
+    run(at=(0, 3, 20), num_steps=20, **settings)
+    state, history = run(at=(0, 10, 25), **settings)
+    assert history["step"].tolist() == [0, 3, 20, 25, 30]
+    long, reference = run(at=(0, 3, 20, 25))
+    assert_same((state, history), (long, reference))
+
+
+def test_fewer_steps_than_were_taken_are_refused_in_a_line(tmp_path):
+    for engine in ("steps", "closed_form"):
+        settings = {"checkpoint": tmp_path / engine, "engine": engine}
+        run(at=(0, 20), num_steps=20, **settings)
+        with pytest.raises(CheckpointError, match=r"^.* has taken 20 steps: num_steps 10 is below"):
+            run(at=(0,), num_steps=10, **settings)
+
+
+# Data that end.
+
+
+@pytest.mark.parametrize("batches", [15, 20])
+def test_data_that_end_end_the_run_and_keep_it(batches):
+    with pytest.warns(UserWarning, match=f"data ended at step {batches}"):
+        found = run(data=(DATA for _ in range(batches)))
+    at = [step for step in (0, 10, 20) if step <= batches]
+    assert_same(found, run(at=at, num_steps=batches))
