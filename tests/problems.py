@@ -1,6 +1,7 @@
 """Small problems that the tests share: networks, and affine ones with any Jacobian."""
 
 import inspect
+from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
@@ -84,3 +85,19 @@ def paired(out=(), seed=0, examples=5):
         return (hidden @ params["out"]).reshape(-1, *out)
 
     return f, params, x, jnp.asarray(rng.normal(size=(examples, *out)))
+
+
+@contextmanager
+def compilations():
+    """Names of the functions that are compiled within the block."""
+    found, counting = [], True
+
+    def listen(event, duration, **details):
+        if counting and event == "/jax/core/compile/backend_compile_duration":
+            found.append(details["fun_name"])
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        counting = False

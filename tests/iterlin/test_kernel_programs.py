@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import jax
@@ -12,6 +11,7 @@ import pytest
 from iterlin import empirical_ntk
 from iterlin.linearise import programs
 from iterlin.linearise.linearization import jacobian
+from problems import compilations
 
 
 def normal(*shape):
@@ -21,22 +21,6 @@ def normal(*shape):
 X, W = normal(4, 3), {"w": normal(3, 5), "v": normal(5, 2)}
 NEGATIVE = jax.tree.map(jnp.negative, W)
 GLOBAL = SimpleNamespace(array=normal(3), number=2.0)
-
-
-@contextmanager
-def compilations():
-    """Names of the functions that are compiled within the block."""
-    found, counting = [], True
-
-    def listen(event, duration, **details):
-        if counting and event == "/jax/core/compile/backend_compile_duration":
-            found.append(details["fun_name"])
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield found
-    finally:
-        counting = False
 
 
 def of_globals(p, x):

@@ -19,6 +19,7 @@ from iterlin.linearise import examples
 from iterlin.linearise.krylov import norm
 from iterlin.linearise.linearization import Network, output_shape, tree_sub
 from iterlin.linearise.parameters import Trainable, bind_fixed, combine, partition
+from iterlin.linearise.programs import SharedJit
 from iterlin.linearise.validation import (
     check_non_negative,
     check_positive_integer,
@@ -236,24 +237,29 @@ def run_outer_loop(
             damping=adapted,
         )
 
-    loss = problem.loss_at(problem.initial)
-    adapted = damping.initial_state(loss.dtype) if isinstance(damping, LevenbergMarquardt) else None
-    names = set(
-        jax.eval_shape(step, problem.initial, damping if adapted is None else adapted.value)[1]
-    )
-    names |= {"loss", "step_norm"} | ({"damping", "accepted"} if adapted is not None else set())
-    length = min(max_steps, HISTORY_LIMIT) + 1
-    history = {name: jnp.full(length, jnp.nan, loss.dtype) for name in sorted(names)}
-    history["loss"] = history["loss"].at[0].set(loss)
-    first = _Iterate(
-        params=problem.initial,
-        status=_status(~jnp.isfinite(loss), loss <= target_loss, False),
-        num_steps=jnp.asarray(0),
-        loss=loss,
-        history=history,
-        damping=adapted,
-    )
-    last = jax.lax.while_loop(lambda current: current.status == RUNNING, next_iterate, first)
+    def solve(initial) -> _Iterate:
+        loss = problem.loss_at(initial)
+        adapted = None
+        if isinstance(damping, LevenbergMarquardt):
+            adapted = damping.initial_state(loss.dtype)
+        names = {"loss", "step_norm"} | (set() if adapted is None else {"damping", "accepted"})
+        names |= set(
+            jax.eval_shape(step, initial, damping if adapted is None else adapted.value)[1]
+        )
+        length = min(max_steps, HISTORY_LIMIT) + 1
+        history = {name: jnp.full(length, jnp.nan, loss.dtype) for name in sorted(names)}
+        history["loss"] = history["loss"].at[0].set(loss)
+        first = _Iterate(
+            params=initial,
+            status=_status(~jnp.isfinite(loss), loss <= target_loss, False),
+            num_steps=jnp.asarray(0),
+            loss=loss,
+            history=history,
+            damping=adapted,
+        )
+        return jax.lax.while_loop(lambda current: current.status == RUNNING, next_iterate, first)
+
+    last = SharedJit(solve)(problem.initial)
     return Solution(combine(last.params, problem.fixed), last.status, last.num_steps, last.history)
 
 

@@ -11,6 +11,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import jax
@@ -175,10 +176,18 @@ def _opaque_parts(equation: JaxprEqn) -> Iterator[Any]:
         if isinstance(leaf, Jaxpr):
             for inner in leaf.eqns:
                 yield from _opaque_parts(inner)
-        elif isinstance(leaf, np.ndarray | jax.Array) or (
-            callable(leaf) and not isinstance(leaf, type | jax.sharding.Mesh)
-        ):
+        elif isinstance(leaf, np.ndarray | jax.Array) or _is_opaque_function(leaf):
             yield leaf
+
+
+def _is_opaque_function(part: Any) -> bool:
+    """Return whether a setting is a function that its name does not tell.
+
+    Functions of JAX that close over nothing, such as those of its PRNGs, are told by their names.
+    """
+    if isinstance(part, FunctionType) and part.__module__.startswith("jax."):
+        return part.__closure__ is not None
+    return callable(part) and not isinstance(part, type | jax.sharding.Mesh)
 
 
 def _remove_unused(operations: list[Operation], result: int) -> list[Operation]:
