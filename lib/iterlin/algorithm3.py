@@ -69,8 +69,9 @@ def train(
 
     After training the network predicts ``f(state.params, x)`` and its proxy
     ``linearize(f, state.anchor)(state.params, x)``. A run that becomes non-finite ends as diverged,
-    without an error. Matrix products use full precision (`linearise.precision`). Engine "steps"
-    compiles nothing in a second call with the same algorithm that computes the same.
+    without an error. Matrix products use full precision (`linearise.precision`). A second call
+    with the same algorithm that computes the same compiles nothing (with other engines than
+    "steps", if f has no derivative rules of its own, such as `jax.custom_vjp`).
 
     Args:
         algorithm: The objective and the optimiser.

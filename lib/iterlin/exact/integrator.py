@@ -301,7 +301,7 @@ def _first_numbers(task: Task, state: TrainState, fixed: PyTree, observe) -> dic
     It summarises the parameters, the loss and gradient on some examples, and the recorded values.
     """
     some = slice(None, None, max(1, examples.num_examples(task.data[0]) // SAMPLE))
-    x, y = jax.tree.map(lambda leaf: np.asarray(leaf)[some], task.data)
+    x, y = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[some]), task.data)
 
     slope = SharedJit(jax.value_and_grad(lambda params: task.loss(task.f(params, x), y)))
     loss, gradient = slope(state.params)
