@@ -97,12 +97,12 @@ def train(
         checkpoint: A file from which the same call resumes after a run was killed, or a folder of
             such files. With a larger num_steps the run in a file goes on (in a folder it is another
             run); its history begins with the steps that are recorded in the file.
-        callback: callback(state, row) is called after each look, with the `TrainState` and the
-            metrics recorded at this step, a dict {"step": 10, ...} of numbers and arrays. True ends
-            the run, whose state and history up to there are returned; False or None lets it go on.
-            Called with the same checkpoint, a run that has ended so is returned as it is; without a
-            callback or with a larger num_steps it goes on. A run that resumes after it was killed
-            calls the callback for the remaining looks.
+        callback: callback(state, row) is called whenever metrics are recorded, with the
+            `TrainState` and the metrics of this step, a dict {"step": 10, ...} of numbers and
+            arrays. True ends the run and returns its state and history so far; False or None lets
+            it go on. If the run has a checkpoint, the same call again returns the run as it ended.
+            A call without a callback or with a larger num_steps resumes it. A run that was killed
+            and resumes calls the callback for what is recorded from then on.
         progress: Whether to show a bar; by default on a terminal.
         tolerance: Relative error of a step of a flow, or relative gradient at a minimum. The other
             engines do not use it.

@@ -15,6 +15,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from jaxtyping import Array, PyTree
@@ -322,12 +323,13 @@ def _compiled_or_none(function: Callable, arguments: tuple) -> Callable | None:
     if any(map(is_traced, closed.consts)):
         return None
     jaxpr, structure = closed.jaxpr, jax.tree.structure(returned)
+    constants = [jnp.asarray(constant) for constant in closed.consts]
 
     def with_constants(constants, leaves):
         return jaxpr_as_fun(ClosedJaxpr(jaxpr, constants))(*leaves)
 
     program: Any = jax.jit(with_constants)
     if not any(True for equation in jaxpr.eqns for _ in _opaque_parts(equation)):
-        traced = program.trace(closed.consts, jax.tree.leaves(arguments)).jaxpr
+        traced = program.trace(constants, jax.tree.leaves(arguments)).jaxpr
         program = _shared((program_digest([traced]), jax.sharding.get_abstract_mesh()), program)
-    return lambda leaves: jax.tree.unflatten(structure, program(closed.consts, leaves))
+    return lambda leaves: jax.tree.unflatten(structure, program(constants, leaves))

@@ -160,8 +160,8 @@ def run(
     Args:
         trainer: The engine, at its first state; afterwards it is at its last.
         looks: Increasing steps at which the run is evaluated, (T,); the last ends it.
-        callback: callback(state, row), called after each look. True ends the run. A checkpoint of
-            a run that has ended so is resumed without a callback or with more steps only.
+        callback: callback(state, row), called after each look. True ends the run. From the
+            checkpoint of such a run only a call without a callback or with more steps trains on.
         progress: True shows a bar, "lines" prints a line now and then; None shows a bar on a
             terminal.
         label: Names the run in its progress.
