@@ -178,7 +178,8 @@ def _on_digits(name, squared, count, hidden, step_size):
     x, y = toy.digits(count).train
     model = mlp([64, hidden, 10])
     if squared:
-        loss, examples = losses.mean(losses.squared_error), (x, toy.one_hot(y, 10))
+        loss = losses.mean(losses.squared_error, over="examples")
+        examples = (x, toy.one_hot(y, 10))
         return _engine(name, model.apply, examples, step_size, loss), model.init(jax.random.key(0))
     return _engine(name, model.apply, (x, y), step_size), model.init(jax.random.key(0))
 

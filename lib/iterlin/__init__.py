@@ -7,7 +7,7 @@ from iterlin.algorithm3 import train, train_sweep
 from iterlin.curvature.gauss_newton import gauss_newton, iterative_linearization
 from iterlin.curvature.laplace import laplace
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
-from iterlin.curvature.products import ggn_product
+from iterlin.curvature.products import empirical_fisher_product, ggn_product, hessian_product
 from iterlin.curvature.truncated_gauss_newton import truncated_gauss_newton
 from iterlin.kernels.gradient_flow import (
     eigenmodes,
@@ -54,6 +54,7 @@ __all__ = [
     "damping_filter",
     "descent_filter",
     "eigenmodes",
+    "empirical_fisher_product",
     "empirical_ntk",
     "every",
     "flow_filter",
@@ -63,6 +64,7 @@ __all__ = [
     "from_nnx",
     "gauss_newton",
     "ggn_product",
+    "hessian_product",
     "in_slices",
     "iterative_linearization",
     "jacobian",

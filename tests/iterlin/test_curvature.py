@@ -1,11 +1,18 @@
 """Products with J^T H J against dense Jacobians and Hessians, and against the linearised loss."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin import linearize
-from iterlin.curvature.products import ggn_product, loss_hessian_blocks
+from iterlin.curvature.products import (
+    empirical_fisher_product,
+    ggn_product,
+    hessian_product,
+    loss_hessian_blocks,
+)
 from iterlin.linearise.parameters import partition
 from iterlin.training import losses
 from problems import bare, dense, flat, network, paired
@@ -76,6 +83,67 @@ def test_a_class_at_each_of_several_places(loss, slice_size):
     expected = hessian_of_the_linearised_loss(f, params, x, labels, loss, v)
     found = ggn_product(f, params, x, labels, loss, slice_size=slice_size)(v)
     np.testing.assert_allclose(flat(found), flat(expected), atol=1e-12)
+
+
+@pytest.mark.parametrize("slice_size", [None, 2])
+def test_the_masked_token_mean_is_the_dense_matrix_over_the_real_tokens(slice_size):
+    f, params, x, y = paired((3, 4))
+    labels = jnp.argmax(y, -1).at[:, 2].set(-100).at[1, 1].set(-100)
+    loss = losses.mean(partial(losses.cross_entropy, ignore=-100))
+    rows = dense(f, params, x).reshape(*y.shape, -1)[labels >= 0]
+    p = np.asarray(jax.nn.softmax(f(params, x)))[labels >= 0]
+    matrix = np.einsum("nop,no,noq->pq", rows, p, rows)
+    mean = np.einsum("no,nop->np", p, rows)
+    matrix = (matrix - mean.T @ mean) / len(p)
+    v = along(params)
+    found = ggn_product(f, params, x, labels, loss, slice_size=slice_size)(v)
+    np.testing.assert_allclose(flat(found), matrix @ flat(v), atol=1e-12)
+
+
+@pytest.mark.parametrize("slice_size", [None, 2])
+@pytest.mark.parametrize("loss", [losses.cross_entropy, losses.mean(losses.cross_entropy)])
+def test_the_empirical_fisher_sums_outer_products_of_gradients(loss, slice_size):
+    f, params, x, y = paired((2, 3))
+    labels, v = jnp.argmax(y, -1), along(params)
+
+    def of_one(n):
+        one = jax.tree.map(lambda leaf: leaf[n : n + 1], (x, labels))
+        gradient = jax.grad(lambda p: losses.cross_entropy(f(p, one[0]), one[1]))
+        return flat(gradient(params))
+
+    gradients = np.stack([of_one(n) for n in range(5)])
+    matrix = gradients.T @ gradients / (10 if isinstance(loss, losses.Mean) else 1)
+    found = empirical_fisher_product(f, params, x, labels, loss, slice_size=slice_size)(v)
+    np.testing.assert_allclose(flat(found), matrix @ flat(v), atol=1e-12)
+
+
+def test_the_ggn_of_the_cross_entropy_is_the_fisher_information():
+    """The expectation of the empirical Fisher over labels drawn from the model."""
+    f, params, x, _ = network((3, 4, 3), examples=1)
+    p, v = jax.nn.softmax(f(params, x))[0], along(params)
+
+    def at_label(label):
+        labels = jnp.asarray([label])
+        return flat(empirical_fisher_product(f, params, x, labels, losses.cross_entropy)(v))
+
+    expected = sum(p[label] * at_label(label) for label in range(3))
+    found = ggn_product(f, params, x, jnp.asarray([0]), losses.cross_entropy)(v)
+    np.testing.assert_allclose(flat(found), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("loss", "slice_size"), [(quartic, None), (losses.mean(losses.squared_error), 2)]
+)
+def test_the_hessian_product_is_the_dense_hessian(loss, slice_size):
+    f, params, x, y = paired((2,))
+    trainable = lambda path: path.startswith("in")  # noqa: E731
+    moving, _ = partition(params, trainable)
+    vector, unravel = jax.flatten_util.ravel_pytree(moving)
+    matrix = jax.hessian(lambda p: loss(f({**params, "in": unravel(p)["in"]}, x), y))(vector)
+    settings = {"trainable": trainable, "slice_size": slice_size}
+    found = hessian_product(f, params, x, y, loss, **settings)(along(moving))
+    assert found["out"] is None
+    np.testing.assert_allclose(flat(found), matrix @ flat(along(moving)), atol=1e-11)
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -113,7 +113,7 @@ def test_the_tolerance_is_relative_to_the_outputs():
 
     def flow_from(shift, tolerance):
         model = linear_model.from_products(lambda p, x: f(p, x) + shift, params, x)
-        objective = Objective(model, losses.mean(losses.squared_error), y + shift)
+        objective = Objective(model, losses.mean(losses.squared_error, over="examples"), y + shift)
         return flow_for(objective, 1e3, tolerance=tolerance)
 
     found, expected = flow_from(-100.0, 1e-5), flow_from(0.0, 1e-3)

@@ -22,7 +22,7 @@ from roads import by_engine, integrator
 STEP_SIZE, LENGTH, PERIOD = 0.05, 60, 20
 EVAL_STEPS = [0, 3, 7, 20, 45, 60]
 CROSS_ENTROPY = losses.mean(losses.cross_entropy)
-SQUARED = losses.mean(losses.squared_error)
+SQUARED = losses.mean(losses.squared_error, over="examples")
 
 
 def when_solved(*rule, **more):

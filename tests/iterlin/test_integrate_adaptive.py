@@ -17,7 +17,10 @@ by_engine = partial(iterlin.train, engine="auto")
 F, PARAMS, X, Y = problems.network((3, 6, 4), examples=12)
 LABELS = jnp.argmax(Y, 1)
 LENGTH = 120
-ENTROPY, SQUARED = losses.mean(losses.cross_entropy), losses.mean(losses.squared_error)
+ENTROPY, SQUARED = (
+    losses.mean(losses.cross_entropy),
+    losses.mean(losses.squared_error, over="examples"),
+)
 
 
 def setting(loss=ENTROPY, at=(0, 7, 40, LENGTH), step_size=0.05, **changes):

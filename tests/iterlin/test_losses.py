@@ -1,8 +1,11 @@
 """Losses are sums with the right gradients; shapes that would broadcast are refused."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from iterlin.training import losses
 from problems import bare
@@ -28,12 +31,87 @@ def test_cross_entropy_is_the_sum_and_its_gradient_softmax_minus_one_hot():
     np.testing.assert_allclose(gradient, softmax - one_hot, atol=1e-12)
 
 
-def test_mean_divides_by_the_examples_alone_and_once():
+def test_mean_is_over_the_targets_or_the_examples():
     targets = jnp.zeros_like(OUTPUTS)
-    mean = losses.mean(losses.squared_error)
-    assert float(mean(OUTPUTS, targets)) == float(losses.squared_error(OUTPUTS, targets)) / 2
+    mean, total = losses.mean(losses.squared_error), losses.squared_error(OUTPUTS, targets)
+    assert float(mean(OUTPUTS, targets)) == pytest.approx(float(total) / 6, rel=1e-12)
+    halves = optax.l2_loss(OUTPUTS, targets).mean()
+    assert float(mean(OUTPUTS, targets)) == pytest.approx(float(halves), rel=1e-12)
+    of_examples = losses.mean(losses.squared_error, over="examples")
+    assert float(of_examples(OUTPUTS, targets)) == pytest.approx(float(total) / 2, rel=1e-12)
     with pytest.raises(ValueError, match="a mean already: a mean of it would divide by N twice"):
         losses.mean(mean)
+    with pytest.raises(ValueError, match="unknown over 'tokens'; allowed: examples, targets"):
+        losses.mean(losses.squared_error, over="tokens")
+    of_tree = losses.mean(lambda outputs, y: jnp.sum(y["weight"] * outputs))
+    with pytest.raises(ValueError, match="not one array: give mean"):
+        of_tree(OUTPUTS, {"weight": targets})
+
+
+LOGITS = jax.random.normal(jax.random.key(0), (3, 4, 5))
+TOKENS = jnp.asarray([[0, 4, 2, -100], [1, 1, -100, -100], [3, -1, 0, 2]])
+WEIGHTS = np.array([1.0, 0.5, 2.0, 0.0, 3.0])
+PADDED = partial(losses.cross_entropy, ignore=(-100, -1))
+
+
+def test_the_masked_mean_is_that_of_optax_over_the_real_tokens():
+    real = TOKENS >= 0
+    terms = optax.softmax_cross_entropy_with_integer_labels(LOGITS, jnp.where(real, TOKENS, 0))
+    found = losses.mean(PADDED)(LOGITS, TOKENS)
+    assert float(found) == pytest.approx(float(terms[real].mean()), rel=1e-12)
+    of_examples = losses.mean(PADDED, over="examples")(LOGITS, TOKENS)
+    assert float(of_examples) == pytest.approx(float(terms[real].sum() / 3), rel=1e-12)
+    right = jnp.argmax(LOGITS, -1) == TOKENS
+    counted = losses.accuracy(LOGITS, TOKENS, ignore=(-100, -1))
+    assert float(counted) == pytest.approx(float(right[real].mean()), rel=1e-12)
+
+
+def test_class_weights_weight_the_terms_and_their_mean():
+    """As `torch.nn.functional.cross_entropy(weight=...)` defines the mean."""
+    real = np.asarray(TOKENS) >= 0
+    weights = WEIGHTS[np.asarray(TOKENS)[real]]
+    terms = -np.asarray(jax.nn.log_softmax(LOGITS))[real, np.asarray(TOKENS)[real]]
+    loss = partial(PADDED, class_weights=WEIGHTS)
+    assert float(loss(LOGITS, TOKENS)) == pytest.approx(np.sum(weights * terms), rel=1e-12)
+    mean = float(losses.mean(loss)(LOGITS, TOKENS))
+    assert mean == pytest.approx(np.sum(weights * terms) / weights.sum(), rel=1e-12)
+    for wrong in (WEIGHTS[:3], -WEIGHTS):
+        with pytest.raises(ValueError, match="class_weights must be"):
+            losses.cross_entropy(LOGITS, jnp.zeros((3, 4), int), class_weights=wrong)
+
+
+def test_ignored_labels_have_no_gradient_whatever_the_outputs_there():
+    broken = jnp.where((TOKENS == -100)[..., None], jnp.nan, LOGITS)
+    value, gradient = jax.value_and_grad(losses.mean(PADDED))(broken, TOKENS)
+    assert float(value) == float(losses.mean(PADDED)(LOGITS, TOKENS))
+    assert jnp.all(gradient[TOKENS < 0] == 0)
+    assert jnp.all(jnp.isfinite(gradient))
+    nothing = jnp.full_like(TOKENS, -100)
+    value, gradient = jax.value_and_grad(losses.mean(PADDED))(LOGITS, nothing)
+    assert value == 0
+    assert jnp.all(gradient == 0)
+
+
+@pytest.mark.parametrize("loss", [PADDED, losses.mean(PADDED), partial(losses.accuracy, ignore=-1)])
+def test_other_labels_are_still_checked_where_some_are_ignored(loss):
+    shape = jax.ShapeDtypeStruct(LOGITS.shape, LOGITS.dtype)
+    losses.check_labels(loss, shape, jnp.where(TOKENS == -100, -1, TOKENS))
+    for label in (-2, 5):
+        wrong = jnp.where(TOKENS < 0, -1, TOKENS).at[0, 0].set(label)
+        with pytest.raises(ValueError, match=f"labels of 5 classes, 0 to 4: got {label}"):
+            losses.check_labels(loss, shape, wrong)
+        assert jnp.isnan(jax.jit(lambda *given: loss(*given))(LOGITS, wrong))
+
+
+def test_a_masked_mean_is_the_same_in_slices():
+    loss = losses.mean(partial(PADDED, class_weights=WEIGHTS))
+
+    def value(loss, outputs, y):
+        return loss(outputs, y)
+
+    whole = losses.loss_over_slices(value, loss, None, LOGITS, TOKENS)
+    parts = losses.loss_over_slices(value, loss, 1, LOGITS, TOKENS)
+    assert float(parts) == pytest.approx(float(whole), rel=1e-12)
 
 
 def test_only_known_losses_are_sums():
@@ -173,7 +251,10 @@ def test_the_curvature_of_a_loss_is_bounded_by_its_hessian():
         targets = jnp.zeros((1, 2)) if bound == 1 else jnp.zeros(1, int)
         hessian = jax.hessian(loss)(jnp.zeros((1, 2)), targets).reshape(2, 2)
         assert np.linalg.eigvalsh(hessian)[-1] == pytest.approx(bound)  # attained
-        assert losses.smoothness(loss, 10) == bound
-        assert losses.smoothness(losses.mean(loss), 10) == bound / 10
+        assert losses.smoothness(loss, targets) == bound
+        assert losses.smoothness(losses.mean(loss), targets) == bound / targets.size
+    weighted = losses.mean(partial(PADDED, class_weights=WEIGHTS))
+    hessian = jax.hessian(weighted)(LOGITS, TOKENS).reshape(60, 60)
+    assert np.linalg.eigvalsh(hessian)[-1] <= losses.smoothness(weighted, TOKENS)
     with pytest.raises(ValueError, match=r"no bound on the curvature of .* is known"):
-        losses.smoothness(jnp.sum, 10)
+        losses.smoothness(jnp.sum, targets)

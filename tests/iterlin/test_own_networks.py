@@ -274,7 +274,7 @@ def test_cross_entropy_sums_over_places():
     outputs = tokens(PARAMS, X)
     parts = [losses.cross_entropy(outputs[:, t], TOKEN_LABELS[:, t]) for t in range(T)]
     np.testing.assert_allclose(losses.cross_entropy(outputs, TOKEN_LABELS), sum(parts))
-    np.testing.assert_allclose(ENTROPY(outputs, TOKEN_LABELS), sum(parts) / N)
+    np.testing.assert_allclose(ENTROPY(outputs, TOKEN_LABELS), sum(parts) / (N * T))
     with pytest.raises(ValueError, match="targets must be 12 x 3 integer labels, got shape"):
         bare(losses.cross_entropy)(outputs, LABELS)
 
@@ -396,7 +396,7 @@ def test_a_period_of_a_fixed_time():
     np.testing.assert_allclose(sizes * eta, time)
     matrix = il.jacobian(classifier, PARAMS, X)
     largest = np.linalg.eigvalsh(np.asarray(matrix @ matrix.T))[-1]
-    bound = losses.smoothness(ENTROPY, N) * largest
+    bound = losses.smoothness(ENTROPY, LABELS) * largest
     assert 0.85 / 1.1 < eta[0] * bound / (2 * fraction) <= 1.0
     proxy = history["train_loss_proxy"]
     for first, last in itertools.pairwise(begins):

@@ -74,7 +74,7 @@ def test_a_step_solves_the_dense_equations_to_its_certificate(loss, beta):
 def test_a_damped_step_on_the_mean_squared_error_is_damped_gauss_newton():
     f, params, x, y = network()
     expected = gauss_newton(f, params, x, y, damping=0.3, max_steps=2, tolerance=0.0)
-    loss = losses.mean(losses.squared_error)
+    loss = losses.mean(losses.squared_error, over="examples")
     run = partial(solve, f, params, x, y, loss=loss, beta=1e-12, max_steps=2)
     moved = jax.jit(lambda damping: run(damping=damping).params)(0.3 / 4)
     np.testing.assert_allclose(flat(moved), flat(expected.params), atol=1e-10)

@@ -1,10 +1,11 @@
-"""Products with the generalised Gauss-Newton matrix J^T H J, and the Hessian H of a loss.
+"""Products with the generalised Gauss-Newton matrix, the empirical Fisher and the Hessian.
 
 J is the Jacobian of the network's outputs in its parameters, and H the Hessian of loss(outputs, y)
 in the outputs. J^T H J is the Hessian of the loss of the linearised network (Schraudolph 2002;
 Martens 2020). It is positive semidefinite if the loss is convex in the outputs. H is the identity
 for `losses.squared_error`, and diag(p) - p p^T for the class probabilities p of each example for
-`losses.cross_entropy`.
+`losses.cross_entropy`. For these two losses J^T H J is also the Fisher information matrix of the
+model whose negative log-likelihood is the loss.
 """
 
 import math
@@ -21,11 +22,9 @@ from iterlin.linearise.linearization import Network, jacobian_products
 from iterlin.linearise.parameters import Trainable, bind_fixed, partition
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import check_positive_integer, check_same_tree, is_traced
-from iterlin.training.losses import Loss, as_sum, check_loss, loss_over_slices
+from iterlin.training.losses import Loss, Mean, as_sum, check_loss, loss_over_slices
 
 
-@with_auto_axes
-@full_precision()
 def ggn_product(
     f: Network,
     params: PyTree,
@@ -39,15 +38,16 @@ def ggn_product(
     """Return the function v -> J^T H J v, for the generalised Gauss-Newton matrix at params.
 
     J and H are never formed. A product takes one Jacobian-vector and one vector-Jacobian product,
-    which share the activations of one forward pass (Schraudolph 2002; Martens 2020).
+    which share the activations of one forward pass (Schraudolph 2002; Martens 2020). For the
+    squared error and the cross-entropy the matrix is the Fisher information, too.
 
     Args:
         f: network, a pure function of (params, x) that returns outputs (N, ...).
         params: parameters, a pytree.
         x: inputs of N examples, an array (N, ...) or a pytree of such arrays.
         y: targets of N examples, as the loss takes them.
-        loss: function of (outputs, y) that returns one number. If it divides by N, so does the
-            product.
+        loss: function of (outputs, y) that returns one number. The matrix is that of the loss as it
+            is: a mean over N T tokens divides it by N T.
         trainable: which parameters are trained (`linearise.parameters`); None for all.
         slice_size: number of examples in a slice; None for all at once. With slices, memory holds
             the activations of one slice, and each product computes the activations anew. f must
@@ -70,6 +70,121 @@ def ggn_product(
         >>> print(product(jnp.ones(2)))  # x^T x v
         [24. 34.]
     """
+
+    def products_of(f, params, x, y, loss):
+        outputs, jvp, vjp = jacobian_products(f, params, x)
+        _, hessian = loss_gradient_and_hessian(loss, outputs, y)
+        return lambda v: vjp(hessian(jvp(v)))
+
+    return _product(products_of, f, params, x, y, loss, trainable, slice_size)
+
+
+def empirical_fisher_product(
+    f: Network,
+    params: PyTree,
+    x: PyTree,
+    y: PyTree,
+    loss: Loss,
+    *,
+    trainable: Trainable = None,
+    slice_size: int | None = None,
+) -> Callable[[PyTree], PyTree]:
+    """Return the function v -> sum_n g_n (g_n . v), for the gradients g_n of the examples' losses.
+
+    The empirical Fisher takes the gradients at the labels y. It is not the Fisher information, for
+    which see `ggn_product` (Kunstner, Balles & Hennig 2019). A product costs as much as one of
+    `ggn_product`.
+
+    Args:
+        f: network as of `ggn_product`, which treats its examples independently (not checked).
+        params: parameters, a pytree.
+        x: inputs of N examples.
+        y: targets of N examples.
+        loss: a loss that sums over the examples, or `losses.mean` of one. For a mean the sum over
+            the examples is divided as the loss is, once; g_n is the gradient of the undivided loss.
+        trainable: as of `ggn_product`.
+        slice_size: as of `ggn_product`.
+
+    Returns:
+        A function as that of `ggn_product`.
+
+    Raises:
+        ValueError: as `ggn_product`.
+
+    Example:
+        >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+        >>> f, loss = lambda p, x: x @ p, il.losses.squared_error
+        >>> product = il.empirical_fisher_product(f, jnp.zeros(2), x, jnp.array([1.0, 2.0]), loss)
+        >>> print(product(jnp.ones(2)))
+        [ 87. 118.]
+    """
+
+    def products_of(f, params, x, y, loss):
+        outputs, jvp, vjp = jacobian_products(f, params, x)
+        total, divisor = loss, 1
+        if isinstance(loss, Mean):
+            total, divisor = loss.total, loss.divisor(len(outputs), y)
+        gradient, _ = loss_gradient_and_hessian(total, outputs, y)
+
+        def product(v):
+            along = jnp.sum(gradient * jvp(v), range(1, outputs.ndim), keepdims=True)
+            return vjp((gradient * along / divisor).astype(outputs.dtype))
+
+        return product
+
+    return _product(products_of, f, params, x, y, loss, trainable, slice_size)
+
+
+def hessian_product(
+    f: Network,
+    params: PyTree,
+    x: PyTree,
+    y: PyTree,
+    loss: Loss,
+    *,
+    trainable: Trainable = None,
+    slice_size: int | None = None,
+) -> Callable[[PyTree], PyTree]:
+    """Return the function v -> H v, for the Hessian of loss(f(params, x), y) in the parameters.
+
+    The Hessian is never formed (Pearlmutter 1994). It equals the matrix of `ggn_product` plus a
+    term with the second derivatives of the network, and may have negative eigenvalues.
+
+    Args:
+        f: network as of `ggn_product`; it may couple its examples unless slice_size is given.
+        params: parameters, a pytree.
+        x: inputs of N examples.
+        y: targets of N examples.
+        loss: function of (outputs, y) that returns one number.
+        trainable: as of `ggn_product`.
+        slice_size: as of `ggn_product`.
+
+    Returns:
+        A function as that of `ggn_product`.
+
+    Raises:
+        ValueError: as `ggn_product`.
+
+    Example:
+        >>> f, x, y = lambda p, x: x * p[0] * p[1], jnp.ones(1), jnp.zeros(1)
+        >>> product = il.hessian_product(f, jnp.array([1.0, 2.0]), x, y, il.losses.squared_error)
+        >>> print(product(jnp.array([1.0, 0.0])))
+        [4. 4.]
+    """
+
+    def products_of(f, params, x, y, loss):
+        return jax.linearize(jax.grad(lambda p: loss(f(p, x), y)), params)[1]
+
+    return _product(products_of, f, params, x, y, loss, trainable, slice_size)
+
+
+@with_auto_axes
+@full_precision()
+def _product(products_of, f, params, x, y, loss, trainable, slice_size):
+    """Check the arguments of a product and return it, over slices of the examples if asked for.
+
+    products_of(f, params, x, y, loss) returns a function v -> A v, with A linear in the loss.
+    """
     require_callable(loss)
     moving, fixed = partition(params, trainable)
     f = bind_fixed(f, fixed)
@@ -82,34 +197,22 @@ def ggn_product(
             )
         examples.num_examples((x, y), "inputs and targets")
     check_loss(loss, jax.eval_shape(f, moving, x), y)
-
-    def converted(v):
-        check_same_tree("v", v, moving)
-        return jax.tree.map(lambda a, b: jnp.asarray(a, jnp.result_type(b)), v, moving)
-
-    if slice_size is None:
-        products = jacobian_products(f, moving, x)
-        _, hessian = loss_gradient_and_hessian(loss, products.outputs, y)
-
-        @with_auto_axes
-        @full_precision()
-        def product(v):
-            v = converted(v)
-            return products.vjp(hessian(products.jvp(v)))
-
-        return product
+    whole = products_of(f, moving, x, y, loss) if slice_size is None else None
 
     @with_auto_axes
     @full_precision()
-    def sliced(v):
-        v = converted(v)
+    def product(v):
+        check_same_tree("v", v, moving)
+        v = jax.tree.map(lambda a, b: jnp.asarray(a, jnp.result_type(b)), v, moving)
+        if whole is not None:
+            return whole(v)
 
         def term(loss, x, y):
-            return ggn_product(f, moving, x, y, loss)(v)
+            return products_of(f, moving, x, y, loss)(v)
 
         return loss_over_slices(term, loss, slice_size, x, y)
 
-    return sliced
+    return product
 
 
 def require_callable(loss) -> None:

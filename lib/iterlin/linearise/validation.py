@@ -170,9 +170,9 @@ def check_class_labels(name: str, values, classes: int) -> None:
     values = np.asarray(values)
     outside = values[(values < 0) | (values >= classes)]
     if outside.size:
-        raise LabelError(
-            f"{name} must be labels of {classes} classes, 0 to {classes - 1}: got {outside.min()}"
-        )
+        wanted = f"labels of {classes} classes, 0 to {classes - 1}"
+        remedy = "; ignore= leaves out the labels of padding" if outside.min() < 0 else ""
+        raise LabelError(f"{name} must be {wanted}: got {outside.min()}{remedy}")
 
 
 def check_random_keys(name: str, values) -> None:

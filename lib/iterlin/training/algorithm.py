@@ -33,7 +33,7 @@ class Algorithm:
 
     Args:
         f: The network: f(params, x) -> outputs (N, ...), for any pytree of params.
-        loss: loss(outputs, y) -> a number. It may divide by N or not (`losses.mean`).
+        loss: loss(outputs, y) -> a number, a sum or a mean (`losses.mean`).
         optimizer: A transformation of `optax`, or the step size of plain gradient descent. Its
             update receives value, grad and value_fn, as optax's line searches expect; value_fn is
             the `LinearProblem` of the step. None if each run brings its own.

@@ -1,10 +1,11 @@
-"""Losses of outputs (N, ..., O), summed over the examples; `mean` divides by N.
+"""Losses of outputs (N, ..., O), summed over the targets; `mean` divides by their number.
 
-Minibatch training needs the mean, of which a batch gives an unbiased estimate. The theory of
-Gauss-Newton and of the closed forms uses the sum.
+The theory of Gauss-Newton, of the closed forms and of the Laplace approximation uses the sum.
+Minibatch training needs the mean, of which a batch gives an estimate. Options of a loss are given
+with `functools.partial`, for example ``mean(partial(cross_entropy, ignore=-100))``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +23,8 @@ from iterlin.linearise.slices import sum_over_slices
 from iterlin.linearise.validation import (
     LabelError,
     check_class_labels,
+    check_non_negative,
+    check_one_of,
     check_targets,
     describe,
     is_traced,
@@ -48,23 +51,37 @@ def squared_error(outputs: Float[Array, "N ..."], targets: Float[Array, "N ..."]
     return 0.5 * jnp.sum((outputs - targets) ** 2)
 
 
-def cross_entropy(outputs: Float[Array, "N ... O"], targets: Shaped[Array, "N ..."]) -> Array:
+def cross_entropy(
+    outputs: Float[Array, "N ... O"],
+    targets: Shaped[Array, "N ..."],
+    *,
+    ignore: int | Sequence[int] | None = None,
+    class_weights: Any = None,
+) -> Array:
     """Return the softmax cross-entropy, -log softmax(outputs)[targets], summed over the labels.
 
     The softmax is part of the loss, so that a linearised network still gives probabilities (paper,
     section 3 and appendix A).
 
     Args:
-        outputs: Logits, (N, O), or (N, T, O) for T labels an example.
-        targets: Integer labels 0 to O - 1, (N,) or (N, T).
+        outputs: Logits, (N, O), or (N, T, O) for T labels an example, and so on.
+        targets: Integer labels 0 to O - 1, (N,) or (N, T). To mask labels, replace them by a label
+            that is ignored: ``jnp.where(mask, targets, -100)``.
+        ignore: A label, or several, that count for nothing, such as -100 for padding.
+        class_weights: Weights (O,) by which the terms of the classes are multiplied.
 
     Returns:
         The sum over all labels in nats, a scalar; not divided by their number. NaN if a label that
         JAX traces is outside the O classes.
 
     Raises:
-        ValueError: If targets have another shape or are not integers, or if a label that is not
-            traced is outside the O classes.
+        ValueError: If targets have another shape or are not integers, if a label that is not traced
+            is outside the O classes and not ignored, or if class_weights are not O numbers that are
+            at least 0.
+
+    >>> logits, labels = jnp.zeros((2, 3, 5)), jnp.array([[0, 4, -100], [2, -100, -100]])
+    >>> print(il.losses.cross_entropy(logits, labels, ignore=-100) / jnp.log(5))
+    3.0
     """
     if outputs.ndim < 2:
         raise ValueError(f"outputs must be (N, classes) or more, got shape {outputs.shape}")
@@ -73,21 +90,60 @@ def cross_entropy(outputs: Float[Array, "N ... O"], targets: Shaped[Array, "N ..
             f"targets must be {_label_shape(outputs)} integer labels, "
             f"got shape {targets.shape} of {targets.dtype}"
         )
-    labels = _valid_labels(targets, outputs.shape[-1])
-    return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(outputs, labels))
+    labels = _valid_labels(targets, outputs.shape[-1], ignore)
+    if ignore is None and class_weights is None:
+        return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(outputs, labels))
+    if class_weights is not None:
+        check_non_negative("class_weights", class_weights)
+        if jnp.shape(class_weights) != outputs.shape[-1:]:
+            raise ValueError(
+                f"class_weights must be a number for each of the {outputs.shape[-1]} classes, got "
+                f"shape {jnp.shape(class_weights)}"
+            )
+    weights = _label_weights(targets, ignore, class_weights)
+    # Outputs without weight may be anything, even NaN, and have a gradient of zero.
+    counts = weights > 0
+    outputs, labels = jnp.where(counts[..., None], outputs, 0), jnp.where(counts, labels, 0)
+    terms = optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
+    return jnp.sum(weights.astype(terms.dtype) * terms)
 
 
-def _valid_labels(targets: Any, classes: int) -> Any:
+def _label_weights(targets: Any, ignore: Any, class_weights: Any) -> Array:
+    """Return the weight of each label: 0 if it is ignored, else the weight of its class."""
+    kept = jnp.ones(targets.shape, bool) if ignore is None else ~_is_ignored(targets, ignore)
+    if class_weights is None:
+        return jnp.asarray(kept, float)
+    of_class = jnp.take(jnp.asarray(class_weights, float), jnp.where(kept, targets, 0), mode="clip")
+    return jnp.where(kept, of_class, 0)
+
+
+def _is_ignored(targets: Any, ignore: Any) -> Any:
+    """Return which labels are ignored, as a NumPy array unless the labels are traced."""
+    module = jnp if is_traced(targets) else np
+    return module.isin(module.asarray(targets), module.asarray(ignore))
+
+
+def _valid_labels(targets: Any, classes: int, ignore: Any = None) -> Any:
     """Return integer labels; raise `LabelError` for one outside the classes that is not traced.
 
     A traced label below 0, which would count from the last class, becomes `classes`, so that the
-    loss is NaN.
+    loss is NaN. Ignored labels become 0.
     """
+    if ignore is not None:
+        module = jnp if is_traced(targets) else np
+        targets = module.where(_is_ignored(targets, ignore), 0, targets)
     check_class_labels("targets", targets, classes)
     if not is_traced(targets):
         return targets
     wide = targets.astype(jnp.promote_types(targets.dtype, jnp.int32))  # may hold `classes`
     return jnp.where(wide < 0, classes, wide)
+
+
+def _with_options(loss: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the function that a loss or metric is, and the options that `partial` gives it."""
+    if isinstance(loss, partial) and not loss.args:
+        return loss.func, loss.keywords
+    return loss, {}
 
 
 def check_loss(loss: Loss, outputs: jax.ShapeDtypeStruct, targets: PyTree) -> None:
@@ -147,12 +203,12 @@ def check_labels(loss: Loss, outputs: jax.ShapeDtypeStruct, targets: PyTree) -> 
         LabelError: If a label is below 0, or is O or above.
     """
     leaves = jax.tree.leaves(targets)
-    total = as_sum(loss)
-    if total is squared_error or outputs.ndim < 2 or any(map(is_traced, leaves)):
+    function, options = _with_options(as_sum(loss) or loss)
+    if function is squared_error or outputs.ndim < 2 or any(map(is_traced, leaves)):
         return
-    if total is cross_entropy or loss is accuracy:
+    if function in (cross_entropy, accuracy):
         if hasattr(targets, "dtype"):
-            check_class_labels("targets", targets, outputs.shape[-1])
+            _valid_labels(targets, outputs.shape[-1], options.get("ignore"))
         return
     value_of = jax.jit(lambda *given: loss(*given))  # jit itself would need a hashable loss
     size = max(1, PART * outputs.shape[0] // max(1, outputs.size))
@@ -194,39 +250,87 @@ def _label_shape(outputs: Any) -> str:
 
 @dataclass(frozen=True)
 class Mean:
-    """A loss divided by the number of examples N, as `mean` returns it.
+    """A loss divided by the number of targets or of examples, as `mean` returns it.
 
     Args:
         total: A loss that sums over the examples.
+        over: "targets" or "examples".
 
     Raises:
-        ValueError: If total is a `Mean` already.
+        ValueError: If total is a `Mean` already, or over is another word.
     """
 
     total: Loss
+    over: str = "targets"
 
     def __post_init__(self):
         if isinstance(self.total, Mean):
             raise ValueError("the loss is a mean already: a mean of it would divide by N twice")
+        check_one_of("over", self.over, ("targets", "examples"))
+
+    def divisor(self, num_examples: int, targets: PyTree) -> Any:
+        """Return the number by which the sum is divided; it may be traced.
+
+        Args:
+            num_examples: The number of examples N.
+            targets: Targets of the N examples.
+
+        Raises:
+            ValueError: If the targets are not one array and their number is asked for.
+        """
+        if self.over == "examples":
+            return num_examples
+        if not hasattr(targets, "size"):
+            raise ValueError(
+                "mean cannot count the targets, which are not one array: give mean(loss, "
+                "over='examples')"
+            )
+        function, options = _with_options(self.total)
+        if function is not cross_entropy or not options:
+            return targets.size
+        weights = _label_weights(targets, options.get("ignore"), options.get("class_weights"))
+        total = jnp.sum(weights)
+        return jnp.where(total > 0, total, 1)
 
     def __call__(self, outputs, targets):
-        """Return total(outputs, targets) / N, a scalar."""
-        return self.total(outputs, targets) / outputs.shape[0]
+        """Return total(outputs, targets) / divisor, a scalar."""
+        value = self.total(outputs, targets)
+        return _divide(value, self.divisor(outputs.shape[0], targets))
 
 
-def mean(loss: Loss) -> Loss:
-    """Return the loss divided by the number of examples N.
+def _divide(value: Array, divisor: Any) -> Array:
+    """Return value / divisor in the type of the value."""
+    return value / (divisor if isinstance(divisor, int) else divisor.astype(value.dtype))
+
+
+def mean(loss: Loss, *, over: str = "targets") -> Loss:
+    """Return the loss divided by the number of targets, as PyTorch and optax users know a mean.
+
+    Step sizes, damping and curvature then refer to the mean, and `exp` of a mean cross-entropy is
+    the perplexity.
 
     Args:
-        loss: A loss that sums over the examples. An example with T labels counts once.
+        loss: A loss that sums over the examples.
+        over: What to average over. "targets" divides by the number of targets: labels for
+            `cross_entropy` (N T for T tokens an example), numbers for `squared_error` (N O for
+            outputs (N, O)). Labels that `cross_entropy` ignores are not counted, and one with a
+            class weight counts as its weight; the loss is 0 if none is left. "examples" divides by
+            the number of examples N.
 
     Returns:
-        loss(outputs, targets) / N as a function of (outputs, targets).
+        The mean, as a function of (outputs, targets).
 
     Raises:
-        ValueError: If the loss is such a mean already.
+        ValueError: If the loss is such a mean already, or over is another word; when it is called,
+            if targets that are not one array are to be counted.
+
+    >>> from functools import partial
+    >>> loss = il.losses.mean(partial(il.losses.cross_entropy, ignore=-100))
+    >>> logits, labels = jnp.zeros((2, 3, 5)), jnp.array([[0, 4, -100], [2, -100, -100]])
+    >>> print(jnp.exp(loss(logits, labels)).round(4))
+    5.0
     """
-    return Mean(loss)
+    return Mean(loss, over)
 
 
 def as_sum(loss: Loss) -> Loss | None:
@@ -238,30 +342,37 @@ def as_sum(loss: Loss) -> Loss | None:
         loss: Any loss.
 
     Returns:
-        `squared_error` or `cross_entropy`; None for a loss that is not known to be a sum.
+        `squared_error` or `cross_entropy`, with its options; None for a loss that is not known to
+        be a sum.
     """
     total = loss.total if isinstance(loss, Mean) else loss
-    return total if total in (squared_error, cross_entropy) else None
+    return total if _with_options(total)[0] in (squared_error, cross_entropy) else None
 
 
-def smoothness(loss: Loss, count: int) -> float:
+def smoothness(loss: Loss, targets: Array) -> float | Array:
     """Return an upper bound on the eigenvalues of the Hessian of a loss in the outputs.
 
     The bound is 1 for half the squared error. It is 1/2 for cross-entropy, whose Hessian is
-    diag(p) - p p^T (Boehning 1992). A mean has the bound of its sum divided by N.
+    diag(p) - p p^T (Boehning 1992), times the largest class weight. A mean has the bound of its sum
+    divided by what the mean is divided by.
 
     Args:
         loss: `squared_error`, `cross_entropy`, or the mean of one.
-        count: Number of examples N.
+        targets: Targets of N examples.
 
     Raises:
         ValueError: If no bound is known for the loss.
     """
-    bounds: dict[Loss, float] = {squared_error: 1.0, cross_entropy: 0.5}
     total = as_sum(loss)
     if total is None:
         raise ValueError(f"no bound on the curvature of {loss!r} is known: take a fixed step size")
-    return bounds[total] / (count if isinstance(loss, Mean) else 1)
+    function, options = _with_options(total)
+    bound = 1.0 if function is squared_error else 0.5
+    if options.get("class_weights") is not None:
+        bound = bound * jnp.max(jnp.asarray(options["class_weights"], float))
+    if isinstance(loss, Mean):
+        bound = bound / loss.divisor(examples.num_examples(targets), targets)
+    return bound
 
 
 def loss_over_slices(
@@ -296,23 +407,31 @@ def loss_over_slices(
         of_part = partial(sum_over_slices, of_part, size)
     summed = of_part(x, y) if mesh is None else sum_over_devices(of_part, mesh, x, y)
     if isinstance(loss, Mean):
-        summed = jax.tree.map(lambda leaf: leaf / examples.num_examples(y), summed)
+        divisor = loss.divisor(examples.num_examples(y), y)
+        summed = jax.tree.map(lambda leaf: _divide(leaf, divisor), summed)
     return summed
 
 
-def accuracy(outputs: Float[Array, "N ... O"], targets: Shaped[Array, "N ..."]) -> Array:
+def accuracy(
+    outputs: Float[Array, "N ... O"],
+    targets: Shaped[Array, "N ..."],
+    *,
+    ignore: int | Sequence[int] | None = None,
+) -> Array:
     """Return the fraction of labels whose output is the largest.
 
     Args:
         outputs: Logits, (N, O), or (N, T, O) for T labels an example.
         targets: Labels 0 to O - 1, (N,) or (N, T).
+        ignore: A label, or several, that are not counted, such as -100 for padding.
 
     Returns:
-        A scalar from 0 to 1; NaN if a label that JAX traces is outside the O classes.
+        A scalar from 0 to 1; NaN if a label that JAX traces is outside the O classes, or if there
+        is no label to count.
 
     Raises:
         ValueError: If targets have another shape (broadcasting would hide an error), or if a label
-            that is not traced is outside the O classes.
+            that is not traced is outside the O classes and not ignored.
     """
     if jnp.shape(targets) != outputs.shape[:-1]:
         raise ValueError(
@@ -320,6 +439,6 @@ def accuracy(outputs: Float[Array, "N ... O"], targets: Shaped[Array, "N ..."]) 
         )
     right = jnp.argmax(outputs, axis=-1) == targets
     if jnp.issubdtype(jnp.result_type(targets), jnp.integer):
-        valid = _valid_labels(targets, outputs.shape[-1]) < outputs.shape[-1]
+        valid = _valid_labels(targets, outputs.shape[-1], ignore) < outputs.shape[-1]
         right = jnp.where(valid, right, jnp.nan)
-    return jnp.mean(right)
+    return jnp.mean(right, where=None if ignore is None else ~_is_ignored(targets, ignore))

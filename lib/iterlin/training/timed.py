@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
-from iterlin.linearise import examples
 from iterlin.linearise.krylov import power_iteration
 from iterlin.linearise.validation import check_open_unit_interval, check_positive
 from iterlin.training.linear_problem import LinearProblem
@@ -87,7 +86,7 @@ def for_time(time: float, *, fraction: float = 0.5) -> Timed:
         def measure():
             largest = SAFETY * _largest_eigenvalue(problem.outputs, params)
             algorithm = problem.algorithm
-            bound = smoothness(algorithm.loss, examples.num_examples(problem.y)) * largest
+            bound = smoothness(algorithm.loss, problem.y) * largest
             bound = bound + 2 * algorithm.penalty
             steps = jnp.maximum(jnp.ceil(time * bound / (2 * fraction)), 1)
             return TimedState((time / steps).astype(state.step_size.dtype), steps.astype(jnp.int32))

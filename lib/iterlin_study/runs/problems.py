@@ -108,7 +108,7 @@ def half_squared(outputs, labels):
         labels: Integer labels, (N,).
     """
     targets = jax.nn.one_hot(labels, outputs.shape[-1], dtype=outputs.dtype)
-    return losses.mean(losses.squared_error)(outputs, targets)
+    return losses.mean(losses.squared_error, over="examples")(outputs, targets)
 
 
 def boundary_step_sizes(problem: Problem, num_seeds: int) -> list[float]:
