@@ -26,6 +26,7 @@ from iterlin.kernels.ntk import (
 )
 from iterlin.kernels.prediction import predict
 from iterlin.kernels.sharded import sharded_ntk
+from iterlin.linearise.hutchinson import hutchinson
 from iterlin.linearise.linearization import jacobian, jacobian_products, linearize
 from iterlin.linearise.slices import in_slices
 from iterlin.linearise.spectral_filters import damping_filter, descent_filter, flow_filter
@@ -65,6 +66,7 @@ __all__ = [
     "gauss_newton",
     "ggn_product",
     "hessian_product",
+    "hutchinson",
     "in_slices",
     "iterative_linearization",
     "jacobian",

@@ -377,7 +377,7 @@ def test_a_schedule_may_be_a_number_and_data_a_list():
     close(state.params, wanted.params, 0)
     algorithm = il.Algorithm(classifier, ENTROPY, 0.1)
     for schedule in ("often", 0):
-        with pytest.raises(ValueError, match="schedule must be a period or a function"):
+        with pytest.raises(ValueError, match="schedule must be a period, a list"):
             bare(il.train)(algorithm, PARAMS, (X, LABELS), schedule=schedule, num_steps=3)
 
 

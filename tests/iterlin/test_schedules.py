@@ -67,6 +67,20 @@ def test_bad_period_is_refused(period):
         periods_array([1, period])
 
 
+@pytest.mark.parametrize("engine", ["steps", "flow"])
+def test_a_list_of_steps_is_a_schedule(engine):
+    for steps in ([3, 7], (7, 3), np.asarray([3, 7]), jnp.asarray([3, 7])):
+        assert asked(bare(as_schedule)(steps), 10) == [step in (3, 7) for step in range(10)]
+    watch = Watch(at=range(10))
+    _, history = train(
+        ALGORITHM, START, DATA, schedule=[3, 7], num_steps=9, engine=engine, watch=watch
+    )
+    assert history["updates"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
+    for steps in ([-1], [2.5], ["often"], [[3, 7]]):
+        with pytest.raises(ValueError, match="a step of the schedule must be a non-negative int"):
+            bare(as_schedule)(steps)
+
+
 @pytest.mark.parametrize("periods", [3, None, [], np.asarray(5)])
 def test_what_is_no_sequence_of_periods_is_refused(periods):
     with pytest.raises(ValueError, match="periods must be a sequence of at least one period, got"):

@@ -12,11 +12,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PyTree
 
 from iterlin.linearise.validation import (
     as_python,
     check_non_negative,
+    check_non_negative_integer,
     check_positive,
     check_positive_integer,
     check_returns_bool,
@@ -135,6 +137,14 @@ class _AtMultiples:
 
 
 @dataclass(frozen=True)
+class _AtSteps:
+    steps: tuple[int, ...]
+
+    def __call__(self, step, state):
+        return jnp.isin(step, jnp.asarray(self.steps, jnp.int32))
+
+
+@dataclass(frozen=True)
 class _OnceSolved:
     max_period: int | Array
 
@@ -144,7 +154,7 @@ class _OnceSolved:
 
 @dataclass(frozen=True)
 class _WherePredicateHolds:
-    predicate: Callable[[Any], Any]
+    predicate: Callable[[TrainState], Any]
     check_every: int
     max_period: int | Array
 
@@ -215,7 +225,7 @@ def when_solved(rule: Solved, *, max_period: int | float | Array = math.inf) -> 
 
 
 def when(
-    predicate: Callable[[Any], Array],
+    predicate: Callable[[TrainState], Any],
     *,
     check_every: int,
     max_period: int | float | Array = math.inf,
@@ -225,9 +235,9 @@ def when(
     The predicate costs nothing between two checks.
 
     Args:
-        predicate: predicate(state) -> bool. It may look at ``state.params`` and ``state.anchor``:
-            at how far the kernel has drifted (`kernel_drift`), or how far proxy and network have
-            come apart (`linearization_error`).
+        predicate: predicate(state) -> bool, for the `TrainState` before the step. It may look at
+            ``state.params`` and ``state.anchor``: at how far the kernel has drifted
+            (`kernel_drift`), or how far proxy and network have come apart (`linearization_error`).
         check_every: Steps between two checks, counted from the last linearisation.
         max_period: The longest period: a positive integer or infinity.
 
@@ -253,14 +263,18 @@ def when(
 
 
 def as_schedule(schedule: Any) -> Schedule:
-    """Convert a period or a function to a `Schedule`.
+    """Convert a period, a list of steps or a function to a `Schedule`.
 
     Args:
-        schedule: A period K, which becomes `every(K)`, a function (step, state) -> bool, or a
-            `Schedule`.
+        schedule: A period K, which becomes `every(K)`; the steps at which to re-linearise, as a
+            list, tuple or array; a function (step, state) -> bool; or a `Schedule`.
 
     Raises:
         ValueError: For anything else, such as a function of other arguments.
+
+    >>> schedule = il.schedules.as_schedule([3, 7])
+    >>> [step for step in range(10) if schedule(step, None)]
+    [3, 7]
     """
     if isinstance(schedule, Schedule):
         return schedule
@@ -268,11 +282,16 @@ def as_schedule(schedule: Any) -> Schedule:
         makers = "; il.every(10), il.never(), il.when(...) and il.when_solved(...) return schedules"
         check_signature("schedule", schedule, ("step", "state"), remedy=makers)
         return Schedule(schedule)
+    if isinstance(schedule, list | tuple) or np.ndim(schedule) == 1:
+        for step in schedule:
+            check_non_negative_integer("a step of the schedule", step, below=NEVER)
+        return Schedule(_AtSteps(tuple(int(step) for step in schedule)))
     try:
         return every(schedule)
     except ValueError:
         raise ValueError(
-            f"schedule must be a period or a function (step, state) -> bool, got {schedule!r}"
+            "schedule must be a period, a list of steps or a function (step, state) -> bool, got "
+            f"{schedule!r}"
         ) from None
 
 

@@ -13,7 +13,10 @@ NOT_YET = -1
 class TrainState(NamedTuple):
     """The state of a run, from which training resumes to the same bits.
 
-    A run that has diverged or converged keeps its parameters from then on.
+    A schedule, the predicate of `when` and `Watch.observe` get it with all parameters, the fixed
+    ones included, and may read every field. They are compiled: fields are traced arrays, so that a
+    condition is written with `jnp.where` or `&`, not with `if` or `float`. A run that has diverged
+    or converged keeps its parameters from then on.
 
     Attributes:
         step: Steps taken.
@@ -35,6 +38,13 @@ class TrainState(NamedTuple):
     >>> state, _ = il.train(algorithm, jnp.zeros(2), (x, y), schedule=10, num_steps=25)
     >>> print(isinstance(state, il.TrainState), state.step, state.updates, state.anchored_at)
     True 25 2 20
+    >>> def far(state: il.TrainState):
+    ...     since = state.step - state.anchored_at
+    ...     return (since > 10) & (jnp.linalg.norm(state.params - state.anchor) > 0.1)
+    >>> schedule = il.when(far, check_every=5)
+    >>> state, _ = il.train(algorithm, jnp.zeros(2), (x, y), schedule=schedule, num_steps=50)
+    >>> print(state.anchored_at)
+    15
     """
 
     step: Int[Array, ""]

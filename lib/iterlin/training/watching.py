@@ -62,6 +62,10 @@ class Watch(NamedTuple):
     observe: Callable[[TrainState], Mapping[str, Array]] | None = None
     batch_size: int | None = None
 
+    def __repr__(self):
+        given = (f"{name}=..." for name, value in self._asdict().items() if value)
+        return f"Watch({', '.join(given)})"
+
 
 # Record the number of feature updates alone.
 UPDATES = Watch()

@@ -1,0 +1,83 @@
+"""Estimated traces and diagonals lie within their standard errors of the dense ones."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from iterlin import empirical_ntk, ggn_product, ntk_product
+from iterlin.linearise.hutchinson import hutchinson
+from iterlin.linearise.parameters import partition
+from iterlin.training import losses
+from problems import bare, dense, flat, paired
+
+KEY = jax.random.key(0)
+
+
+def within(found, errors, expected, sigmas=4.0):
+    assert np.all(np.abs(found - expected) <= sigmas * errors + 1e-12)
+
+
+def test_the_trace_and_diagonal_of_a_kernel():
+    f, params, x, _ = paired((2, 3))
+    kernel = dense(f, params, x) @ dense(f, params, x).T
+    product, outputs = ntk_product(f, params, x), f(params, x)
+    found = hutchinson(product, outputs, key=KEY, num_samples=400)
+    within(found.trace, found.trace_error, np.trace(kernel))
+    within(flat(found.diagonal), flat(found.diagonal_error), np.diag(kernel))
+    off = kernel - np.diag(np.diag(kernel))
+    error = np.sqrt(2 / 400) * np.linalg.norm(off)  # of random signs
+    assert float(found.trace_error) == pytest.approx(error, rel=0.2)
+    assert found.diagonal.shape == outputs.shape
+
+
+def test_the_trace_and_diagonal_of_a_curvature_matrix_of_trained_parameters():
+    f, params, x, y = paired((2,))
+    trainable = lambda path: path.startswith("in")  # noqa: E731
+    moving, _ = partition(params, trainable)
+    product = ggn_product(f, params, x, y, losses.squared_error, trainable=trainable)
+    found = jax.jit(lambda key: hutchinson(product, moving, key=key, num_samples=200))(KEY)
+    rows = dense(lambda moving, x: f({**params, "in": moving["in"]}, x), moving, x)
+    within(found.trace, found.trace_error, np.sum(rows**2))
+    within(flat(found.diagonal), flat(found.diagonal_error), np.sum(rows**2, 0))
+    assert found.diagonal["out"] is None
+
+
+def test_a_diagonal_matrix_is_found_exactly():
+    scale = jnp.arange(1.0, 6.0)
+    found = hutchinson(lambda v: scale * v, scale, key=KEY, num_samples=2)
+    assert (float(found.trace), float(found.trace_error)) == (15.0, 0.0)
+    np.testing.assert_array_equal(found.diagonal, scale)
+
+
+def test_one_sample_has_no_error():
+    with pytest.raises(ValueError, match="num_samples must be at least 2"):
+        bare(hutchinson)(lambda v: v, jnp.ones(2), key=KEY, num_samples=1)
+
+
+def test_the_kernel_of_chosen_outputs_is_a_part_of_the_whole():
+    f, params, x, _ = paired((4, 3))
+    whole = empirical_ntk(f, params, x)
+    chosen = empirical_ntk(lambda p, x: f(p, x)[:, -1, :2], params, x)
+    np.testing.assert_allclose(chosen, whole[:, :, 3, :2, 3, :2], atol=1e-12)
+    places = jnp.asarray([0, 2, 3, 1, 0])  # another place of each example
+
+    def last(params, x):
+        outputs = f(params, x["x"])
+        return jnp.take_along_axis(outputs, x["at"][:, None, None], 1)[:, 0]
+
+    chosen = empirical_ntk(last, params, {"x": x, "at": places})
+    for n, m in ((0, 1), (2, 2), (4, 3)):
+        expected = whole[n, m, places[n], :, places[m], :]
+        np.testing.assert_allclose(chosen[n, m], expected, atol=1e-12)
+
+
+def test_random_projections_of_the_outputs_estimate_the_trace_of_each_pair():
+    f, params, x, _ = paired((4, 3))
+    signs = jax.random.rademacher(KEY, (400, 4, 3), float)
+
+    def projected(v):
+        return empirical_ntk(lambda p, x: jnp.tensordot(f(p, x), v, 2), params, x)
+
+    samples = jax.lax.map(projected, signs)
+    errors = samples.std(0, ddof=1) / np.sqrt(len(signs))
+    within(samples.mean(0), errors, empirical_ntk(f, params, x, trace=True))
