@@ -1,11 +1,13 @@
 """The Laplace posterior is the Gaussian process with the NTK, and the dense posterior otherwise."""
 
 import warnings
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.linalg
 from iterlin.curvature.laplace import laplace
 from iterlin.training import losses
 from problems import bare, dense, flat, network, paired
@@ -134,6 +136,90 @@ def test_pytrees_outputs_of_any_rank_and_fixed_parameters(out, examples, limit):
     assert float(posterior.log_marginal_likelihood()) == pytest.approx(evidence, rel=1e-9)
 
 
+def test_the_diagonal_structure_is_the_dense_posterior_with_a_diagonal_precision():
+    f, params, x, y, x_new = posed((2, 4, 3), examples=8)
+    labels, theta = jnp.argmax(y, 1), flat(params)
+    p = np.asarray(jax.nn.softmax(f(params, x)))
+    blocks = np.stack([np.diag(q) - np.outer(q, q) for q in p])
+    diagonal = np.diag(dense_posterior(f, params, x, blocks, 0.2))
+    rows = dense(f, params, x_new).reshape(3, 3, -1)
+    expected = np.einsum("mop,p,mrp->mor", rows, 1 / diagonal, rows)
+    settings = {"loss": losses.cross_entropy, "prior_precision": 0.2, "structure": "diagonal"}
+    posterior = fit(f, params, x, labels, memory_limit=2 * 3 * len(theta) * 8, **settings)
+    np.testing.assert_allclose(posterior.variance(x_new), expected, atol=1e-12)
+    log_prior = -0.1 * theta @ theta + 0.5 * len(theta) * np.log(0.2 / (2 * np.pi))
+    log_integral = -0.5 * np.sum(np.log(diagonal / (2 * np.pi)))
+    likelihood = np.sum(np.log(p[np.arange(8), labels]))
+    found = float(posterior.log_marginal_likelihood())
+    assert found == pytest.approx(likelihood + log_prior + log_integral, rel=1e-9)
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
+def test_a_structure_is_exact_where_the_posterior_has_it(structure):
+    """One weight an output has a diagonal J^T J, a linear layer a Kronecker product."""
+    _, _, x, y, x_new = posed((3, 3))
+    if structure == "diagonal":
+        f, params = lambda p, x: x * p["weight"][None], {"weight": jnp.array([0.3, -0.2, 1.0])}
+    else:
+        f = lambda p, x: x @ p["weight"] + p["bias"][None]  # noqa: E731
+        params = {"weight": jax.random.normal(jax.random.key(3), (3, 3)), "bias": jnp.ones(3)}
+        x = x - x.mean(0, keepdims=True)  # so that weight and bias do not meet in J^T J
+    full = fit(f, params, x, y, noise_variance=0.3)
+    found = fit(f, params, x, y, noise_variance=0.3, structure=structure)
+    np.testing.assert_allclose(found.variance(x_new), full.variance(x_new), atol=1e-12)
+    # At the mode the Laplace approximation of the evidence is exact, too.
+    rows = dense(f, params, x)
+    matrix = rows.T @ rows + 0.3 * np.eye(rows.shape[1])
+    offset = np.ravel(f(params, x)) - rows @ flat(params)
+    mode = np.linalg.solve(matrix, rows.T @ (np.ravel(y) - offset))
+    _, unravel = jax.flatten_util.ravel_pytree(params)
+    best = unravel(jnp.asarray(mode))
+    evidence = fit(f, best, x, y, noise_variance=0.3).log_marginal_likelihood()
+    found = fit(f, best, x, y, noise_variance=0.3, structure=structure).log_marginal_likelihood()
+    assert float(found) == pytest.approx(float(evidence), rel=1e-9)
+
+
+def test_the_kronecker_structure_keeps_the_diagonal_in_the_basis_of_its_factors():
+    f, params, x, y, x_new = posed((2, 4, 3), examples=8)
+    rows, leaves = dense(f, params, x), jax.tree.leaves(params)
+    ends, precision = np.cumsum([leaf.size for leaf in leaves])[:-1], []
+    for part, leaf in zip(np.split(rows, ends, 1), leaves, strict=True):
+        r = part.reshape(len(part), len(leaf), -1)
+        left = np.linalg.eigh(np.einsum("nij,nkj->ik", r, r))[1]
+        right = np.linalg.eigh(np.einsum("nij,nik->jk", r, r))[1]
+        basis = np.kron(left, right)
+        precision.append(basis * np.diag(basis.T @ (part.T @ part) @ basis) @ basis.T)
+    precision = scipy.linalg.block_diag(*precision) + np.eye(rows.shape[1])
+    new = dense(f, params, x_new).reshape(3, 3, -1)
+    expected = np.einsum("mop,pq,mrq->mor", new, np.linalg.inv(precision), new)
+    found = fit(f, params, x, y, structure="kronecker").variance(x_new)
+    np.testing.assert_allclose(found, expected, atol=1e-11)
+
+
+@pytest.mark.parametrize("out", [(3,), (2, 3)])
+def test_class_probabilities_average_the_softmax_of_normal_logits(out):
+    f, params, x, y = paired(out)
+    labels, x_new = jnp.argmax(y, -1).at[0].set(-100), paired(out, seed=1, examples=2)[2]
+    loss = partial(losses.cross_entropy, ignore=-100)
+    posterior = fit(f, params, x, labels, loss=loss, prior_precision=0.5)
+    mean, size = f(params, x_new), int(np.prod(out))
+    covariance = np.asarray(posterior.variance(x_new)).reshape(2, size, size)
+    variances = np.stack([np.diag(c) for c in covariance]).reshape(mean.shape)
+    probit = jax.nn.softmax(mean / np.sqrt(1 + np.pi / 8 * variances))
+    np.testing.assert_allclose(posterior.probabilities(x_new), probit, atol=1e-12)
+    rng = np.random.default_rng(0)
+    drawn = [
+        rng.multivariate_normal(m, c, 20000).reshape(-1, *out)
+        for m, c in zip(np.reshape(mean, (2, -1)), covariance, strict=True)
+    ]
+    expected = np.stack([np.asarray(jax.nn.softmax(logits)).mean(0) for logits in drawn])
+    found = posterior.probabilities(x_new, key=jax.random.key(0), num_samples=20000)
+    np.testing.assert_allclose(found, expected, atol=0.02)
+    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-12)
+    with pytest.raises(ValueError, match="probabilities need the loss"):
+        fit(f, params, x, y).probabilities(x_new)
+
+
 @pytest.mark.parametrize(("examples", "precision", "noise"), [(100, 1e-4, 1e-2), (8, 1e-5, 1e-4)])
 def test_nothing_is_squared_in_float32(examples, precision, noise):
     """Eigenvalues of J^T J below eps times the largest decide here, and are right."""
@@ -195,6 +281,7 @@ def coupled(p, x):
     [
         ({"prior_precision": 0.0}, "prior_precision must be finite and positive, got"),
         ({"noise_variance": -1.0}, "noise_variance must be finite and positive, got"),
+        ({"structure": "kfac"}, "unknown structure 'kfac'; allowed: diagonal, full, kronecker"),
         ({"memory_limit": 0}, "memory_limit must be a positive integer, got"),
         ({"loss": "mse"}, r"loss must be a function of \(outputs, targets\), got 'mse'"),
         ({"loss": losses.mean(losses.squared_error)}, "loss must be a sum over the examples"),

@@ -1,4 +1,4 @@
-"""The Laplace approximation for the linearised network: predictive variance and evidence.
+"""The Laplace approximation for the linearised network: predictions and evidence.
 
 The prior of the parameters is a Gaussian of precision delta, and the log-likelihood is -loss / s^2.
 The posterior of the linearised network at params is then the Gaussian of precision
@@ -10,10 +10,12 @@ al. 2019).
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from iterlin.curvature.products import loss_hessian_blocks, require_callable
@@ -30,16 +32,19 @@ from iterlin.linearise.linearization import (
 )
 from iterlin.linearise.parameters import Trainable, bind_fixed, partition, trainable_mask
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.slices import Sliced, fold_slices, in_slices
+from iterlin.linearise.slices import Sliced, fold_slices, in_slices, sum_over_slices
 from iterlin.linearise.validation import (
     check_float32_or_wider,
+    check_one_of,
     check_positive,
     check_positive_integer,
     check_same_tree,
     check_scalar,
     is_traced,
 )
-from iterlin.training.losses import Loss, Mean, check_loss, squared_error
+from iterlin.training.losses import Loss, Mean, as_sum, check_loss, squared_error
+
+STRUCTURES = ("full", "diagonal", "kronecker")
 
 
 class Laplace(NamedTuple):
@@ -48,24 +53,28 @@ class Laplace(NamedTuple):
     `laplace` makes it. prior_precision and noise_variance may be replaced, at no cost, and
     differentiated: ``posterior._replace(prior_precision=0.1).log_marginal_likelihood()``.
 
-    Below, W = H^(1/2) J = U S V^T is the weighted Jacobian (N O, P), of rank at most R.
+    Below, W = H^(1/2) J = U S V^T is the weighted Jacobian (N O, P), of rank at most R. For the
+    structures "diagonal" and "kronecker" V is an orthogonal basis of the parameters, in which
+    W^T W is replaced by its diagonal S^2.
 
     Attributes:
         prior_precision: precision delta of the prior.
         noise_variance: noise variance or temperature s^2.
-        eigenvalues: squared singular values S^2 of W, (R,).
+        eigenvalues: squared singular values S^2 of W, (R,), or the diagonal (P,).
         dual: whether the kernel W W^T was decomposed, and not W.
         project: function from M inputs to a pair (coordinates, grams) of arrays (M, O, R) and
             (M, O, O). If dual is False, coordinates are those of the rows of J at the inputs in V,
             and grams the products of what is orthogonal to V. If dual is True, coordinates are
             U^T W j for each row j, and grams the products of the rows.
         projected_residual: U^T r, (R,), for the residuals r of the linearised network at the mean
-            of the prior; zero unless the loss is the squared error.
-        misfit: ||r - U U^T r||^2 for the squared error, twice the loss at params for another loss.
-        squared_distance: ||params - prior_mean||^2; 0 for the squared error.
+            of the prior; zero unless the evidence is exact.
+        misfit: ||r - U U^T r||^2 if the evidence is exact, otherwise twice the loss at params.
+        squared_distance: ||params - prior_mean||^2; 0 if the evidence is exact.
         output_shape: shape of the outputs of one example.
         num_observations: N O for the squared error, 0 for another loss. It multiplies the
             normalisation log(2 pi s^2) of the likelihood.
+        outputs: function from M inputs to the outputs (M, ...) of the network at params.
+        loss: the loss.
     """
 
     prior_precision: Any
@@ -78,6 +87,8 @@ class Laplace(NamedTuple):
     squared_distance: Float[Array, ""]
     output_shape: tuple[int, ...]
     num_observations: int
+    outputs: Callable[[PyTree], Array]
+    loss: Loss
 
     @full_precision()
     def variance(self, x_new: PyTree) -> Float[Array, "..."]:
@@ -109,11 +120,51 @@ class Laplace(NamedTuple):
         return found.reshape(len(found), *self.output_shape, *self.output_shape)
 
     @full_precision()
+    def probabilities(
+        self, x_new: PyTree, *, key: Array | None = None, num_samples: int = 1000
+    ) -> Float[Array, "..."]:
+        """Return the class probabilities at new inputs, averaged over the posterior.
+
+        The logits of an example are normal, with the outputs at params as mean and the covariance
+        of `variance`. Their softmax is averaged over samples if there is a key. Otherwise it is
+        approximated by the softmax of f / sqrt(1 + pi/8 v), for the mean f and the variance v of
+        each logit (the probit approximation; MacKay 1992, The evidence framework applied to
+        classification networks).
+
+        Args:
+            x_new: inputs of M examples, as of `variance`.
+            key: PRNG key of the samples; None for the probit approximation.
+            num_samples: number of samples of the logits of an example.
+
+        Returns:
+            Probabilities ``(M, *out)``. They sum to 1 over the last axis.
+
+        Raises:
+            ValueError: if the loss is not `losses.cross_entropy`, and as `variance`.
+        """
+        if as_sum(self.loss) is None or self.loss is squared_error:
+            raise ValueError(f"probabilities need the loss losses.cross_entropy, got {self.loss!r}")
+        check_positive_integer("num_samples", num_samples)
+        logits, classes = self.outputs(x_new), self.output_shape[-1]
+        covariance = self.variance(x_new).reshape(len(logits), -1, classes, logits[0].size)
+        # The covariance of the classes of each label, (M, labels, O, O).
+        places = covariance.reshape(*covariance.shape[:3], -1, classes)
+        blocks = jnp.einsum("mscsd->mscd", places)
+        if key is None:
+            variances = jnp.diagonal(blocks, axis1=2, axis2=3).reshape(logits.shape)
+            return jax.nn.softmax(logits / jnp.sqrt(1 + math.pi / 8 * variances))
+        shape = (num_samples, *blocks.shape[:3])
+        normal = jax.random.normal(key, shape, blocks.dtype)
+        noise = jnp.einsum("mscd,kmsd->kmsc", _square_roots(blocks), normal)
+        samples = jax.nn.softmax(logits[None] + noise.reshape(num_samples, *logits.shape))
+        return jnp.mean(samples, 0)
+
+    @full_precision()
     def log_marginal_likelihood(self) -> Float[Array, ""]:
         """Return the evidence log p(y) of the linearised network.
 
-        For the squared error it is exact, at any params. For another loss it is the Laplace
-        approximation, which takes params for the mode of the posterior: the minimum of
+        For the squared error and the structure "full" it is exact, at any params. Otherwise it is
+        the Laplace approximation, which takes params for the mode of the posterior: the minimum of
         loss / s^2 + delta/2 ||params - prior_mean||^2. A factor that normalises exp(-loss / s^2) in
         y is then left out (for the cross-entropy it is 1).
 
@@ -163,6 +214,7 @@ def laplace(
     prior_precision: float | Array,
     noise_variance: float | Array = 1.0,
     prior_mean: PyTree | None = None,
+    structure: str = "full",
     trainable: Trainable = None,
     memory_limit: int = 2**28,
 ) -> Laplace:
@@ -175,6 +227,15 @@ def laplace(
     eps J J^T / prior_precision are lost to rounding. A warning is given if they matter: if
     noise_variance prior_precision is below eps times the kernel's largest eigenvalue.
 
+    For networks of which neither fits, two structures replace J^T H J by an approximation. Rows of
+    J are then taken for a few examples at a time, and no matrix of all parameters is formed:
+
+    - "diagonal" keeps the diagonal.
+    - "kronecker" keeps, for each array of parameters, the diagonal in the eigenbasis of a Kronecker
+      product of two factors, as EKFAC does (George et al. 2018). The factors are sum R R^T and
+      sum R^T R over the rows R of W, shaped as the array, whose axes are divided in two groups. A
+      vector of parameters keeps its full block. Memory holds the factors.
+
     Source: MacKay (1992), Bayesian interpolation; Immer, Korzepa & Bauer (2021), Improving
     predictions of Bayesian neural nets via local linearization.
 
@@ -185,21 +246,24 @@ def laplace(
         y: targets of N examples, as the loss takes them.
         loss: function of (outputs, y). loss / noise_variance is the negative log-likelihood. The
             loss must be a sum over the examples and convex in the outputs, as
-            `losses.squared_error` and `losses.cross_entropy` are.
+            `losses.squared_error` and `losses.cross_entropy` are, also with options.
         prior_precision: precision delta of the Gaussian prior. It corresponds to a penalty
             delta/2 ||theta - prior_mean||^2 in training.
         noise_variance: for the squared error the variance of the observations, in squared units of
             the outputs; a temperature for other losses.
         prior_mean: mean of the prior, a pytree like params; None for 0.
+        structure: "full", "diagonal" or "kronecker".
         trainable: which parameters are uncertain (`linearise.parameters`); None for all.
         memory_limit: bytes for the rows of J that are kept at a time. The matrix that is decomposed
             comes in addition.
 
     Returns:
-        The posterior, with methods for the predictive variance and the evidence.
+        The posterior, with methods for the predictive variance, for class probabilities and for
+        the evidence.
 
     Raises:
-        ValueError: if prior_precision or noise_variance is not positive and finite; if the loss is
+        ValueError: if prior_precision or noise_variance is not positive and finite; if structure
+            is another word; if the loss is
             not a function, is a mean, couples its examples or is not convex; if f couples its
             examples (couplings and convexity are not checked under tracing); if x and y differ in
             their numbers of examples, or the loss does not accept y; if the trained parameters are
@@ -219,6 +283,7 @@ def laplace(
     check_scalar("prior_precision", prior_precision)
     check_scalar("noise_variance", noise_variance)
     check_positive_integer("memory_limit", memory_limit)
+    check_one_of("structure", structure, STRUCTURES)
     examples.num_examples((x, y), "inputs and targets")
     require_callable(loss)
     if isinstance(loss, Mean):
@@ -243,15 +308,20 @@ def laplace(
     check_loss(loss, shape, y)
     size = sum(leaf.size for leaf in jax.tree.leaves(moving))
     example_bytes = math.prod(shape.shape[1:]) * size * shape.dtype.itemsize
-    dual = shape.size < size and shape.shape[0] * example_bytes > memory_limit
+    dual = structure == "full" and shape.size < size
+    dual = dual and shape.shape[0] * example_bytes > memory_limit
     sliced = in_slices(network, max(1, memory_limit // example_bytes))
     outputs, image = jax.jvp(lambda p: sliced(p, x), (moving,), (displacement,))
     _require_convex(loss, outputs, y)
     roots = _square_roots(loss_hessian_blocks(loss, outputs, y).astype(dtype))
     value, gaussian = loss(outputs, y), loss is squared_error
-    residual = (outputs - y - image if gaussian else jnp.zeros_like(outputs)).astype(dtype)
+    exact = gaussian and structure == "full"
+    residual = (outputs - y - image if exact else jnp.zeros_like(outputs)).astype(dtype)
     weighted = (sliced, moving, x, roots, residual.reshape(roots.shape[:2]))
-    found = _decomposed_kernel(*weighted, kernel) if dual else _decomposed_jacobian(*weighted)
+    if structure != "full":
+        found = _approximated(*weighted[:-1], kronecker=structure == "kronecker")
+    else:
+        found = _decomposed_kernel(*weighted, kernel) if dual else _decomposed_jacobian(*weighted)
 
     @with_auto_axes
     def project(x_new):
@@ -265,10 +335,12 @@ def laplace(
         dual=dual,
         project=project,
         projected_residual=found.projected_residual,
-        misfit=found.misfit if gaussian else 2 * value,
-        squared_distance=jnp.zeros_like(value) if gaussian else dot(displacement, displacement),
+        misfit=found.misfit if exact else 2 * value,
+        squared_distance=jnp.zeros_like(value) if exact else dot(displacement, displacement),
         output_shape=outputs.shape[1:],
         num_observations=outputs.size if gaussian else 0,
+        outputs=partial(sliced, moving),
+        loss=loss,
     )
 
 
@@ -298,7 +370,7 @@ def _require_convex(loss, outputs, y):
 def _square_roots(blocks):
     """Return the symmetric square root of each block, H^(1/2)."""
     values, vectors = jnp.linalg.eigh(blocks)
-    return (vectors * jnp.sqrt(jnp.maximum(values, 0))[:, None]) @ vectors.mT
+    return (vectors * jnp.sqrt(jnp.maximum(values, 0))[..., None, :]) @ vectors.mT
 
 
 class _Decomposition(NamedTuple):
@@ -348,6 +420,56 @@ def _decomposed_jacobian(f: Sliced, moving, x, roots, residual) -> _Decompositio
         return in_slices(inside_and_outside, f.size)(moving, x_new)
 
     return _Decomposition(values**2, project, projected, misfit)
+
+
+def _approximated(f: Sliced, moving, x, roots, *, kronecker: bool) -> _Decomposition:
+    """Replace W^T W by its diagonal, in the basis of the parameters or of Kronecker factors."""
+    leaves = jax.tree.leaves(moving)
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    shapes = [_as_matrix(leaf.shape) for leaf in leaves]
+
+    def split(rows):
+        """Return the parts (..., i, j) of rows (..., P) that belong to each leaf."""
+        parts = jnp.split(rows, ends, axis=-1)
+        return [a.reshape(*a.shape[:-1], *s) for a, s in zip(parts, shapes, strict=True)]
+
+    def over_rows(term):
+        def of_part(x, roots):
+            rows = jnp.einsum("nop,npq->noq", roots, jacobian_rows(f.f, moving, x))
+            return term(rows.reshape(-1, rows.shape[-1]))
+
+        return sum_over_slices(of_part, f.size, x, roots)
+
+    bases = []
+    if kronecker:
+        factors = over_rows(
+            lambda rows: [
+                (jnp.einsum("nij,nkj->ik", r, r), jnp.einsum("nij,nik->jk", r, r))
+                for r in split(rows)
+            ]
+        )
+        bases = jax.tree.map(lambda factor: jnp.linalg.eigh(factor)[1], factors)
+
+    def rotate(rows):
+        """Return the coordinates of rows (..., P) in the basis."""
+        parts = split(rows)
+        if kronecker:
+            parts = [left.T @ r @ right for r, (left, right) in zip(parts, bases, strict=True)]
+        return jnp.concatenate([r.reshape((*rows.shape[:-1], -1)) for r in parts], -1)
+
+    diagonal = over_rows(lambda rows: jnp.sum(rotate(rows) ** 2, 0))
+
+    def project(x_new):
+        rows = in_slices(partial(jacobian_rows, f.f), f.size)(moving, x_new)
+        return rotate(rows), jnp.zeros((*rows.shape[:2], rows.shape[1]), rows.dtype)
+
+    return _Decomposition(diagonal, project, jnp.zeros_like(diagonal), jnp.zeros((), roots.dtype))
+
+
+def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return rows and columns of an array whose axes are divided in two groups, evenly in size."""
+    splits = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(1, len(shape))]
+    return min(splits, key=sum, default=(math.prod(shape), 1))
 
 
 def _decomposed_kernel(f: Sliced, moving, x, roots, residual, kernel) -> _Decomposition:

@@ -49,8 +49,9 @@ def empirical_ntk(
 
     The kernel of some of the outputs is that of a function that returns them, as
     ``lambda params, x: f(params, x)[:, -1, :10]``; of the others no derivative is computed. For the
-    trace over a great many outputs, average the kernels of ``jnp.tensordot(f(params, x), v, v.ndim)``
-    over random signs v shaped as the outputs of an example.
+    trace over a great many outputs, average the kernels of
+    ``lambda params, x: jnp.tensordot(f(params, x), v, v.ndim)`` over random signs v shaped as the
+    outputs of an example.
 
     A second call on the same shapes compiles nothing if f has the same operations, unless it has
     derivative rules or callbacks (custom_jvp, custom_vjp), which cannot be compared.
