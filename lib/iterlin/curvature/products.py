@@ -259,10 +259,10 @@ def loss_hessian_blocks(
     # there. The halves are the binary digits of the examples' indices: any two indices differ in a
     # digit, so that every pair of examples is separated at least once.
     direction = jax.random.normal(jax.random.key(0), outputs.shape, outputs.dtype)
-    indices = np.arange(len(outputs))
+    indices = np.arange(len(outputs)).reshape(-1, *[1] * (outputs.ndim - 1))
     for digit in range((len(outputs) - 1).bit_length()):
-        (others,) = np.nonzero((indices >> digit) % 2)
-        coupling = hessian(direction.at[others].set(0))[others]
+        others = (indices >> digit) % 2 == 1
+        coupling = jnp.where(others, hessian(jnp.where(others, 0, direction)), 0)
         if is_traced(coupling):
             break
         if jnp.any(jnp.abs(coupling) > 0):
