@@ -2,7 +2,7 @@
 
 What `pytest --nightly` adds: the tests marked `nightly`, truly random examples, XLA's code
 generator of today, which readers have (`xla.QUICKER`), and its optimisations also where a test
-compares numbers with an oracle (`UNOPTIMIZED`).
+compares numbers with an oracle (`OPTIMIZED`).
 """
 
 import signal
@@ -38,43 +38,10 @@ settings.register_profile(FEW, derandomize=True, max_examples=12, **quiet)
 settings.register_profile(MANY, derandomize=False, max_examples=200, print_blob=True, **quiet)
 settings.load_profile(FEW)
 
-# Files whose programs are compiled without most of XLA's optimisations: compiling is most of their
-# time, and what they compare with is an oracle, within a tolerance. A test among them that is about
-# bits, memory, buffers or what is compiled is marked `optimized`.
-UNOPTIMIZED = {
-    "test_adapters.py",
-    "test_algorithm.py",
-    "test_bench.py",
-    "test_cached.py",
-    "test_convnets.py",
-    "test_coupled_examples.py",
-    "test_curvature.py",
-    "test_diagnostics.py",
-    "test_exact_runs.py",
-    "test_extension.py",
-    "test_flow.py",
-    "test_gauss_newton.py",
-    "test_identity.py",
-    "test_integrate.py",
-    "test_integrate_adaptive.py",
-    "test_integrate_networks.py",
-    "test_laplace.py",
-    "test_layers.py",
-    "test_neural_tangents.py",
-    "test_newton.py",
-    "test_ntk.py",
-    "test_ntk_transformer.py",
-    "test_own_networks.py",
-    "test_probes.py",
-    "test_grids.py",
-    "test_shares.py",
-    "test_slices.py",
-    "test_training.py",
-    "test_truncated_gauss_newton.py",
-    "test_two_periods.py",
-    "test_what_goes_stale.py",
-    "test_winograd.py",
-}
+# Programs are compiled without most of XLA's optimisations: compiling is most of a test's time,
+# and what it compares with is an oracle, within a tolerance. A test about bits, memory, buffers or
+# what is compiled is marked `optimized`, or its file is named here.
+OPTIMIZED = {"test_examples.py", "test_installed_jax.py"}
 SWITCH = "jax_disable_most_optimizations"
 
 # Started first, so that no worker is left with a long file at the end.
@@ -104,6 +71,10 @@ def pytest_configure(config):
     xla.set_flags(quick=not config.option.nightly)
 
 
+def is_optimized(item):
+    return item.path.name in OPTIMIZED or item.get_closest_marker("optimized")
+
+
 def pytest_collection_modifyitems(config, items):
     if not config.option.nightly:
         late = [item for item in items if item.get_closest_marker("nightly")]
@@ -112,16 +83,17 @@ def pytest_collection_modifyitems(config, items):
     rank = {name: place for place, name in enumerate(LONGEST)}
 
     def place(item):
-        return -1 if item.path.suffix == ".ipynb" else rank.get(item.path.name, len(rank))
+        first = -1 if item.path.suffix == ".ipynb" else rank.get(item.path.name, len(rank))
+        return bool(is_optimized(item)), first
 
+    # Optimized ones last: changing between the two forgets all programs.
     items.sort(key=place)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Before any fixture of the test: one may compile what the test runs."""
-    chosen = item.path.name in UNOPTIMIZED and not item.get_closest_marker("optimized")
-    wanted = chosen and not item.config.option.nightly
+    wanted = not (item.config.option.nightly or is_optimized(item))
     if jax.config.read(SWITCH) != wanted:
         jax.config.update(SWITCH, wanted)
         jax.clear_caches()  # of programs compiled the other way

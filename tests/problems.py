@@ -1,5 +1,6 @@
 """Small problems that the tests share: networks, and affine ones with any Jacobian."""
 
+import functools
 import inspect
 from contextlib import contextmanager
 
@@ -41,6 +42,7 @@ def affine_problem(case, seed=0, low=0.3):
     return params, x, jnp.asarray(rng.normal(size=(examples, outputs)))
 
 
+@functools.cache
 def network(widths=(3, 5, 2), seed=0, examples=4, activation="tanh", **settings):
     """f, params, x, y of a small smooth network."""
     keys = jax.random.split(jax.random.key(seed), 3)

@@ -1,6 +1,7 @@
 """A book of four small pages over a toy library, built by the real pipeline in a folder of its own.
 
-The library is a copy that tests may edit; it shadows `iterlin` in the processes started here.
+Its library, which tests may edit, stands before the modules of `iterlin` in the processes started
+here.
 """
 
 import os
@@ -25,7 +26,8 @@ kernelspec:
 ---
 """
 LIBRARY = {
-    "__init__.py": """\
+    "__init__.py": f"""\
+__path__.append({str(ROOT / "lib" / "iterlin")!r})
 __version__ = "0"
 
 
@@ -86,12 +88,9 @@ CONTENTS = ("experiments/xor", "other", "last")
 
 def create(root):
     """Write the book and its library below ``root``."""
-    library = root / "lib" / "iterlin"
-    shutil.copytree(ROOT / "lib" / "iterlin", library, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, text in LIBRARY.items():
-        (library / name).write_text(text)
-    for name, text in PAGES.items():
-        path = root / "book" / name
+    texts = {f"lib/iterlin/{name}": text for name, text in LIBRARY.items()}
+    for name, text in (texts | {f"book/{name}": text for name, text in PAGES.items()}).items():
+        path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     chapters = "".join(f"  - file: {name}\n" for name in CONTENTS)

@@ -2,4 +2,9 @@
 
 from beartype import BeartypeConf, beartype
 
-check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+_check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+
+
+def check(function):
+    """Check calls of a function whose arguments or result have types to check."""
+    return _check(function) if function.__annotations__ else function

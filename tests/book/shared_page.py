@@ -62,9 +62,7 @@ live = page.save(live, missing=missing)
 def create(root, num_steps, num_seeds=2, between="pass"):
     """The book, with the page at a tier gpu; `between` its grids it does that."""
     toy_book.create(root)
-    shutil.rmtree(root / "lib")
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(toy_book.ROOT / "lib" / "iterlin", root / "lib" / "iterlin", ignore=ignored)
+    shutil.rmtree(root / "lib")  # so that processes find this checkout's
     for name in ("experiments/xor.md", "experiments/xor.laptop.yml", "other.md"):
         (root / "book" / name).unlink()  # they are of the toy library
     (root / "book" / "grid.md").write_text(PAGE.replace("BETWEEN", between))

@@ -12,9 +12,8 @@ params = model.init(jax.random.key(0))
 x = jax.random.normal(jax.random.key(1), (16, 12, 12, 2))
 WHOLE, PADDED = (16, None), (13, x[:5])
 FORMS = {
-    "full": ({}, [WHOLE, PADDED]),
+    "full": ({}, [WHOLE]),
     "trace": ({"trace": True}, [PADDED]),
-    "diagonal": ({"diagonal": True}, [WHOLE]),
     "dense": ({"trainable": lambda path: path.startswith("dense")}, [PADDED]),
 }
 for name, (settings, sizes) in FORMS.items():

@@ -76,25 +76,25 @@ AUTO, EXPLICIT = (
 )
 SPREAD, SPREAD_EXPLICIT = (NamedSharding(mesh, PartitionSpec(AXES)) for mesh in (AUTO, EXPLICIT))
 TRAINED = {
-    "batches": (run, {"mesh": AUTO, "batch_size": 16}),
     "remainder": (run, {"mesh": EXPLICIT, "batch_size": 18}),
-    "slices": (run, {"f": in_slices(network, 7), "batch_size": 32}),
     "iterable": (iterated, {"f": in_slices(network, 7)}),
     "sweep": (sweep, {"mesh": AUTO, "batch_size": 16}),
 }
 # What a step is made of; compiling it takes a second, and says no more.
 TRACED = {
     "full": {"mesh": AUTO},
+    "batches": {"mesh": AUTO, "batch_size": 16},
+    "slices": {"mesh": AUTO, "f": in_slices(network, 7), "batch_size": 32},
     "keyed": {"mesh": AUTO, "f": keyed, "keyed": True, "batch_size": 16},
     "loss": {"mesh": AUTO, "loss": total, "batch_size": 16},
     "unsaid": {"batch_size": 16},
 }
 COPIED = NamedSharding(AUTO, PartitionSpec())
-OTHERWISE = {"batches": [COPIED], "iterable": [SPREAD_EXPLICIT]}
+PLACES = {"remainder": [SPREAD], "iterable": [SPREAD_EXPLICIT], "sweep": [COPIED]}
 here = jnp.asarray(x), jnp.asarray(y)
 for name, (train, settings) in TRAINED.items():
     expected = train(here, **settings | {"mesh": None})
-    for place in (SPREAD, *OTHERWISE.get(name, ())):
+    for place in PLACES[name]:
         traced.clear()
         found = train(jax.device_put((x, y), place), **settings)
         print(name, np.abs(found - expected).max(), *sorted(traced))
@@ -106,3 +106,6 @@ for name, settings in TRACED.items():
     traced.clear()
     jax.eval_shape(step, state, spread)
     print(name, "-", *sorted(traced))
+    if name == "full":
+        program = jax.jit(step).lower(state, spread).compile().as_text()
+        print("exchanges", "-", *[0] * ("num_partitions=4" in program and "all-reduce(" in program))

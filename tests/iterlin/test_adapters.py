@@ -185,9 +185,9 @@ def test_a_run_is_that_of_the_framework_s_own_loop(make):
         return optax.apply_updates(params, update), after, memory
 
     memory = optimizer.init(params)
-    for _ in range(30):
+    for _ in range(10):
         params, statistics, memory = step(params, statistics, memory)
-    state, predicted = trained_by(net, 1, 30, optimizer)
+    state, predicted = trained_by(net, 1, 10, optimizer)
     close(state.params, params, 2e-5)
     close(state.statistics, statistics, 2e-5)
     close(predicted, evaluated(net.module(state)))

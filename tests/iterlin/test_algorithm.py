@@ -276,40 +276,7 @@ def test_running_statistics_come_from_the_anchor_alone():
     assert np.abs(flat(stepped.statistics) - flat(expected)).max() > 1e-6
 
 
-def test_a_part_of_a_normalised_network_is_bound_with_its_statistics():
-    params, normalization = normalised()
-    moving, fixed = partition(params, lambda path: path == "last")
-    settings = {"normalization": normalization, "trainable": lambda path: path == "last"}
-    part = Algorithm(lambda p, x: x, ENTROPY, 0.1, **settings).bind_fixed(fixed)
-    assert part.trainable is None
-    for form in ("apply", "evaluate"):
-        given = normalization.initial, jnp.ones((2, 3)) * jnp.arange(2)[:, None]
-        found = getattr(part.normalization, form)(moving, *given)
-        np.testing.assert_array_equal(
-            flat(found), flat(getattr(normalization, form)(params, *given))
-        )
-
-
-def test_examples_choose_what_a_run_trains_on():
-    f, params, (x, y) = classified()
-    chosen = jnp.asarray([0, 3, 4, 7, 9])
-    whole = Step(Algorithm(f, ENTROPY, optax.sgd(0.1)), every(2))
-    by_index = whole.advance(
-        whole.start(params, (x, y, chosen), jax.random.key(0)), (x, y, chosen), 5
-    )
-    directly = whole.advance(
-        whole.start(params, (x, y), jax.random.key(0)), (x[chosen], y[chosen]), 5
-    )
-    np.testing.assert_array_equal(flat(by_index.params), flat(directly.params))
-    batches = replace(whole, batch_size=5)
-    state = batches.start(params, (x, y, chosen), jax.random.key(0))
-    for _ in range(4):
-        state = batches.advance(state, (x, y, chosen), 1)
-        assert sorted(state.order.tolist()) == chosen.tolist()
-
-
-@pytest.mark.parametrize("schedule", [every(1), when_solved(Solved(1, 0.5, None, 5), max_period=2)])
-def test_a_part_moves_as_if_the_rest_were_written_into_the_network(schedule):
+def test_a_part_moves_as_if_the_rest_were_written_into_the_network():
     """A network that draws, a regularizer of all parameters, and looks that draw nothing."""
     f, params, data = classified()
     moving, fixed = partition(params, lambda path: path.startswith("1/"))
@@ -321,7 +288,7 @@ def test_a_part_moves_as_if_the_rest_were_written_into_the_network(schedule):
         return 0.1 * optax.tree.norm(p, squared=True) ** 2
 
     def advanced(algorithm, steps):
-        step = Step(algorithm, schedule)
+        step = Step(algorithm, when_solved(Solved(1, 0.5, None, 5), max_period=2))
         return step.advance(step.start(moving, data, jax.random.key(5)), data, steps)
 
     settings = {"keyed": True}
@@ -338,16 +305,3 @@ def test_a_part_moves_as_if_the_rest_were_written_into_the_network(schedule):
     first, free = (advanced(run, 1).params for run in (part, replace(part, regularizer=None)))
     slope = jax.grad(of_moving["regularizer"])(moving)
     np.testing.assert_allclose(flat(first), flat(free) - 0.3 * flat(slope), rtol=1e-11)
-
-
-def test_a_penalty_may_be_traced():
-    f, params, data = classified()
-
-    def moved(penalty):
-        step = Step(Algorithm(f, ENTROPY, 0.3, penalty=penalty), never())
-        return step.advance(step.start(params, data, jax.random.key(0)), data, 4).params
-
-    found = jax.vmap(moved)(jnp.asarray([0.0, 0.5]))
-    for i, penalty in enumerate((0.0, 0.5)):
-        one = jax.tree.map(lambda leaf, i=i: leaf[i], found)
-        np.testing.assert_allclose(flat(one), flat(moved(penalty)), rtol=1e-12)

@@ -78,10 +78,6 @@ COUPLED = {
     "causal attention": (attention, P),
     "batch normalisation, zero head": (batch_normalised, ZERO_HEAD),
     "both": (il.centred(batch_normalised, ZERO_HEAD), ZERO_HEAD),
-    "batch normalisation without epsilon": (
-        lambda p, x: (x @ p["w"] - (x @ p["w"]).mean(0)) / (x @ p["w"]).std(0),
-        P,
-    ),
     "a squared gate at zero": (lambda p, x: gated(p | {"a": p["a"] ** 2}, x), P),
     "places from zero": (lambda p, x: jnp.arange(len(x))[:, None] * hidden(p, x), P),
     "a coupling from the fourth on": (mean_from_the_fourth, P),
@@ -165,13 +161,11 @@ def time_of_the_batch():
 
 INDEPENDENT = {
     "mlp": lambda: images(il.mlp((6, 32, 3)), 6),
-    "large inputs": lambda: (il.mlp((6, 9, 3)).apply, images(il.mlp((6, 9, 3)), 6)[1], 255 * X),
     "lenet": lambda: images(lenet((12, 12, 1), kernel_size=3, channels=4), 12, 12, 1),
     "a tree of inputs": tree,
     "a loop over the examples": time_of_the_batch,
     "centred": lambda: (il.centred(hidden, single_precision(P)), P, X),
     "a network that is NaN": lambda: (lambda p, x: jnp.log(-jnp.exp(hidden(p, x))), P, X),
-    "a NaN example": lambda: (hidden, P, X.at[2].set(jnp.nan)),
     "parameters that must be positive": lambda: (
         lambda p, x: jnp.log(p["s"]) * x @ jnp.sqrt(p["s"])[:, None],
         {"s": jnp.asarray([1e-3, 0.1, 1.0, 5.0, 1e3, 1e-8])},
@@ -206,16 +200,9 @@ def test_half_precision_is_rounded_more():
         require_independent(lambda p, x: jnp.cumsum(net.apply(p, x), 0), params, x)
 
 
-@pytest.mark.parametrize("rule", [False, True])
-def test_a_network_that_closes_over_what_jax_traces_is_let_through(rule):
+def test_a_network_that_closes_over_what_jax_traces_is_let_through():
     def kernel(scale):
-        @jax.custom_vjp
-        def scaled(h):
-            return h
-
-        scaled.defvjp(lambda h: (h, None), lambda _, g: (scale * g,))
-        act = scaled if rule else lambda h: scale * h
-        return il.empirical_ntk(lambda p, x: act(hidden(p, x)), P, X, trace=True)
+        return il.empirical_ntk(lambda p, x: scale * hidden(p, x), P, X, trace=True)
 
     np.testing.assert_allclose(jax.jit(kernel)(2.0), 4 * kernel(1.0), rtol=1e-10)
     np.testing.assert_allclose(jax.vmap(kernel)(jnp.ones(2))[1], kernel(1.0), rtol=1e-10)

@@ -154,34 +154,6 @@ def test_a_loss_without_curvature_is_followed_in_a_straight_line():
     np.testing.assert_allclose(found.image, -900 * slopes)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "until", "factor"),
-    [
-        (0.5, 9.0, 0.8 * 2 ** (1 / 3)),
-        (1.5, 9.0, 0.8 * 1.5 ** (-1 / 3)),
-        (8.0, 0.25, 0.4),
-        (1e-6, 9.0, 5.0),
-        (1e6, 9.0, 0.1),
-        (0.5, 0.25, 2.0),  # cut short by the end: the next is as long as this one was to be
-    ],
-)
-def test_the_estimated_error_decides_a_step_and_the_next(ratio, until, factor):
-    model = linear_model.from_products(lambda p, x: p, jnp.zeros(3), None)
-    objective = Objective(model, losses.squared_error, jnp.array([100.0, 200.0, -300.0]))
-    h = min(0.5, until)
-    start = begin(objective)._replace(step=jnp.asarray(0.5))
-    there = _stages(objective, start, jnp.asarray(h), jnp.asarray(2))
-    slopes = start.slope_image + objective.slope(*there)[1]
-    error, size = (
-        np.sqrt(np.mean(np.square(a)))
-        for a in (0.8 * (start.image - there[1]) - 0.4 * h * slopes, there[1])
-    )
-    tolerance = float(error / (ratio * size))
-    found = advance(objective, start, jnp.asarray(until), tolerance=tolerance, max_steps=1)
-    assert float(found.time) == (h if ratio < 1 else 0)
-    np.testing.assert_allclose(found.step, h * factor, rtol=1e-6)
-
-
 def test_curvature_is_the_largest_eigenvalue_of_the_problem():
     objective, f, params, x, _ = objective_of(penalty=0.3)
     jacobian = problems.dense(f, params, x)

@@ -117,9 +117,10 @@ PRECISE = {"max_steps": 100, "tolerance": 1e-12}
 @pytest.mark.parametrize(
     ("name", "solver"),
     [
-        *((name, solver) for solver in ("svd", "truncated") for name in PUBLISHED),
+        *((name, "svd") for name in PUBLISHED),
+        ("NIST Misra1a", "truncated"),
         ("NIST Misra1a", "cholesky"),
-        ("Rosenbrock", "cholesky"),
+        ("Rosenbrock", "truncated"),
     ],
 )
 def test_published_minima_are_found(name, solver):

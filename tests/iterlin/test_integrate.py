@@ -12,8 +12,7 @@ import roads
 from iterlin.exact import engines
 from iterlin.exact.checks import check_engine
 from iterlin.exact.choice import ENGINES, choose
-from iterlin.exact.task import Task, quadratic, slice_size
-from iterlin.linearise.costs import vjp_residual_bytes
+from iterlin.exact.task import Task, quadratic
 from iterlin.training import loop, losses, schedules
 from iterlin.training.loop import OutOfTime
 from iterlin.training.schedules import Solved
@@ -105,7 +104,6 @@ def test_exact_engines_are_the_steps_to_rounding(engine, loss, penalty, monkeypa
     ("engine", "loss", "period", "reached_at"),
     [
         ("function_space", CROSS_ENTROPY, 5, 7),  # between two linearisations
-        ("kept_steps", CROSS_ENTROPY, PERIOD, 20),  # at one
         ("closed_form", SQUARED, PERIOD, 0),
     ],
 )
@@ -184,7 +182,7 @@ def test_a_minimum_is_ridge_regression_also_where_an_example_never_moves():
     np.testing.assert_allclose(engine.parameters(end), ridge, atol=1e-8)
 
 
-@pytest.mark.parametrize("engine", ["flow", "function_space", "minimum"])
+@pytest.mark.parametrize("engine", ["flow", "minimum"])
 def test_outputs_that_overflow_end_the_run_as_diverged(engine):
     """The second linearisation is of a network whose outputs overflow."""
     (f, params, data), settings = setting(eval_steps=[0, 20, 40, 60], penalty=0.1)
@@ -227,13 +225,6 @@ def test_a_quadratic_loss_is_told_from_others_in_any_unit(factor):
         assert quadratic(lambda u, y, of=other: factor * jnp.sum(of(u - y)), 0 * y) is None
     assert quadratic(lambda u, y: jnp.sum((u - y["a"]) ** 2), {"a": y, "b": y}) is None
     assert quadratic(losses.squared_error, jnp.ones((3, 2), jnp.int32)) is None
-
-
-def test_as_many_examples_go_together_as_memory_allows():
-    f, params, (x, _) = setting()[0]
-    needed = vjp_residual_bytes(f, params, x)
-    sizes = [slice_size(f, params, x, limit) for limit in (needed, needed - 1, needed // 2, 1)]
-    assert sizes == [None, 11, 6, 1]
 
 
 # The rule `solved`.
@@ -308,7 +299,6 @@ def moved_far(state):
     [
         ("flow", CROSS_ENTROPY, schedules.every(700), "crash"),
         ("flow", CROSS_ENTROPY, schedules.when(moved_far, check_every=100), "deadline"),
-        ("closed_form", SQUARED, schedules.every(700), "deadline"),
     ],
 )
 def test_resume_is_bit_identical(engine, loss, schedule, stopped_by, tmp_path, monkeypatch):
@@ -347,15 +337,6 @@ def test_resume_is_bit_identical(engine, loss, schedule, stopped_by, tmp_path, m
     looks = 0
     run(params, **settings)  # of a run that has ended
     assert looks == 0
-
-
-def test_an_integrator_looks_where_its_watch_says_unless_told():
-    (f, params, data), _ = setting()
-    shared = {"loss": CROSS_ENTROPY, "engine": "function_space", "eval_steps": [5, 10]}
-    run = integrator(f, data, schedule=3, step_size=STEP_SIZE, **shared)
-    for at, expected in ((None, [5, 10, 20]), ([7], [7, 20])):
-        _, history = run(params, schedule=schedules.every(10), num_steps=20, at=at)
-        assert history["step"].tolist() == expected
 
 
 # What is refused.

@@ -89,10 +89,8 @@ def by_steps(case):
     ("case", "engine", "memory_limit"),
     [
         ("numbers", "closed_form", 1000),  # J does not fit: its kernel
-        ("sequences", "function_space", None),
         ("sequences", "kept_steps", 500),  # slice by slice
         ("weighted", "function_space", None),
-        ("weighted", "auto", None),
     ],
 )
 def test_exact_engines_are_the_steps_whatever_the_shapes(case, engine, memory_limit):

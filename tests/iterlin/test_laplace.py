@@ -253,20 +253,6 @@ def test_a_kernel_that_is_too_coarse_is_warned_of():
             assert np.all(np.isfinite(call()))
 
 
-def test_jacobians_are_not_kept_whole_where_they_do_not_fit():
-    """Of 400 x 4 outputs by 100 parameters."""
-    params, x = jnp.ones(100), jnp.ones(400)
-
-    def f(p, x):
-        return jnp.sin(jnp.outer(x, p)).reshape(-1, 4, 25).sum(2)
-
-    def evidence(p):
-        return fit(f, p, x, jnp.zeros((400, 4)), memory_limit=1).log_marginal_likelihood()
-
-    memory = jax.jit(evidence).lower(params).compile().memory_analysis()
-    assert memory.temp_size_in_bytes < 400 * 4 * 100 * 8 * 0.7
-
-
 @pytest.fixture(scope="module")
 def problem():
     return dict(zip(("f", "params", "x", "y"), network((2, 2, 2), examples=3), strict=True))
@@ -299,7 +285,7 @@ def test_bad_input_is_refused(problem, change, message):
         bare(laplace)(**problem | SETTINGS | change)
 
 
-@pytest.mark.parametrize("margin", [15.0, 50.0, 1000.0])
+@pytest.mark.parametrize("margin", [15.0, 1000.0])
 def test_a_confident_classifier_has_the_variance_of_its_prior(margin):
     """There the Hessian of the cross-entropy is zero up to rounding, which is not concave."""
     x, y = jnp.eye(3, dtype=jnp.float32), jnp.arange(3)

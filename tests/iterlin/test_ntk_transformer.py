@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import empirical_ntk, ntk_matrix, ntk_product
+from iterlin import empirical_ntk, ntk_matrix
 from iterlin.kernels import factors
 from iterlin.linearise.linearization import jacobian
 from iterlin.linearise.parameters import partition
@@ -114,14 +114,6 @@ TRAINABLE = {
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_fixed_parameters_give_nothing(name):
     assert_forms(pooled, X, trainable=TRAINABLE[name])
-
-
-def test_products_with_part_of_the_parameters():
-    trainable = TRAINABLE["weights"]
-    v = jax.random.normal(jax.random.key(1), transformer(PARAMS, X).shape)
-    rows = jacobian(transformer, PARAMS, X, trainable=trainable)
-    found = ntk_product(transformer, PARAMS, X, trainable=trainable)(v)
-    np.testing.assert_allclose(found.reshape(-1), rows @ (rows.T @ v.reshape(-1)), rtol=1e-10)
 
 
 def kinds_of_factors(f, params, x, **settings):

@@ -2,9 +2,7 @@
 networks that draw, data that comes in batches or lies on several devices."""
 
 import itertools
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import iterlin as il
 import jax
@@ -191,23 +189,6 @@ def test_split_and_join_are_inverse():
         assert jax.tree.all(equal)
         assert len(jax.tree.leaves((moving, fixed))) == len(jax.tree.leaves(params))
     assert parameters.bind_fixed(classifier, parameters.partition(PARAMS)[1]) is classifier
-
-
-@jax.tree_util.register_dataclass
-@dataclass
-class Line:
-    """Parameters that can be called, as a module of Equinox."""
-
-    slope: Any
-    offset: Any
-
-    def __call__(self, x):
-        return self.slope * x + self.offset
-
-
-def test_a_choice_may_be_a_tree_that_can_be_called():
-    found = parameters.trainable_mask(Line(jnp.ones(2), jnp.ones(1)), Line(True, False))
-    assert found == Line(True, False)
 
 
 # Inputs, targets and outputs ----------------------------------------------------------------

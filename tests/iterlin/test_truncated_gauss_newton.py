@@ -127,22 +127,6 @@ def test_inner_steps_stand_in_for_a_damping():
     assert np.all(history["certificate"][:2] > 1e-3)
 
 
-def test_targets_of_several_parts_take_the_precision_of_the_parameters():
-    f, params, x, y = posed(losses.cross_entropy)
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
-    parts = {"labels": y, "weights": np.linspace(0.5, 2.0, 8)}
-
-    def weighted(outputs, targets):
-        chances = jax.nn.log_softmax(outputs)
-        return -jnp.sum(targets["weights"] * chances[jnp.arange(8), targets["labels"]])
-
-    run = {"damping": 0.2, "beta": 0.5, "max_steps": 2}
-    solution = solve(f, params, x, parts, loss=weighted, **run)
-    leaves = [*jax.tree.leaves(solution.params), *solution.history.values()]
-    assert {leaf.dtype for leaf in leaves} == {jnp.dtype(jnp.float32)}
-    assert solution.history["loss"][2] < solution.history["loss"][0]
-
-
 # Damping that adapts.
 
 
@@ -246,13 +230,3 @@ def test_bad_input_is_refused(settings, message):
 def test_a_bad_start_of_the_damping_is_refused(start):
     with pytest.raises(ValueError, match="damping must be"):
         LevenbergMarquardt.__post_init__(SimpleNamespace(start=start))
-
-
-def test_it_can_be_mapped_with_its_default_damping():
-    f, params, x, y = network((3, 4, 3), examples=8)
-
-    def solved(p):
-        return solve(f, p, x, y, beta=0.1, max_steps=3, tolerance=1e-9).params
-
-    found = jax.lax.map(solved, jax.tree.map(lambda leaf: leaf[None], params))
-    np.testing.assert_allclose(flat(found), flat(solved(params)), rtol=1e-10)

@@ -63,15 +63,6 @@ def test_values_and_both_derivatives_are_those_of_the_convolution(image, size, p
     require_alike(image, size, padding, seed)
 
 
-def test_wide_layers_go_this_way_on_a_cpu():
-    arrays = (
-        jnp.ones((2, 8, 8, convolution.MIN_WINOGRAD_CHANNELS)),
-        jnp.ones((3, 3, *2 * [convolution.MIN_WINOGRAD_CHANNELS])),
-    )
-    programs = [str(jax.make_jaxpr(pooled(way))(*arrays)) for way in ("auto", "winograd", "direct")]
-    assert programs[0] == programs[1] != programs[2]
-
-
 def test_single_precision_loses_a_digit_at_most():
     rng = np.random.default_rng(0)
     primals = rng.normal(size=(8, 14, 14, 16)), rng.normal(size=(5, 5, 16, 16)) / 20
