@@ -69,6 +69,7 @@ def pytest_configure(config):
     if config.option.nightly:
         settings.load_profile(MANY)
     xla.set_flags(quick=not config.option.nightly)
+    jax.config.update(SWITCH, not config.option.nightly)
 
 
 def is_optimized(item):

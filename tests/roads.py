@@ -39,12 +39,6 @@ def unchecked(f, **settings):
     return made
 
 
-def attempt(f, params, data, **settings):
-    """`train` without those checks."""
-    algorithm, watch, rest = sorted_out(f, settings, unchecked)
-    return bare(iterlin.train)(algorithm, params, data, watch=watch, **rest)
-
-
 def train(f, params, data, **settings):
     algorithm, watch, rest = sorted_out(f, settings)
     return iterlin.train(algorithm, params, data, watch=watch, **rest)

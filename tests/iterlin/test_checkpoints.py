@@ -166,19 +166,6 @@ def counts_of(clock, seconds, steps, ended=(False,), **settings):
     return counts, seconds
 
 
-@pytest.mark.parametrize(("seconds", "steps"), [(0.0, [0, 2, 4, 6, 8, 10, 12]), (6.0, [4, 8, 12])])
-def test_checkpoints_are_written_when_their_time_has_come(tmp_path, monkeypatch, seconds, steps):
-    """Before a piece of work, and always at the end; here three seconds pass at two steps."""
-    clock, written = Clock(), []
-    monkeypatch.setattr(loop, "time", clock)
-    monkeypatch.setattr(loop, "FIRST_CHUNK", 2)
-    monkeypatch.setattr(loop, "CHUNK", 3.0)
-    monkeypatch.setattr(checkpoints, "save", lambda *_, notes, **__: written.append(notes["taken"]))
-    monkeypatch.setattr(loop, "CHECKPOINT", seconds)
-    counts_of(clock, 3.0, [2, 8, 12], checkpoint=tmp_path / "run")
-    assert written == steps
-
-
 def test_a_run_that_goes_on_counts_the_seconds_of_both_its_parts(tmp_path, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(loop, "time", clock)

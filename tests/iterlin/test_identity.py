@@ -12,23 +12,24 @@ import pytest
 from iterlin.linearise.digests import digest, program_digest
 from iterlin.training import loop, losses, schedules
 from iterlin.training.checkpoints import CheckpointError
-from iterlin.training.identity import Identity, summary
+from iterlin.training.identity import summary
 from iterlin.training.watching import Watch
 from iterlin_study.runs import exact_runs, grids
 from iterlin_study.runs.groups import Problem
 from jax._src import pretty_printer
 
 KEY = jax.random.key(0)
-X = jax.random.normal(KEY, (6, 3))
+RNG = np.random.default_rng(0)
+X = jnp.asarray(RNG.normal(size=(6, 3)))
 Y = jnp.array([0, 1, 1, 0, 1, 0])
 # What the first and the second run differ in: a sign, which changes no norm.
-FIRST = jax.random.normal(jax.random.key(1), (3, 4))
+FIRST = jnp.asarray(RNG.normal(size=(3, 4)))
 SECOND = -FIRST
 ENTROPY = losses.mean(losses.cross_entropy)
 
 
 def start():
-    return 0.1 * jax.random.normal(jax.random.key(2), (4, 2))
+    return jnp.asarray(0.1 * np.random.default_rng(1).normal(size=(4, 2)))
 
 
 def custom_vjp(w):
@@ -258,19 +259,6 @@ def test_a_summary_sees_signs_order_and_places():
     for other in others:
         assert np.linalg.norm(np.subtract(summary(tree), summary(other))) > 0.1
         np.testing.assert_allclose(summary(tree)[0], summary(other)[0])
-
-
-def test_numbers_agree_to_a_tolerance_and_with_their_like_if_not_finite():
-    def refused(there, here=(1.0,)):
-        head = {"version": "another", "numbers": {"loss": there}}
-        return bool(Identity({}, first=lambda: {"loss": list(here)}).differences(head))
-
-    for same in ([np.nan, 1.0], [np.inf, -np.inf], []):
-        assert not refused(same, same)
-    assert not refused([1.0001])
-    for other in ([1.01], [np.nan], [], "1.0", [[1.0]], None):
-        assert refused(other)
-    assert refused([np.inf], [-np.inf])
 
 
 def test_a_program_is_the_same_wherever_it_is_printed(monkeypatch):

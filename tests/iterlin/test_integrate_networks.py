@@ -15,18 +15,18 @@ from iterlin.training.watching import Watch
 
 by_engine = partial(iterlin.train, engine="auto")
 EXAMPLES, FEATURES, PLACES, CLASSES, FROZEN = 6, 3, 2, 3, 500
-KEYS = jax.random.split(jax.random.key(0), 6)
+RNG = np.random.default_rng(0)
 PARAMS = {
-    "layers": [jax.random.normal(KEYS[0], (FEATURES, 4)), jax.random.normal(KEYS[1], (4,))],
-    "places": jax.random.normal(KEYS[2], (4, PLACES, CLASSES)),
-    "frozen": jax.random.normal(KEYS[3], (FROZEN, 4)),
+    "layers": [jnp.asarray(RNG.normal(size=(FEATURES, 4))), jnp.asarray(RNG.normal(size=(4,)))],
+    "places": jnp.asarray(RNG.normal(size=(4, PLACES, CLASSES))),
+    "frozen": jnp.asarray(RNG.normal(size=(FROZEN, 4))),
     "vocabulary": jnp.arange(FROZEN),  # integers are never trained
 }
 X = {
-    "inputs": jax.random.normal(KEYS[4], (EXAMPLES, FEATURES)),
+    "inputs": jnp.asarray(RNG.normal(size=(EXAMPLES, FEATURES))),
     "tokens": jnp.arange(EXAMPLES),
 }
-LABELS = jax.random.randint(KEYS[5], (EXAMPLES, PLACES), 0, CLASSES)
+LABELS = jnp.asarray(RNG.integers(CLASSES, size=(EXAMPLES, PLACES)))
 WEIGHTED = {"values": jnp.sin(jnp.arange(EXAMPLES) * 1.0), "weights": jnp.geomspace(0.01, 0.1, 6)}
 ENTROPY = losses.mean(losses.cross_entropy)
 

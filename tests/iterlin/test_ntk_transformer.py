@@ -13,7 +13,7 @@ WORDS, LENGTH, WIDTH, CLASSES = 40, 3, 4, 3
 
 
 def normal(*shape):
-    return jax.random.normal(jax.random.key(sum(shape)), shape) / 2
+    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape) / 2)
 
 
 PARAMS = {

@@ -16,14 +16,15 @@ from problems import bare, flat
 
 N, T, CLASSES = 12, 3, 4
 KEY = jax.random.key(7)
-X = jax.random.normal(jax.random.key(0), (N, 5))
-LABELS = jax.random.randint(jax.random.key(1), (N,), 0, CLASSES)
-TOKEN_LABELS = jax.random.randint(jax.random.key(2), (N, T), 0, CLASSES)
-NUMBERS = jax.random.normal(jax.random.key(3), (N,))
+RNG = np.random.default_rng(0)
+X = jnp.asarray(RNG.normal(size=(N, 5)))
+LABELS = jnp.asarray(RNG.integers(CLASSES, size=N))
+TOKEN_LABELS = jnp.asarray(RNG.integers(CLASSES, size=(N, T)))
+NUMBERS = jnp.asarray(RNG.normal(size=N))
 ENTROPY = losses.mean(losses.cross_entropy)
 PARAMS = {
-    "body": jax.random.normal(jax.random.key(4), (5, 6)) / 2,
-    "head": jax.random.normal(jax.random.key(5), (6, CLASSES)) / 2,
+    "body": jnp.asarray(RNG.normal(size=(5, 6)) / 2),
+    "head": jnp.asarray(RNG.normal(size=(6, CLASSES)) / 2),
 }
 
 

@@ -2,12 +2,13 @@
 
 import iterlin as il
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 NET = il.mlp((3, 12, 2), activation="tanh", parameterization="ntk", bias_scale=0.3)
-X = jax.random.normal(jax.random.key(1), (7, 3))
-Y = jax.random.normal(jax.random.key(2), (7, 2))
+X = jnp.asarray(np.random.default_rng(1).normal(size=(7, 3)))
+Y = jnp.asarray(np.random.default_rng(2).normal(size=(7, 2)))
 START = NET.init(jax.random.key(0))
 ALPHAS = (0.1, 30.0)
 

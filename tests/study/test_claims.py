@@ -236,11 +236,8 @@ def without(*fields):
             [ROW | {"expected": "held"}],
             "claim C0 expects 'held', no verdict on a row of version v3",
         ),
-        ([ROW | {"version": "ours"}], "claim C0 expects 'reproduced', no verdict .* version ours"),
         ([statement()], "claim C0 has 0 rules"),
-        ([statement(above=1.0, below=2.0)], "claim C0 has 2 rules"),
         ([statement(above="much")], "claim C0 .* 'much', which is not a number"),
-        ([statement(above=np.inf)], "claim C0 .* inf, which is not a number"),
         ([statement(within=0)], "claim C0 allows nothing: within 0"),
         (
             [statement(says="fit (%)", above=100.0)],
@@ -250,9 +247,7 @@ def without(*fields):
         ([statement(says="gap (points)", within=200.0)], "claim C0 allows everything: .* -100 and"),
         ([statement(says="runs that diverged", below=0)], "claim C0 allows nothing: 'runs that"),
         ([statement(above=1.0, bellow=2)], "claim C0 .* unknown field 'bellow'"),
-        ([ROW | {"expcted": "reproduced"}], "claim C0 .* unknown field 'expcted'"),
         ([ROW | {"statements": [{"above": 1.0}]}], "claim C0 .* lacks says, statistic"),
-        ([ROW | {"statements": ["drop"]}], "claim C0 states 'drop', no mapping"),
         ([ROW | {"requires": None}], "claim C0 must have a list as requires"),
         (
             [ROW | {"requires": [{"says": "it fits", "condition": "fitt", "above": 1.0}]}],
@@ -291,7 +286,6 @@ def test_a_right_ledger_is_read_and_a_missing_one_has_no_rules(tmp_path, monkeyp
             "2 claims of the paper, 1 tested: 1 partly; 1 not tested here. "
             "2 hypotheses of ours, 2 tested: 1 held, 1 refuted",
         ),
-        ([HELD], "1 hypotheses of ours, 1 tested: 1 held"),
         (
             [NOT_TESTED, NOT_RUN],
             "2 claims of the paper, none tested; 1 not tested here, 1 not yet run",

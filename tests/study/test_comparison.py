@@ -89,14 +89,6 @@ def test_parameters_are_compared_by_value(root, record):
     assert comparison.sentence(record).endswith("today; changed since: num_seeds")
 
 
-def test_parameters_of_a_tier_are_defaults_under_the_files():
-    assert experiment_pages.parameters("other", "laptop") == {
-        "tier": "laptop",
-        "num_seeds": 4,
-        "periods": [5, 20],
-    }
-
-
 def test_the_command_lists_and_keeps(record, capsys):
     run(scale=2.0)
     assert comparison.main([]) == 0

@@ -113,17 +113,6 @@ def test_weights_are_drawn_with_their_scale(make, gain, count):
     assert found == count
 
 
-def test_several_runs_at_once():
-    settings = {"channels": 3, "kernel_size": 3, "padding": "SAME", "slice_size": 2}
-    model = convnets.lenet((8, 8, 1), **settings)
-    x, keys = images(5, 8, 8, 1), jax.random.split(jax.random.key(4), 3)
-    params = jax.jit(jax.vmap(model.init))(keys)
-    together = jax.jit(jax.vmap(model.apply, (0, None)))(params, x)
-    apply = jax.jit(model.apply)
-    alone = [apply(jax.tree.map(lambda leaf, i=i: leaf[i], params), x) for i in range(3)]
-    np.testing.assert_allclose(together, np.stack(alone), atol=1e-11)
-
-
 # --- ResNet18 written out in NumPy, at complex parameters theta + i h v for a tiny h: the real part
 # is its value at theta, the imaginary part h times its derivative along v.
 

@@ -94,12 +94,6 @@ def test_a_download_that_fails_names_the_remedy_and_leaves_nothing(served, serve
     assert not list(served.iterdir())
 
 
-def test_without_network_the_remedy_is_named(served, server):
-    server.shutdown()
-    server.server_close()
-    fails(NAME, digest(CONTENT), "http://127.0.0.1", "ITERLIN_DATA", served)
-
-
 def test_a_folder_of_data_comes_first_and_files_of_one_name_are_told_apart(served, server, mine):
     assert downloads.fetch("pictures") == [served / NAME]  # it has no such file
     for folder, content in (("another", CONTENT[::-1]), ("right", CONTENT)):
@@ -116,11 +110,6 @@ def test_a_wrong_file_in_the_folder_is_an_error(served, server, mine, content, f
     (mine / NAME).write_bytes(content)
     fails(f"{mine / NAME}", fault, "http://127.0.0.1")
     assert server.asked == []
-
-
-def test_a_folder_of_data_that_does_not_exist(served, mine):
-    mine.rmdir()
-    fails("ITERLIN_DATA", mine)
 
 
 def test_fetching_ahead_of_time_names_what_is_unknown(served, capsys):

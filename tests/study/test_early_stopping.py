@@ -47,20 +47,6 @@ def test_readings_may_begin_late():
     assert_allclose(validated(curves(), first_step=first), [[0.6, 0.4], [NAN, 0.3]])
 
 
-def test_a_run_may_be_read_before_its_first_step():
-    falling = curves()
-    for name in ("test_accuracy", "validation_accuracy"):
-        for each in (name, f"{name}_proxy"):
-            falling[each].values[:] = [0.9, 0.2, 0.3, 0.1]
-    assert_allclose([oracle(falling), validated(falling)], np.full((2, 2, 2), 0.9))
-
-
-def test_without_held_out_examples_validation_says_nothing():
-    runs = curves().drop_vars(["validation_accuracy", "validation_accuracy_proxy"])
-    assert np.isnan(validated(runs)).all()
-    assert np.isfinite(oracle(runs)).all()
-
-
 def test_accuracy_at_a_training_loss_is_read_between_two_looks():
     """Losses of 1, 0.1 and 0.01 at 0.2, 0.4 and 0.5; a rise in between changes nothing."""
     dims = ("seed", "evaluation")

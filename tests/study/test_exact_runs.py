@@ -89,16 +89,3 @@ def test_a_run_stopped_on_its_way_goes_on(tmp_path, monkeypatch):
         by_engines(axes=axes, folder=tmp_path)
     again = by_engines(axes=axes, folder=tmp_path)
     np.testing.assert_array_equal(again.test_loss, whole.test_loss)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"make": lambda period, seed: make(period, seed, optimizer="adam")}, "adam"),
-        ({"engine": lambda run: "magic"}, "magic"),
-    ],
-)
-def test_refuses_bad_runs_before_any_compute(changes, message, monkeypatch):
-    monkeypatch.setattr(exact_runs, "Integrator", None)
-    with pytest.raises(ValueError, match=message):
-        by_engines(**changes)

@@ -7,7 +7,7 @@ import pytest
 import toy_pages
 import xarray as xr
 from iterlin_study.records import comparison, extension, records
-from iterlin_study.report import claims, intervals
+from iterlin_study.report import intervals
 from iterlin_study.report import page as page_module
 from iterlin_study.report.page import Page
 from iterlin_study.runs import exact_runs, grids
@@ -62,26 +62,6 @@ def test_seeds_that_are_left_out_are_not_trained_and_the_others_are_as_ever(grid
     assert {n: v.dtype for n, v in full.variables.items()} == {
         n: v.dtype for n, v in whole.variables.items() if n != "seconds"
     }
-
-
-def test_a_grid_of_nothing_else_trains_its_last():
-    extension.leave([0, 1])
-    found = steps([0, 1])
-    assert found.test_loss.sel(seed=0).isnull().all()
-    assert found.test_loss.sel(seed=1).notnull().all()
-    np.testing.assert_array_equal(found.step.sel(seed=0), [STEPS])
-
-
-def test_a_record_in_another_form_is_refused():
-    live = xr.Dataset({"loss": ("seed", [1.0, np.nan])}, {"seed": [3, 7]})
-    live["picture"] = "row", [np.nan] * 3
-    held = live.fillna(5.0)
-    assert extension.completed(live, held, [7]).loss.values.tolist() == [1.0, 5.0]
-    with pytest.raises(ValueError, match="'loss'"):
-        extension.completed(live, held.drop_vars("loss"), [7])
-    longer = held.drop_vars("picture").assign(picture=("row", [1.0, 2.0, 3.0, 4.0]))
-    with pytest.raises(ValueError, match="'picture'"):
-        extension.completed(live, longer, [7])
 
 
 def recorded(diverged=((-1, 5), (0, -1)), other=(-1, -1), **attributes):
@@ -173,15 +153,6 @@ def test_a_partial_record_keeps_its_whole_seeds_without_a_store(root):
     xr.testing.assert_identical(more.drop_attrs(), apart.drop_attrs())
     assert (more.attrs["missing"], more.attrs["wall_time"]) == (0, 80.0)
     assert [part["seeds"] for part in records.parts(more.attrs)] == [[0, 2], [1, 3]]
-
-
-def test_rules_are_those_of_the_first_part(root, monkeypatch):
-    ledger = {"C1": "first", "C2": "first"}
-    monkeypatch.setattr(claims, "rules", lambda experiment: ledger)
-    whole_run(2)
-    ledger = {"C1": "changed", "C2": "first", "C3": "new"}
-    more = whole_run(3, known=[0, 1])
-    assert json.loads(more.attrs["rules"]) == {"C1": "first", "C2": "first", "C3": "new"}
 
 
 def test_quick_runs_damaged_records_and_pages_that_do_not_ask_take_nothing(root, monkeypatch):

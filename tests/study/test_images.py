@@ -119,17 +119,6 @@ def test_every_crop_and_mirror_image_is_equally_likely():
     assert equal == pytest.approx(1 / 18, abs=0.012)
 
 
-def test_augmentation_under_vmap_and_in_single_precision():
-    x = jax.random.normal(jax.random.key(0), (6, 8, 8, 3))
-    keys = jax.random.split(jax.random.key(1), 2)
-    expected = np.stack([augment(key, x) for key in keys])
-    np.testing.assert_array_equal(jax.jit(jax.vmap(augment, (0, None)))(keys, x), expected)
-    assert np.any(expected[0] != expected[1])
-    with jax.enable_x64(False):
-        single = augment(keys[0], x.astype(jnp.float32))
-    np.testing.assert_array_equal(single, expected[0].astype(np.float32))
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty ITERLIN_DATA beside an empty cache and no registry yet."""
@@ -208,9 +197,3 @@ def test_cifar_jpeg_archive_is_decoded_once(folder, monkeypatch):
     for again in (kept, images._READERS["cifar10-jpeg"]()):
         for one, other in zip(again, arrays, strict=True):
             np.testing.assert_array_equal(one, other)
-
-
-def test_a_cache_that_cannot_be_written_costs_only_time(folder):
-    store(folder, "cifar10-jpeg", {"pictures.tar.gz": tar_gz(jpeg_archive())})
-    downloads.cache_folder().write_text("a file where the folder should be")
-    assert len(images.load("cifar10-jpeg").train.y) == 10

@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from book.beyond import lazy_to_rich_helpers as helpers
 from book.beyond.lazy_to_rich_helpers import crossing, power, variance_explained
 
-X = jax.random.normal(jax.random.key(1), (9, 3))
+X = jnp.asarray(np.random.default_rng(1).normal(size=(9, 3)))
 Y = jnp.sign(X[:, :1] * X[:, 1:2])
 NETS = {
     name: il.mlp((3, 16, 1), activation=name, parameterization="ntk", output_bias=False)
@@ -172,14 +172,6 @@ def test_statistics_of_runs_that_follow_the_laws():
     accuracy = 100 * np.array([1 + 2e-4, 1 + 1e-3 * 5000 / 0.1, 1 + 2e-5]) ** -3.0
     np.testing.assert_allclose(found.xor_rich, accuracy[0] - accuracy[1])
     np.testing.assert_allclose(found.xor_lazy, accuracy[0] - accuracy[2])
-
-
-def test_accuracy_that_is_no_function_of_the_drift_is_not_explained():
-    runs = lawful()
-    random = np.random.default_rng(0).uniform(size=runs.accuracy.shape)
-    found = helpers.add_statistics(runs.assign(accuracy=(runs.accuracy.dims, random)), 0.2)
-    assert float(found.xor_r2_total_accuracy[2]) < 0.5
-    np.testing.assert_allclose(found.xor_r2_total_alignment, 1)
 
 
 def test_the_flow_predicts_critical_times_from_one_of_them():

@@ -23,41 +23,6 @@ def test_infinity_lies_a_decade_beyond_the_finite_periods():
     np.testing.assert_array_equal(plotting.period_positions([2, 5]), [2, 5])
 
 
-@pytest.mark.parametrize(
-    ("periods", "labels"),
-    [
-        ([1, 10, 100, math.inf], ["1", "$10^{1}$", "$10^{2}$", r"$\infty$"]),
-        ([math.inf], ["1", r"$\infty$"]),
-    ],
-)
-def test_period_axis_has_ticks_at_powers_and_infinity_apart(axis, periods, labels):
-    places = plotting.period_axis(axis, periods)
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == labels
-    (line,) = axis.get_lines()
-    assert max([1, *places[:-1]]) < line.get_xdata()[0] < places[-1] == axis.get_xticks()[-1]
-
-
-def test_colours_order_the_periods_and_grey_is_infinity():
-    colours = plotting.colours_by_period([1, 100, 10**4, math.inf])
-    assert colours[-1] == (0.5, 0.5, 0.5)
-    lightness = [np.dot(colour, [0.3, 0.59, 0.11]) for colour in colours[:-1]]
-    assert lightness == sorted(set(lightness))
-
-
-@pytest.mark.parametrize(
-    ("period", "label", "text"),
-    [
-        (1, "$K=1$", "K = 1"),
-        (1000, "$K=10^{3}$", "K = 10³"),
-        (2500, "$K=2500$", "K = 2500"),
-        (math.inf, r"$K=\infty$", "K = ∞"),
-    ],
-)
-def test_period_labels(period, label, text):
-    assert plotting.period_label(period) == label
-    assert plotting.period_text(period) == text
-
-
 @pytest.mark.parametrize("geometric", [False, True])
 def test_band_draws_the_mean_and_its_interval(axis, geometric):
     samples = np.exp(np.random.default_rng(0).normal(size=(6, 4)))

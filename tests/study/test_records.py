@@ -83,15 +83,6 @@ def test_caption_says_tier_seeds_cost_and_device():
     assert record.attrs["date"] in line
 
 
-def test_a_record_says_how_many_runs_it_lacks():
-    whole = save()
-    assert (records.missing_runs(whole), records.partial_note(whole)) == (0, "")
-    assert "partial" not in records.caption(whole)
-    partial = save(missing=7)
-    assert records.partial_note(records.load(EXPERIMENT, "laptop")) == "partial: 7 runs missing"
-    assert records.caption(partial).endswith(f"{partial.attrs['date']}; partial: 7 runs missing")
-
-
 # Failures leave what was there.
 
 
@@ -175,9 +166,3 @@ def test_a_record_of_another_format_experiment_or_tier_is_refused():
     craft(lambda file: file.attrs.update(format="iterlin record 1"))
     with pytest.raises(ValueError, match="not a record of this library"):
         records.load(EXPERIMENT, "laptop")
-
-
-@pytest.mark.parametrize("attempt", [save, lambda tier: records.load("xor", tier)])
-def test_unknown_tiers_are_refused(attempt):
-    with pytest.raises(ValueError, match="unknown tier 'cloud'"):
-        attempt("cloud")

@@ -2,9 +2,7 @@
 
 import re
 import shutil
-from pathlib import Path
 
-import iterlin
 import numpy as np
 import pytest
 import xarray as xr
@@ -130,8 +128,3 @@ def test_a_variable_that_cannot_be_read_is_named(tmp_path, monkeypatch, variable
     monkeypatch.setenv(variable, "soon")
     with pytest.raises(ValueError, match=f"^{variable}.*'soon'$"):
         grids.run_all(problem(), [grids.Run(0, 2, 0.1, (1,))], folder=tmp_path)
-
-
-def test_the_library_reads_no_environment_variable():
-    for path in Path(iterlin.__file__).parent.rglob("*.py"):
-        assert not re.search(r"\bos\.(environ|getenv)\b", path.read_text()), path
