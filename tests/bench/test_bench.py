@@ -17,7 +17,7 @@ from bench import cases, driver, environments
 from bench import report as page
 from bench.driver import Case, Contestant, Goal, Outcome, PeerFailed, Worker, compare
 from bench.peers import iterlin as library
-from bench.record import dataset, slopes
+from bench.record import dataset
 from bench.worker import DEVICE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,12 +120,6 @@ def test_disagreement_is_relative_and_the_worst_of_all_arrays():
     assert driver.disagreement(expected, found | {"b": np.full(4, np.nan)}) == np.inf
 
 
-def test_slopes_of_power_laws():
-    sizes = np.array([1.0, 2.0, 8.0, 64.0])
-    seconds = np.outer(sizes**1.7, [1e-3, 2.0, 5.0])
-    np.testing.assert_allclose(slopes(sizes, seconds), 1.7, atol=1e-12)
-
-
 @pytest.fixture
 def measured(monkeypatch, tmp_path):
     """measured(seconds) runs the command on two made-up cases; (its status, built, target)."""
@@ -158,37 +152,12 @@ def test_a_record_is_not_replaced_by_one_with_nothing_in_it(measured):
     assert (status, built.exists(), target.exists()) == (1, True, False)
 
 
-def test_an_interrupt_leaves_what_was_measured(measured, monkeypatch, tmp_path):
-    def interrupted(case, *arguments, **settings):
-        if case.name == "second":
-            raise KeyboardInterrupt
-        return compare(case, *arguments, **settings)
-
-    monkeypatch.setattr(command, "compare", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        measured(lambda run: 1.0)
-    kept = records.load("performance", "laptop", tmp_path / "built" / "laptop.nc")
-    assert set(kept["case"].values) == {"first"}
-    assert records.missing_runs(kept) == len(cases.all_cases()) - 1
-
-
 @pytest.fixture
 def shown(monkeypatch):
     """The HTML that the page displays."""
     found = []
     monkeypatch.setattr(page, "display", lambda part: found.append(part.data))
     return found
-
-
-def test_a_goal_that_is_missed_has_its_reason(shown):
-    (text, reason), *_ = page.REASONS.items()
-    goals = [Goal(text, "b", "a", 2.0), Goal("other", "b", "a", 2.0, at_most=True)]
-    case = Case("made up", "kind", [Contestant("a"), Contestant("b")], goals=goals)
-    outcome = Outcome({"a": [1.0, 1.0, 1.0], "b": [1.5, 1.5, 3.0]}, {"a": {}, "b": {}})
-    report = page.Report(dataset([case], {"made up": outcome}, 3))
-    assert report.compared["met"].tolist() == ["no", "yes"]
-    report.show_missed()
-    assert reason in shown[-1]
 
 
 @pytest.mark.parametrize("tier", environments.PLATFORMS)

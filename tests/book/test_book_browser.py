@@ -41,9 +41,7 @@ FAULTS = {
         "http://elsewhere.example/a.css",
         "asked of another site",
     ),
-    "lacks": ('<img src="gone.png" alt="A plot">', BOTH, "gone.png", "console error: .*404"),
     "raises": ("<script>undefinedThing()</script>", BOTH, "script", "is not defined"),
-    "shrunk": (FIGURE.format(300), PHONE, "#figure", "text of 7.6 pixels"),
     "small": (DRAWN.format("100%", 3000), PHONE, "svg > text", r"text of \d\.\d pixels"),
     "wide": (WIDE, PHONE, "#wide", "scrolls sideways, 5.. in 390"),
     "fails": (
@@ -52,15 +50,8 @@ FAULTS = {
         "mjx-merror",
         r"a formula fails: Undefined control sequence \\foo",
     ),
-    "raw": ('<p id="raw">Of <b>\\(\\eta K\\)</b></p>', BOTH, "#raw > b", "TeX is left as it is"),
     "unset": ('<span class="math" id="unset">x</span>', BOTH, "#unset", "TeX is left as it is: x"),
     "wordless": ('<button id="wordless"></button>', BOTH, "#wordless", "button-name"),
-    "misnamed": (
-        '<button aria-label="Copy" id="misnamed">Take</button>',
-        BOTH,
-        "#misnamed",
-        "label-content-name-mismatch",
-    ),
     "folded": (PALE, DESK, "#pale", "color-contrast: .*#999999"),
     "night": ('<p id="night">dim</p>', PHONE, "#night", "color-contrast: .*#444444"),
     "aside": (
@@ -68,12 +59,6 @@ FAULTS = {
         BOTH,
         "#dial",
         "Tab does not reach it",
-    ),
-    "stuck": (
-        TURNS.replace("OPTIONS", 'onkeydown="event.preventDefault()"'),
-        BOTH,
-        "#dial",
-        "arrow keys do not turn it|nothing shown changes",
     ),
     "silent": (DIAL.replace("TURNED", ""), BOTH, "#dial", "nothing shown changes"),
     "then": (TURNS.replace("=> {", "=> { " + ADDS + ";"), BOTH, "button", "button-name"),

@@ -1,7 +1,6 @@
 """`make results`: order, time limit, partial records, failures, shares, and progress."""
 
 import re
-import signal
 import time
 
 import pytest
@@ -90,21 +89,6 @@ def test_the_same_command_goes_on_until_all_is_done(book):
     assert begun + 599 < float((book / "deadline").read_text()) < time.time() + 600
 
 
-def test_an_interrupt_of_the_first_process_stops_the_page_and_starts_no_other(book):
-    add(book, "first", WAITS + '\nPath("ended").touch()')
-    add(book, "second", WAITS)
-    process = toy_book.begin(book, "build", *GPU)
-    assert process.stderr.readline() == "first: step 1\n"
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert started(output) == ["first"]
-    assert "Traceback" not in errors
-    (book / "seen").touch()
-    time.sleep(2)
-    assert not (book / "ended").exists()
-
-
 def test_no_page_starts_after_the_deadline(book, monkeypatch):
     monkeypatch.setenv("ITERLIN_DEADLINE", "0")
     add(book, "page", "1 + 1")
@@ -130,26 +114,6 @@ def test_the_others_run_when_one_is_killed_or_crashes(book):
     why = "interrupted, killed (out of memory?) or crashed"
     assert f"crashes: its process ended: {why}\n" in done.stderr
     assert "long: out of time before there was anything to record: at step 4" in done.stdout
-
-
-FULL = """\
-import errno
-from pathlib import Path
-
-def full(path, content):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-Path.write_bytes = full
-"""
-
-
-def test_a_full_disk_under_a_record_is_told_in_one_line(book):
-    add(book, "grows", FULL + SAVES)
-    done = run(book, "execute", "grows", "--tier", "gpu")
-    path = book / "data" / "results" / "grows" / "gpu.nc"
-    assert done.stderr.startswith(f"grows: {path} could not be written: No space left on device")
-    assert done.stderr.count("\n") == 1
-    assert (done.returncode, list(path.parent.iterdir())) == (states.FAILED, [])
 
 
 def test_a_page_is_what_its_shares_are_until_it_records(tmp_path):
@@ -189,6 +153,7 @@ def test_the_order_of_the_project_names_its_pages():
 # Shares: the same record, from runs that three processes made.
 
 
+@pytest.mark.nightly
 def test_shares_make_the_record_of_one_process(tmp_path):
     alone = shared_page.create(tmp_path / "alone", num_steps=20)
     done = run(alone, "build", *GPU)

@@ -141,33 +141,40 @@ def run_test(library, file, expression, log):
     sys.exit(int(status) if found.startswith(str(library)) else 99)
 
 
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """A copy of the library, which a test changes and restores."""
+    root = tmp_path_factory.mktemp("library")
+    for name in ("iterlin", "iterlin_study"):
+        shutil.copytree(LIB / name, root / name)
+    return root
+
+
 @pytest.fixture
-def outcome(tmp_path, monkeypatch):
+def outcome(library, tmp_path, monkeypatch):
     """(file, expression) -> pytest's exit status on the copy of the library, and its output."""
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS"):
         monkeypatch.delenv(name, raising=False)
 
     def run(file, expression):
         log = tmp_path / "log"
-        process = context.Process(target=run_test, args=(tmp_path, file, expression, log))
+        process = context.Process(target=run_test, args=(library, file, expression, log))
         process.start()
         process.join()
         return process.exitcode, log.read_text()
 
-    for name in ("iterlin", "iterlin_study"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(LIB / name, tmp_path / name, ignore=ignored)
     return run
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_planted_fault_is_noticed(outcome, tmp_path, name):
+def test_planted_fault_is_noticed(outcome, library, name):
     module, old, new, file, expression = FAULTS[name]
-    path = tmp_path / f"{module}.py"
+    path = library / f"{module}.py"
     source = path.read_text("utf8")
     assert source.count(old) == 1, f"{path.name} does not have this once: {old}"
     path.write_text(source.replace(old, new), "utf8")
     status, output = outcome(file, expression)
+    path.write_text(source, "utf8")
     assert (status, "1 failed" in output) == (1, True), output[-5000:]
 
 

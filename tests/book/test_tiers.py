@@ -19,7 +19,7 @@ import pytest
 import stored_files
 import xarray as xr
 import yaml
-from iterlin_book import execute, pages, states
+from iterlin_book import pages, states
 from iterlin_study.data.image_files import CIFAR_CLASSES
 from iterlin_study.records import experiment_pages
 
@@ -242,16 +242,6 @@ def test_a_page_runs_at_another_tier(checkout, page):
     draw = [cell for cell in cells if re.search(r"plotting\.panels\(|\bdraw\w*\(", cell.source)]
     if not all("openings.figure(" in cell.source for cell in draw):
         assert any("image/svg+xml" in output.get("data", {}) for output in outputs)
-
-
-@pytest.mark.parametrize("page", [page for page in TINY if execute.keeps_runs(ROOT, page, TIER)])
-def test_a_page_goes_on_without_the_runs_of_other_shares(checkout, page):
-    """To its end, where the share is done: what it does between its grids bears what is unknown."""
-    before = record_of(checkout, page)
-    done = run(checkout, page, "--share", "19/20")
-    assert done.returncode == states.DONE, done.stdout[-5000:]
-    after = record_of(checkout, page)
-    assert (before is None and after is None) or before.identical(after)
 
 
 def completing():

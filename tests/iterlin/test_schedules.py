@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import every, never
 from iterlin.algorithm3 import train, train_sweep
-from iterlin.linearise.parameters import partition
 from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import (
@@ -110,17 +109,6 @@ def test_a_predicate_is_asked_now_and_then_after_a_linearisation(anchored):
     assert due(when(yes, check_every=1), anchored, params=1.0) == list(range(1, 13))
     for params, expected in ((1.0, [4, 8, 10, 11, 12]), (-1.0, [10, 11, 12])):
         assert due(when(yes, check_every=4, max_period=10), anchored, params=params) == expected
-
-
-def test_a_schedule_sees_the_parameters_that_stay_as_they_are():
-    """And is followed as before: as one that looks now and then."""
-    moving, fixed = partition({"a": jnp.ones(()), "b": 2 * jnp.ones(())}, lambda path: path == "a")
-    algorithm = Algorithm(lambda p, x: p["a"] * x, losses.squared_error, 0.1)
-    state = Step(algorithm, 1).start(moving, (jnp.ones(2), jnp.ones(2)), jax.random.key(0))
-    schedule = when(lambda s: s.params["b"] + s.anchor["a"] == 3, check_every=1)
-    asked = schedule.bind_fixed(fixed)
-    assert bool(asked(jnp.asarray(1), state))
-    assert asked.check_every == 1
 
 
 @pytest.mark.parametrize(

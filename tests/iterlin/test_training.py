@@ -502,16 +502,6 @@ def test_a_name_twice_is_refused_before_compute(watch, name):
             call()
 
 
-def test_exact_runs_and_grids_have_further_names():
-    train_, _, steps, flow, grid = layer(Watch(observe=lambda state: {"seconds": 1.0}))
-    for call in (steps, flow, grid):
-        with pytest.raises(ValueError, match="have two entries named 'seconds'"):
-            call()
-    assert train_()[1]["seconds"].tolist() == [1.0] * 4
-    with pytest.raises(ValueError, match="have two entries named 'engine'"):
-        layer(Watch(observe=lambda state: {"engine": 1.0}))[2]()
-
-
 def test_a_watched_set_is_evaluated_a_few_examples_at_a_time():
     f, params, (x, y) = regression()
     sizes = set()

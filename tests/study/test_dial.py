@@ -69,19 +69,6 @@ def test_at_infinity_stand_the_features_before_training(found):
     assert moved > 0.01  # that run is none without updates
 
 
-def test_a_damping_lies_at_the_exchanged_time_and_functions_only_at_theirs(found):
-    record = found["damping_quintic"]
-    functions, errors = recorded.quintic(record, 0.5)
-    damped = [row for row in errors.rows if row.get("stop") == "λ = 0.01"]
-    assert [row["time"] for row in damped] == [50, 50]
-    run = record.isel(range=0).sel(bias=damped[0]["choice"], damping=0.01)
-    kept = run.test_rmse.values[run.train_rmse.values <= 2.5]
-    assert damped[0]["median"] == pytest.approx(np.median(kept), abs=1e-3)
-    shown = {row["stop"] for row in functions.rows if "stop" in row}
-    assert shown == {f"λ = {damping:g}" for damping in record.function_damping.values}
-    assert len({row.get("stop") for row in errors.rows} - {None}) == record.sizes["damping"]
-
-
 def test_a_run_that_fits_is_shown_up_to_there(found):
     record, rows = found["converged"].isel(size=-1), recorded.converged(found["converged"]).rows
     for time, row in zip(record.time.values, rows[1:-1], strict=True):

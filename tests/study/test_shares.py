@@ -88,18 +88,6 @@ def test_shares_are_disjoint_and_together_all_runs(tmp_path, share, grid, monkey
     assert again.missing == 0
 
 
-def test_runs_are_dealt_out_over_all_grids_of_a_process(tmp_path, share):
-    """Of grids with one group each, no share is left without work."""
-
-    def work():
-        for name in ("first", "second"):
-            grids.run_all(problem(), [grids.Run(0, 2, 0.1, (1,))], folder=tmp_path / name)
-
-    share("2/2", work)
-    assert not (tmp_path / "first").exists()
-    assert len(files(tmp_path / "second")) == 1
-
-
 def record(path):
     found = xr.Dataset({"loss": ("seed", [1.0])})
     settings = {"parameters": {}, "wall_time": 1.0, "path": path}
