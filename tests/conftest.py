@@ -5,6 +5,7 @@ generator of today, which readers have (`xla.QUICKER`), and its optimisations al
 compares numbers with an oracle (`OPTIMIZED`).
 """
 
+import os
 import signal
 from pathlib import Path
 
@@ -70,6 +71,7 @@ def pytest_configure(config):
         settings.load_profile(MANY)
     xla.set_flags(quick=not config.option.nightly)
     jax.config.update(SWITCH, not config.option.nightly)
+    os.environ[SWITCH.upper()] = str(not config.option.nightly)  # of processes that tests start
 
 
 def is_optimized(item):

@@ -276,6 +276,20 @@ def test_running_statistics_come_from_the_anchor_alone():
     assert np.abs(flat(stepped.statistics) - flat(expected)).max() > 1e-6
 
 
+def test_a_part_of_a_normalised_network_is_bound_with_its_statistics():
+    params, normalization = normalised()
+    moving, fixed = partition(params, lambda path: path == "last")
+    settings = {"normalization": normalization, "trainable": lambda path: path == "last"}
+    part = Algorithm(lambda p, x: x, ENTROPY, 0.1, **settings).bind_fixed(fixed)
+    assert part.trainable is None
+    for form in ("apply", "evaluate"):
+        given = normalization.initial, jnp.ones((2, 3)) * jnp.arange(2)[:, None]
+        found = getattr(part.normalization, form)(moving, *given)
+        np.testing.assert_array_equal(
+            flat(found), flat(getattr(normalization, form)(params, *given))
+        )
+
+
 def test_a_part_moves_as_if_the_rest_were_written_into_the_network():
     """A network that draws, a regularizer of all parameters, and looks that draw nothing."""
     f, params, data = classified()

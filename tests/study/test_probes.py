@@ -124,6 +124,30 @@ def test_wrong_penalties_and_labels_are_refused():
         probes.probe(train, validation, (x, y + 4), classes=4)
 
 
+def test_layers_are_probed_by_their_features():
+    model = convnets.lenet((8, 8, 1), channels=3, kernel_size=3, padding="SAME", hidden=(5,))
+    params = model.init(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (60, 8, 8, 1))
+    y = jax.random.randint(jax.random.key(2), (60,), 0, 10)
+    sets = {
+        name: (x[part], y[part])
+        for name, part in (
+            ("train", slice(40)),
+            ("validation", slice(40, 50)),
+            ("test", slice(50, 60)),
+        )
+    }
+    found = probes.of_layers(params, sets, l2=[1.0, 0.1], padding="SAME")
+    for layer in probes.LAYERS:
+        features = {
+            name: (probes.lenet_features(params, images, padding="SAME")[layer], labels)
+            for name, (images, labels) in sets.items()
+        }
+        expected = probe(**features, l2=(1.0, 0.1))
+        assert float(found[layer].test) == float(expected.test)
+        assert float(found[layer].l2) == float(expected.l2)
+
+
 def test_gaps_are_at_the_end_over_training_and_at_equal_movement():
     dims = ("period", "seed", "layer", "snapshot")
     accuracies = np.empty((2, 4, 2, 3))

@@ -77,6 +77,15 @@ def test_the_corners_are_gradient_descent_and_algorithm_3():
         np.testing.assert_allclose(flat(mixed.params), flat(plain.params), rtol=1e-11, atol=1e-13)
 
 
+def test_penalty_and_trainable_are_those_of_the_algorithm():
+    settings = {"penalty": 0.05, "trainable": lambda path: not path.startswith("0")}
+    mixed = trained("stale", LAYERS, 5, 11, **settings)
+    algorithm = il.Algorithm(f, ENTROPY, STEP_SIZE, **settings)
+    plain, _ = il.train(algorithm, PARAMS, DATA, schedule=5, num_steps=11)
+    np.testing.assert_allclose(flat(mixed.params), flat(plain.params), rtol=1e-12, atol=1e-14)
+    np.testing.assert_array_equal(flat(mixed.params["0"]), flat(PARAMS["0"]))
+
+
 def test_unknown_layers_are_named():
     with pytest.raises(ValueError, match="jacobian names a, d"):
         trained("fresh", ("d", "1", "a"), 2, 2)
