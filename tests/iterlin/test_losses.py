@@ -213,6 +213,22 @@ def test_a_loss_may_change_its_targets():
         losses.check_labels(within, shape, {"label": labels + 1})
 
 
+def test_labels_of_every_place_are_checked_a_part_at_a_time(monkeypatch):
+    monkeypatch.setattr(losses, "PART", 24)  # two examples of 4 places and 3 classes
+    shapes = set()
+
+    def noted(outputs, targets):
+        shapes.add(outputs.shape)
+        return ENTROPY(outputs, targets)
+
+    places = jax.ShapeDtypeStruct((5, 4, 3), jnp.float32)
+    losses.check_labels(noted, places, jnp.full((5, 4), 2))
+    assert shapes == {(2, 4, 3), (1, 4, 3)}
+    for loss in (ENTROPY, noted):
+        with pytest.raises(ValueError, match="targets must be labels of 3 classes, 0 to 2: got 3"):
+            losses.check_labels(loss, places, jnp.full((5, 4), 2).at[4, 3].set(3))
+
+
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint32])
 def test_labels_of_any_integer_type(dtype):
     """There may be more classes than the type can count."""

@@ -157,6 +157,18 @@ def test_a_minimum_is_told_from_where_rounding_leaves_more_to_gain():
     assert not there(jnp.full_like(right, jnp.nan), jnp.float32)
 
 
+@pytest.mark.parametrize(
+    ("output", "offset", "there"), [(-1e8, 0.0, True), (0.0, -1e8, True), (0.0, 0.0, False)]
+)
+def test_rounding_is_that_of_the_loss_and_of_the_outputs(output, offset, there):
+    params = jnp.full(3, output)
+
+    def loss(outputs, _):
+        return offset + 0.5 * jnp.sum((outputs - params - 1e-4) ** 2)
+
+    assert bool(newton.within_rounding(identity(params, loss, 1e-4))) == there
+
+
 def test_a_problem_without_minimum_is_refused():
     objective = identity(jnp.ones(3), hyperbolic, 0.0)
     with pytest.raises(ValueError, match="penalty"):
