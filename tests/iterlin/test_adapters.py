@@ -1,6 +1,5 @@
 """Modules of Flax and Equinox, taken apart, against the frameworks' own calls and training."""
 
-from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -66,10 +65,10 @@ class Equinox(eqx.Module):
     norms: list
     order: jax.Array
 
-    def __init__(self, momenta, mode, key):
+    def __init__(self, momenta, key):
         settings = {"key": key, "dtype": jnp.float32}
         self.first, self.last = eqx.nn.Linear(3, 4, **settings), eqx.nn.Linear(4, 2, **settings)
-        settings = {"axis_name": "batch", "mode": mode, "dtype": jnp.float32}
+        settings = {"axis_name": "batch", "mode": "batch", "dtype": jnp.float32}
         sizes = zip((3, 4), momenta, strict=True) if momenta else ()
         self.norms = [eqx.nn.BatchNorm(n, momentum=m, **settings) for n, m in sizes]
         self.order = jnp.arange(3)
@@ -129,9 +128,9 @@ def linen_case(momenta=(), rate=0.0):
     return Case(net, start, called, lambda known: module.apply(known, X, train=False))
 
 
-def equinox_case(momenta=(), rate=0.0, mode="batch"):
+def equinox_case(momenta=(), rate=0.0):
     key = jax.random.key(0)
-    module, state = eqx.nn.make_with_state(Equinox)(momenta, mode, key)
+    module, state = eqx.nn.make_with_state(Equinox)(momenta, key)
     module, state = NoisyEquinox(module) if rate else module, state if momenta else None
     params, fixed = eqx.partition(module, eqx.is_inexact_array)
 
@@ -167,9 +166,7 @@ def trained_by(net, period=1, num_steps=3, optimizer=0.1):
     return state, jax.jit(algorithm.network(state))(state.params, X)
 
 
-@pytest.mark.parametrize(
-    "make", [*CASES.values(), partial(equinox_case, mode="ema")], ids=[*CASES, "equinox ema"]
-)
+@each_framework
 def test_a_run_is_that_of_the_framework_s_own_loop(make):
     """Weights, running statistics and predictions, each layer with the momentum it was given."""
     (net, (params, statistics), called, evaluated), optimizer = make(MOMENTA), optax.adam(0.01)
@@ -328,7 +325,7 @@ class Weightless(nnx.Module):
         (from_linen, (nn.Dense(2), {"kernel": 1}), "must be what module.init gives"),
         (from_equinox, (jnp.tanh,), "takes an equinox.Module that can be called"),
         (from_equinox, (eqx.nn.Identity(),), "no floating point array to train"),
-        (from_equinox, (Equinox(MOMENTA, "batch", jax.random.key(0)),), "nn.make_with_state"),
+        (from_equinox, (Equinox(MOMENTA, jax.random.key(0)),), "nn.make_with_state"),
     ],
 )
 def test_other_objects_are_refused(adapter, arguments, message):

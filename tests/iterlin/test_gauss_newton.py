@@ -351,7 +351,6 @@ NAMES = ("f", "params", "x", "y")
     [
         (gauss_newton, {"damping": -1.0}, "damping must be"),
         (gauss_newton, {"damping": jnp.ones(3)}, r"damping must be one number, .* shape \(3,\)"),
-        (TRUNCATED, {"damping": jnp.ones(3)}, r"damping must be one number, .* shape \(3,\)"),
         (gauss_newton, {"solver": "cholesky"}, "damping of the cholesky solver must be"),
         (gauss_newton, {"solver": "lu"}, "solver 'lu'"),
         (gauss_newton, {"max_steps": 2.5}, "max_steps must be"),
@@ -359,17 +358,11 @@ NAMES = ("f", "params", "x", "y")
         (gauss_newton, {"tolerance": math.nan}, "tolerance must be"),
         (TRUNCATED, {"beta": 1.0}, "beta must"),
         (PERIODIC, {"period": 0}, "period must be"),
-        (PERIODIC, {"period": 10**400}, "period must be"),
         (PERIODIC, {"step_size": math.inf}, "step_size must be"),
         (gauss_newton, {"x": WIDE[1][:0], "y": WIDE[2][:0]}, "inputs must hold an example"),
         (TRUNCATED, {"y": WIDE[2].ravel()}, r"targets have shape \(6,\).*outputs.*\(3, 2\)"),
         (gauss_newton, {"y": list(WIDE[2])}, "targets must be one array .* got list"),
         (gauss_newton, {"f": lambda p, x: affine(p, x) + jnp.sum(x)}, "couples its examples"),
-        (
-            PERIODIC,
-            dict(zip(NAMES, equations(rosenbrock, [-1.2, 1.0]), strict=False)),
-            "couples its examples",
-        ),
     ],
 )
 def test_bad_input_is_refused(solve, change, message):

@@ -210,11 +210,9 @@ ENTROPY = {"loss": losses.cross_entropy}
     ("settings", "message"),
     [
         (ENTROPY, "needs a positive damping.*or max_inner_steps"),
-        (ENTROPY | {"damping": -1.0}, "damping must be"),
         (ENTROPY | {"damping": 1.0, "target_loss": -1.0}, "target_loss must be"),
         ({"loss": quartic, "damping": 1.0, "target_loss": math.nan}, "must be a finite real"),
         ({"loss": "mse", "damping": 1.0}, "loss must be a function of .*, got 'mse'"),
-        ({"loss": lambda o, y: o, "damping": 1.0}, "loss must return one number"),
         (ENTROPY | {"damping": 1.0, "y": jnp.arange(8) % 4}, "labels of 3 classes, 0 to 2: got 3"),
         (ENTROPY | {"damping": 1.0, "y": [1, 0, 1]}, "must lead with the examples"),
         ({"f": lambda p, x: {"a": x}}, "f must return one array"),
