@@ -53,13 +53,19 @@ def network(widths=(3, 5, 2), seed=0, examples=4, activation="tanh", **settings)
 
 
 def flat(tree):
-    return np.asarray(jax.flatten_util.ravel_pytree(tree)[0])
+    leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate(leaves) if leaves else np.zeros(0)
 
 
 def dense(f, params, x):
     """The Jacobian (N O, P) by forward mode through the whole batch: another route."""
+    return np.asarray(_forward_mode(f, params, x))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _forward_mode(f, params, x):
     vector, unravel = jax.flatten_util.ravel_pytree(params)
-    return np.asarray(jax.jacfwd(lambda p: f(unravel(p), x).reshape(-1))(vector))
+    return jax.jacfwd(lambda p: f(unravel(p), x).reshape(-1))(vector)
 
 
 def bare(function):

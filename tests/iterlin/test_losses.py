@@ -249,7 +249,7 @@ def test_outputs_without_classes_are_refused():
 def test_the_curvature_of_a_loss_is_bounded_by_its_hessian():
     for loss, bound in ((losses.squared_error, 1.0), (losses.cross_entropy, 0.5)):
         targets = jnp.zeros((1, 2)) if bound == 1 else jnp.zeros(1, int)
-        hessian = jax.hessian(loss)(jnp.zeros((1, 2)), targets).reshape(2, 2)
+        hessian = jax.jit(jax.hessian(loss))(jnp.zeros((1, 2)), targets).reshape(2, 2)
         assert np.linalg.eigvalsh(hessian)[-1] == pytest.approx(bound)  # attained
         assert losses.smoothness(loss, targets) == bound
         assert losses.smoothness(losses.mean(loss), targets) == bound / targets.size

@@ -5,16 +5,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from problems import flat
 
 NET = il.mlp((3, 12, 2), activation="tanh", parameterization="ntk", bias_scale=0.3)
 X = jnp.asarray(np.random.default_rng(1).normal(size=(7, 3)))
 Y = jnp.asarray(np.random.default_rng(2).normal(size=(7, 2)))
 START = NET.init(jax.random.key(0))
 ALPHAS = (0.1, 30.0)
-
-
-def flat(params):
-    return jax.flatten_util.ravel_pytree(params)[0]
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
-from jax.flatten_util import ravel_pytree
+from problems import flat
 
 from book.beyond import lazy_to_rich_helpers as helpers
 from book.beyond.lazy_to_rich_helpers import crossing, power, variance_explained
@@ -21,10 +21,6 @@ NETS = {
 }
 TANH = NETS["tanh"]
 START = TANH.init(jax.random.key(0))
-
-
-def flat(params):
-    return ravel_pytree(params)[0]
 
 
 @jax.jit
