@@ -2,7 +2,7 @@
 
 What `pytest --nightly` adds: the tests marked `nightly`, truly random examples, XLA's code
 generator of today, which readers have (`xla.QUICKER`), and its optimisations also where a test
-compares numbers with an oracle (`OPTIMIZED`).
+compares numbers with an oracle.
 """
 
 import os
@@ -41,8 +41,7 @@ settings.load_profile(FEW)
 
 # Programs are compiled without most of XLA's optimisations: compiling is most of a test's time,
 # and what it compares with is an oracle, within a tolerance. A test about bits, memory, buffers or
-# what is compiled is marked `optimized`, or its file is named here.
-OPTIMIZED = {"test_examples.py", "test_installed_jax.py"}
+# what is compiled is marked `optimized`.
 SWITCH = "jax_disable_most_optimizations"
 
 # Started first, so that no worker is left with a long file at the end.
@@ -74,10 +73,6 @@ def pytest_configure(config):
     os.environ[SWITCH.upper()] = str(not config.option.nightly)  # of processes that tests start
 
 
-def is_optimized(item):
-    return item.path.name in OPTIMIZED or item.get_closest_marker("optimized")
-
-
 def pytest_collection_modifyitems(config, items):
     if not config.option.nightly:
         late = [item for item in items if item.get_closest_marker("nightly")]
@@ -87,7 +82,7 @@ def pytest_collection_modifyitems(config, items):
 
     def place(item):
         first = -1 if item.path.suffix == ".ipynb" else rank.get(item.path.name, len(rank))
-        return bool(is_optimized(item)), first
+        return item.get_closest_marker("optimized") is not None, first
 
     # Optimized ones last: changing between the two forgets all programs.
     items.sort(key=place)
@@ -96,7 +91,7 @@ def pytest_collection_modifyitems(config, items):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Before any fixture of the test: one may compile what the test runs."""
-    wanted = not (item.config.option.nightly or is_optimized(item))
+    wanted = not (item.config.option.nightly or item.get_closest_marker("optimized"))
     if jax.config.read(SWITCH) != wanted:
         jax.config.update(SWITCH, wanted)
         jax.clear_caches()  # of programs compiled the other way

@@ -4,17 +4,16 @@ import iterlin as il
 import jax
 import jax.numpy as jnp
 import numpy as np
-from iterlin_study.networks.convnets import lenet
 
 assert jax.device_count() == 4
-model = lenet((12, 12, 2), channels=3, kernel_size=3, hidden=(10,), classes=3)
+model = il.mlp((12, 10, 3), bias_scale=0.1)
 params = model.init(jax.random.key(0))
-x = jax.random.normal(jax.random.key(1), (16, 12, 12, 2))
+x = jax.random.normal(jax.random.key(1), (16, 12))
 WHOLE, PADDED = (16, None), (13, x[:5])
 FORMS = {
     "full": ({}, [WHOLE]),
     "trace": ({"trace": True}, [PADDED]),
-    "dense": ({"trainable": lambda path: path.startswith("dense")}, [PADDED]),
+    "last": ({"trainable": lambda path: path.startswith("1/")}, [PADDED]),
 }
 for name, (settings, sizes) in FORMS.items():
     for count, other in sizes:

@@ -84,11 +84,6 @@ def train(path, f=None, loss=ENTROPY, **changes):
     return state.params, history
 
 
-def scaled(scale):
-    """A jitted function that multiplies its last argument by an array."""
-    return jax.jit(lambda *a: scale[0] * a[-1])
-
-
 def observe(scale):
     return Watch(observe=lambda state: {"seen": jax.jit(lambda p: scale[0] * p)(state.params)})
 
@@ -129,7 +124,6 @@ def test_train_names_what_differs(checkpoint, name, other, words):
     ("name", "one", "other", "words"),
     [
         ("f", network("jit", FIRST), network("jit", SECOND), "the step"),
-        ("augment", scaled(ONE), scaled(TWO), "the step"),
         ("schedule", drifted(ONE), drifted(TWO), "the step"),
         ("watch", observe(ONE), observe(TWO), "what is recorded"),
         ("optimizer", optax.adam(0.1), optax.adam(0.2), "the optimiser's first step|the step"),

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.optimized
+
 
 def scaled(h):
     return h * h.sum(-1, keepdims=True)

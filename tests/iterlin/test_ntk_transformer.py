@@ -61,7 +61,8 @@ def first(p, x):
 
 def reference(f, x, other, trainable):
     """(N1, N2, O, O) from dense Jacobians."""
-    x1, x2 = (jacobian(f, PARAMS, x, trainable=trainable) for x in (x, other or x))
+    rows = jax.jit(lambda x: jacobian(f, PARAMS, x, trainable=trainable, independent=False))
+    x1, x2 = (rows(x) for x in (x, other or x))
     kernel = np.asarray(x1 @ x2.T)
     sizes = [len(side["ids"]) for side in (x, other or x)]
     return kernel.reshape(sizes[0], -1, sizes[1], len(kernel) // sizes[0]).swapaxes(1, 2)
