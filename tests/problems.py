@@ -52,6 +52,20 @@ def network(widths=(3, 5, 2), seed=0, examples=4, activation="tanh", **settings)
     return model.apply, model.init(keys[0]), x, y
 
 
+def normal(*shape):
+    """Standard normal numbers, the same for each shape."""
+    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape))
+
+
+def single(tree):
+    """The tree with its floating point arrays in single precision."""
+
+    def cast(leaf):
+        return leaf.astype(jnp.float32) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    return jax.tree.map(cast, tree)
+
+
 def flat(tree):
     leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(tree)]
     return np.concatenate(leaves) if leaves else np.zeros(0)

@@ -10,6 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import jaxtyping
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -134,6 +135,7 @@ def run_test(library, file, expression, log):
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     sys.path.insert(0, str(library))
+    jaxtyping.install_import_hook = lambda *_: None  # checked types would take most of the time
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", expression]
     known = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are imported already
     status = pytest.main([*options, *known, str(TESTS / file)])

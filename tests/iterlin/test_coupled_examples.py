@@ -8,6 +8,7 @@ import pytest
 from iterlin.linearise.linearization import require_independent
 from iterlin_study.networks.convnets import lenet
 from jax import lax
+from problems import single
 
 
 @pytest.fixture(autouse=True)
@@ -88,13 +89,6 @@ COUPLED = {
 }
 
 
-def single_precision(tree):
-    def cast(leaf):
-        return leaf.astype(jnp.float32) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
-
-    return jax.tree.map(cast, tree)
-
-
 @pytest.mark.parametrize("name", COUPLED)
 def test_a_coupling_is_refused_whatever_the_parameters(name):
     f, params = COUPLED[name]
@@ -105,7 +99,7 @@ def test_a_coupling_is_refused_whatever_the_parameters(name):
 def test_a_coupling_is_refused_in_float32_and_of_two_examples():
     f, params = COUPLED["both"]
     with pytest.raises(ValueError, match="couples its examples"):
-        require_independent(f, *single_precision((params, X[:2])))
+        require_independent(f, *single((params, X[:2])))
 
 
 Y = normal(4, 7, 5)
@@ -164,7 +158,7 @@ INDEPENDENT = {
     "lenet": lambda: images(lenet((12, 12, 1), kernel_size=3, channels=4), 12, 12, 1),
     "a tree of inputs": tree,
     "a loop over the examples": time_of_the_batch,
-    "centred": lambda: (il.centred(hidden, single_precision(P)), P, X),
+    "centred": lambda: (il.centred(hidden, single(P)), P, X),
     "a network that is NaN": lambda: (lambda p, x: jnp.log(-jnp.exp(hidden(p, x))), P, X),
     "parameters that must be positive": lambda: (
         lambda p, x: jnp.log(p["s"]) * x @ jnp.sqrt(p["s"])[:, None],
@@ -187,7 +181,7 @@ doubled_gradient.defvjp(lambda h: (h, None), lambda _, g: (2 * g,))
 def test_networks_that_treat_examples_one_by_one_are_not_refused(name):
     """In float32, whose rounding depends on the size of a batch."""
     f, *given = INDEPENDENT[name]()
-    require_independent(f, *single_precision(given))
+    require_independent(f, *single(given))
 
 
 def test_half_precision_is_rounded_more():

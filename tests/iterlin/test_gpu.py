@@ -17,7 +17,7 @@ from iterlin.training.schedules import every
 from iterlin.training.step import Step
 from iterlin_study.networks import convnets
 from iterlin_study.runs import grids
-from problems import flat
+from problems import flat, single
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +26,6 @@ def gpu():
         return jax.devices("gpu")[0]
     except RuntimeError:
         pytest.skip("JAX sees no GPU here")
-
-
-def single(tree):
-    """Real arrays in the precision that runs are computed in."""
-
-    def cast(leaf):
-        real = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return leaf.astype(jnp.float32) if real else leaf
-
-    return jax.tree.map(cast, tree)
 
 
 def on_both(gpu, function, *arrays):

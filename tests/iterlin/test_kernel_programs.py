@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 from iterlin import empirical_ntk
 from iterlin.linearise.linearization import jacobian
-from problems import compilations
-
-
-def normal(*shape):
-    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape))
-
+from problems import compilations, normal
 
 X, W = normal(4, 3), {"w": normal(3, 5), "v": normal(5, 2)}
 NEGATIVE = jax.tree.map(jnp.negative, W)

@@ -10,7 +10,7 @@ import pytest
 import scipy.linalg
 from iterlin.curvature.laplace import laplace
 from iterlin.training import losses
-from problems import bare, dense, flat, network, paired
+from problems import bare, dense, flat, network, paired, single
 from scipy.stats import multivariate_normal
 
 # More outputs than parameters, and fewer; where J, of 24 * 45 numbers, does not fit, the kernel is
@@ -35,10 +35,6 @@ def posed(widths, examples=8):
     f, params, x, y = network(widths, examples=examples)
     x_new = jax.random.normal(jax.random.key(9), (3, widths[0]))
     return f, params, x, y, x_new
-
-
-def single(tree):
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
 
 
 def dense_posterior(f, params, x, blocks, precision):

@@ -8,6 +8,7 @@ from iterlin.kernels.layers import find_layers
 from iterlin.linearise.programs import eval_program, trace_program
 from iterlin.networks.mlp import mlp
 from iterlin_study.networks import convnets
+from problems import normal
 
 KEY = jax.random.key(0)
 
@@ -25,10 +26,6 @@ def layers_of(f, params, x):
         names[layer.weight]: layer.bias if layer.bias is None else names[layer.bias]
         for layer in found
     }
-
-
-def normal(*shape):
-    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape))
 
 
 @pytest.mark.parametrize("parameterization", ["standard", "ntk"])

@@ -13,7 +13,7 @@ from iterlin.kernels.blocks import assemble_kernel
 from iterlin.kernels.ntk import kernel_matrix
 from iterlin.networks.convolution import conv2d
 from iterlin_study.networks import convnets
-from problems import affine, affine_problem, bare, network
+from problems import affine, affine_problem, bare, network, normal
 
 FORMS = {"full": "ijoq->ijoq", "matrix": "ijoq->iojq", "diagonal": "ijoo->ijo", "trace": "ijoo->ij"}
 
@@ -61,10 +61,6 @@ def test_kernel_of_float32_stays_float32():
     kernel = compiled_ntk(f, params, x)
     assert kernel.dtype == jnp.float32
     np.testing.assert_allclose(kernel, reference(f, params, x, x), rtol=1e-4, atol=1e-5)
-
-
-def normal(*shape):
-    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape))
 
 
 def scanned(p, x):
