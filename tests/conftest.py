@@ -48,14 +48,14 @@ SWITCH = "jax_disable_most_optimizations"
 LONGEST = (
     "test_book_build.py",
     "test_tiers.py",
-    "test_book_results.py",
-    "test_sharded_training.py",
     "test_mutations.py",
+    "test_book_results.py",
     "test_integrate.py",
-    "test_gauss_newton.py",
-    "test_book_browser.py",
-    "test_convnets.py",
-    "test_probes.py",
+    "test_training.py",
+    "test_checkpoints.py",
+    "test_gradient_flow.py",
+    "test_own_networks.py",
+    "test_ntk.py",
 )
 
 
