@@ -1,37 +1,168 @@
-"""What the book found: the sentences of a few rows of the ledger.
+"""The landing page: its first sentence, its figure, and the cards of five findings.
 
-The landing page and the README tell the same sentences; a test compares them.
+The sentences are the findings of the ledger; the README tells some of them, too, and a test
+compares.
 """
 
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator
+from html import escape
+from io import BytesIO
 
-from iterlin_study.report import claims
+import matplotlib.pyplot as plt
+import numpy as np
+from iterlin_study.records import records
+from iterlin_study.report import claims, claims_table, intervals, plotting
+from matplotlib.axes import Axes
 
-# By the row's id: how its sentence is headed, the book's own result first.
-FINDINGS = {
-    "place-late": "Early or not at all.",
-    "long-further": "Too long, too far.",
-    "C1": "Few updates.",
-    "C3": "Fewer still.",
-    "C1-augmented": "All images.",
-    "C6-exact": "Full solves.",
-    "C7-exact": "Damping.",
-    "C7-worst": "Damping on a quintic.",
-    "C5-XOR": "Features on XOR.",
-    "C8": "One dial.",
-    "stale-half": "Half a refresh is worse than none.",
-    "lazy-total": "How far, not how fast.",
+FIRST = "C1"
+# By the row's id: the title of its card.
+CARDS = {
+    "place-late": "An update that comes too late hurts early or not at all",
+    "long-further": "Updated too rarely, features move further and get worse",
+    "C5-XOR": "With fewer updates features fit the data less well",
+    "C6-exact": "Solving each linear problem completely costs accuracy",
+    "C1-augmented": "On all images the question is open",
 }
+SIZE = (3.4, 2.5)  # inches, of a card's picture
 
 
-def told(link: str = "[{title}]({page}.md)") -> Iterator[str]:
-    """The findings that there are records of, in Markdown, each with a link to its page.
+def told(
+    names: Iterable[str] = (FIRST, *CARDS), link: str = "[{title}]({page}.md). "
+) -> Iterator[str]:
+    """Yield findings that there are records of, in Markdown, each behind a link to its page.
 
-    link: how a finding begins, with its page's path for "{page}". A row whose verdict is not the
-    one that its sentence speaks of is left out.
+    link: "{title}" and "{page}" stand for the card's title and the page's path. A row whose verdict
+    is not the one that its sentence speaks of is left out.
     """
     rows = {row["id"]: row for row in claims.load_claims()}
-    for name, title in FINDINGS.items():
+    for name in names:
         row = rows[name]
         if finding := claims.judge(row).finding:
-            yield f"{link.format(title=title, page=row['page'])} {finding}"
+            title = CARDS.get(name, "Few updates are enough to fit")
+            yield f"{link.format(title=title, page=row['page'])}{finding}"
+
+
+def first() -> str:
+    """Return the page's first sentence with the verdict on it, as HTML; nothing without one."""
+    verdict = _verdict(FIRST)
+    if not verdict.finding:
+        return ""
+    badge = claims_table.badge(verdict.verdict)
+    page = escape(verdict.row["page"])
+    says = f'<p class="answer">{escape(verdict.finding)} <a href="{page}.html">{badge}</a></p>'
+    return claims_table.STYLE + says
+
+
+def cards() -> str:
+    """Return the cards as HTML: picture, title, verdict and finding of each row that has them."""
+    found = []
+    for name, title in CARDS.items():
+        verdict = _verdict(name)
+        if not verdict.finding:
+            continue
+        page, alt = escape(verdict.row["page"]), escape(PICTURES[name].__doc__ or "", quote=True)
+        found.append(
+            f'<div class="finding"><img alt="{alt}" src="{_picture(PICTURES[name], verdict)}">'
+            f'<div><p><a href="{page}.html"><b>{escape(title)}</b></a></p>'
+            f"<p>{escape(verdict.finding)}</p>"
+            f"<p>{claims_table.badge(verdict.verdict)}</p></div></div>"
+        )
+    return f'{claims_table.STYLE}<div class="findings">\n{"".join(found)}\n</div>'
+
+
+def _verdict(name: str) -> claims.Verdict:
+    return claims.judge(next(row for row in claims.load_claims() if row["id"] == name))
+
+
+def _picture(draw: Callable, verdict: claims.Verdict) -> str:
+    """Return a card's picture as an address that holds it."""
+    figure, axis = plt.subplots(figsize=SIZE)
+    draw(axis, records.best(verdict.row["experiment"]))
+    drawn = BytesIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    plt.close(figure)
+    return f"data:image/svg+xml;base64,{b64encode(drawn.getvalue()).decode()}"
+
+
+def draw_key(axis: Axes, record) -> None:
+    """Draw accuracy against the time between updates, with their number; SGD; never updated."""
+    largest = record.isel(size=-1)
+    blue, _, _, red = plotting.COLOURS[:4]
+    descent = intervals.mean_interval(largest.sgd_accuracy)
+    plotting.span(axis, descent, color="0.3", alpha=0.15, lw=0)
+    axis.axhline(float(descent.estimate), color="0.3", lw=1.2, label="updated at every step (SGD)")
+    times = largest.time.values
+    accuracy = largest.accuracy.transpose("seed", "time")
+    plotting.points(axis, times, accuracy, color=blue, label="updated now and then, until it fits")
+    for time, taken in zip(times, largest.taken.mean("seed").values, strict=True):
+        lower = float(intervals.mean_interval(accuracy.sel(time=time)).lower)
+        place = {"textcoords": "offset points", "xytext": (-4, -13), "ha": "right"}
+        axis.annotate(f"{taken:.0f} updates", (time, lower), **place)
+    never = 30 * times[-1]
+    lazy = largest.lazy_accuracy.values[:, None]
+    plotting.points(axis, [never], lazy, color=red, label="never updated")
+    ticks = [*times, never]
+    axis.set(xscale="log", xlim=(times[0] / 16, 4 * never))
+    axis.set_xticks(ticks, [*(f"{time:,g}" for time in times), "never"])
+    axis.minorticks_off()
+    lowest = float(min(accuracy.min(), lazy.min()))
+    axis.set(ylim=(lowest - 4, float(descent.upper) + 9))
+    axis.set(xlabel="time between two feature updates", ylabel="test accuracy (%)")
+    axis.legend(loc="upper right")
+
+
+def _late(axis, record):
+    """Points of test accuracy lost, falling from 7 to 0 as the long period comes later"""
+    alone = record.isel(setting=np.flatnonzero(record.place > 0)).sortby("place")
+    plotting.points(axis, alone.place, alone.cost, color=plotting.COLOURS[0])
+    axis.axhline(0, color="0.5", lw=0.8)
+    axis.set(xlabel="which period is long", ylabel="points lost", xticks=[1, 2, 4, 6, 8])
+
+
+def _further(axis, record):
+    """The longer between two updates, the further the first layer moves, in units of SGD's way"""
+    last = record.isel(size=-1)
+    ways = last.flow_moved.isel(flow_look=-1) / last.sgd_moved.isel(sgd_look=-1)
+    places = np.arange(1 + ways.sizes["time"])
+    plotting.points(axis, places[1:], ways.transpose("seed", "time"), color=plotting.COLOURS[0])
+    axis.plot(0, 1, "o", color="0.3")
+    axis.set_xticks(places, ["SGD", *(f"{time:,g}" for time in ways.time.values)])
+    axis.set(xlabel="time between updates", ylabel="way of first layer")
+
+
+def _features(axis, record):
+    """The mean cosine of features and data, falling as feature updates become rarer"""
+    alignment = record.alignment_period.sel(scale="small").sel(period=slice(10, 1e5)).mean("unit")
+    found = alignment.transpose("seed", "period")
+    plotting.points(axis, alignment.period, found, color=plotting.COLOURS[0])
+    axis.set(xscale="log", xlabel="steps between updates", ylabel="mean cosine")
+    axis.set_xticks([1e1, 1e3, 1e5], ["10", "1,000", "100,000"])
+    axis.minorticks_off()
+
+
+def _solved(axis, record):
+    """Test accuracy of ordinary training, and lower where each linear problem is solved"""
+    solved = record.damped_accuracy.sel(time=record.time.max())
+    both = np.stack([record.sgd_accuracy.values, solved.values], axis=1)
+    plotting.points(axis, [0, 1], both, color=plotting.COLOURS[0], ls="")
+    axis.set_xticks([0, 1], ["ordinary\ntraining", "solved\ncompletely"])
+    axis.set(xlim=(-0.6, 1.6), ylabel="test accuracy (%)")
+
+
+def _augmented(axis, record):
+    """Test accuracy against training time: with eleven updates it lags behind one at every step"""
+    for period, name in ((record.period.min(), "every step"), (record.period.max(), "11 updates")):
+        accuracy = 100 * record.test_accuracy.sel(period=period)
+        plotting.band(axis, record.time, accuracy.transpose("seed", "evaluation"), label=name)
+    axis.set(xlabel="training time", ylabel="test accuracy (%)")
+    axis.legend(loc="lower right")
+
+
+PICTURES = {
+    "place-late": _late,
+    "long-further": _further,
+    "C5-XOR": _features,
+    "C6-exact": _solved,
+    "C1-augmented": _augmented,
+}

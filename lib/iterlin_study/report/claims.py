@@ -26,6 +26,8 @@ HELD, REFUTED, OPEN = "held", "refuted", "open"
 OF_PAPER = (REPRODUCED, PARTLY, UNDECIDED, NOT, NOT_TESTED, NOT_RUN)
 OF_OURS = (HELD, OPEN, REFUTED, NOT_TESTED, NOT_RUN)
 OURS = "ours"
+# The paper's versions by place and year: arXiv counts versions of its own.
+VERSIONS = {"v1": "workshop 2022", "v2": "arXiv 2023", "v3": "2025"}
 # The open interval that each rule allows.
 RULES = {
     "above": lambda value: (value, math.inf),
@@ -124,6 +126,8 @@ def _problem(row: dict) -> str:
         return f"lacks {', '.join(sorted(missing))}"
     if unknown := row.keys() - ALLOWED:
         return f"has the unknown field {min(map(str, unknown))!r}"
+    if row["version"] not in (*VERSIONS, OURS):
+        return f"is of version {row['version']!r}, none of {', '.join(VERSIONS)} and {OURS}"
     if row["expected"] not in (OF_OURS if row["version"] == OURS else OF_PAPER):
         return f"expects {row['expected']!r}, no verdict on a row of version {row['version']}"
     statements = []

@@ -16,6 +16,7 @@ from iterlin_study.report.claims import (
     REFUTED,
     REPRODUCED,
     UNDECIDED,
+    VERSIONS,
     Statement,
     Verdict,
     telling,
@@ -43,45 +44,76 @@ STYLE = """<style>
 .claims summary::before { content: "▸" }
 .claims details[open] > summary::before { content: "▾" }
 .claims summary:hover { background: #8881 }
-.claims .verdict { color: #fff; border-radius: 0.3em; padding: 0.05em 0.5em; font-size: 0.85em;
+.verdict { color: #fff; border-radius: 0.3em; padding: 0.05em 0.5em; font-size: 0.85rem;
   white-space: nowrap; justify-self: start }
+.claims .found > span { display: block }
 .claims details:not([open]) .found span:not(.told) { display: -webkit-box;
   -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden }
 .claims .more { margin: 0.4em 0 0.6em 1em; font-size: 0.9em }
 .claims .more ul { margin: 0.3em 0 }
+.claims-list { list-style: none; padding: 0 }
+.claims-list li { display: grid; grid-template-columns: 9.5em 1fr; gap: 0 0.8em;
+  align-items: baseline; border-bottom: 1px solid #8884; padding: 0.3em 0 }
 @media (max-width: 720px) {
   .claims summary { grid-template-columns: 1em 1fr }
   .claims summary > * { grid-column: 2 }
+  .claims-list li { grid-template-columns: 1fr }
 }
 </style>"""
 
 
-def show(page: str | None = None) -> None:
-    """Display the claims of a page (its path without extension), opened, or all, with links."""
+def show(page: str) -> None:
+    """Display the claims of a page (its path without extension), opened."""
     display(HTML(table(page)))
 
 
-def table(page: str | None = None, *, opened: bool = True) -> str:
-    """The claims as HTML, in the ledger's order; those of one page opened."""
-    rows = "\n".join(
-        _row(verdict, alone=page is not None, opened=opened and page is not None)
-        for verdict in verdicts(page)
+def show_all(*, ours: bool) -> None:
+    """Display a line for each claim of the paper, or for each hypothesis of this book."""
+    display(HTML(lines(ours=ours)))
+
+
+def lines(*, ours: bool) -> str:
+    """The verdicts as HTML, a line each in the ledger's order; each claim links to its page."""
+    rows = (
+        f'<li>{badge(verdict.verdict)}<span><a href="{escape(verdict.row["page"])}.html">'
+        f"{escape(verdict.row['claim'])}</a> {escape(_source(verdict.row))}</span></li>"
+        for verdict in verdicts()
+        if (verdict.row["version"] == OURS) == ours
     )
+    return f'{STYLE}<ul class="claims-list">\n{"".join(rows)}\n</ul>'
+
+
+def badge(verdict: str) -> str:
+    """A verdict as HTML, in its colour (`STYLE`)."""
+    return (
+        f'<span class="verdict" style="background:{COLOURS[verdict]}">'
+        f"{MARKS[verdict]} {verdict}</span>"
+    )
+
+
+def _source(row: dict) -> str:
+    """Return where the paper says it; of a hypothesis of this book its name alone."""
+    if row["version"] == OURS:
+        return f"({row['id']})"
+    return f"({row['id']}; {VERSIONS[row['version']]}, {row['place']})"
+
+
+def table(page: str, *, opened: bool = True) -> str:
+    """The claims of a page as HTML, in the ledger's order."""
+    rows = "\n".join(_row(verdict, opened=opened) for verdict in verdicts(page))
     return f'{STYLE}<div class="claims">\n{rows}\n</div>'
 
 
-def _row(verdict: Verdict, *, alone: bool, opened: bool) -> str:
+def _row(verdict: Verdict, *, opened: bool) -> str:
     row = verdict.row
-    mark = (
-        f'<span class="verdict" style="background:{COLOURS[verdict.verdict]}">'
-        f"{MARKS[verdict.verdict]} {verdict.verdict}</span>"
-    )
+    mark = badge(verdict.verdict)
     says = f"<span><b>{escape(row['id'])}</b> {escape(row['claim'])}</span>"
-    source = "This book's hypothesis" if row["version"] == OURS else f"The paper, {row['version']}"
+    if row["version"] == OURS:
+        source = "This book's hypothesis"
+    else:
+        source = f"The paper, {VERSIONS[row['version']]}"
     paper = f"{source} ({row['place']}): {row['paper']}."
     parts = [escape(paper), escape(_record(verdict))]
-    if not alone:
-        parts.append(f'<a href="{escape(row["page"])}.html">The page that judges it</a>.')
     statements = [_statement(s, "for a test required") for s in verdict.unmet]
     statements += map(_statement, verdict.statements)
     listed = "".join(f"<li>{statement}</li>" for statement in statements)

@@ -1,0 +1,270 @@
+"""The paper's figures one by one: what each shows, the paper's numbers and ours, verdicts."""
+
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+from io import BytesIO
+from unittest import mock
+
+import matplotlib.pyplot as plt
+from IPython.display import HTML, display
+from iterlin_study.records import records
+from iterlin_study.report import claims, claims_table
+from matplotlib.transforms import Bbox
+
+from book.experiments import (
+    batching_helpers,
+    converged_helpers,
+    damping_cnn_helpers,
+    damping_quintic_helpers,
+    data_scaling_helpers,
+    exact_solves_helpers,
+    few_updates_helpers,
+    filters_helpers,
+    full_solve_helpers,
+    period_sweep_helpers,
+    probes_helpers,
+    resnet_helpers,
+    workshop_helpers,
+    xor_helpers,
+)
+
+DOTS, HEIGHT = 72, 3.6  # dots an inch and height in inches of a thumbnail
+
+
+@dataclass(frozen=True)
+class Row:
+    """A quantity of a figure: the paper's number and, from an experiment's record, ours."""
+
+    what: str
+    paper: str
+    experiment: str
+    ours: str  # with statistics of the record in its slots
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the paper. page: the experiment's first page; draw: of that page's figure."""
+
+    name: str
+    shows: str
+    page: str
+    claims: tuple[str, ...]
+    rows: tuple[Row, ...]
+    draw: Callable | None = None
+
+    @property
+    def experiment(self) -> str:
+        return self.page.rpartition("/")[2]
+
+
+FIGURES = (
+    Figure(
+        "Figure 1",
+        "A sketch of the regimes along the period K: gradient descent, iterative linearisation, "
+        "truncated Gauss-Newton, linearised training.",
+        "algorithm/regimes",
+        ("C12",),
+        (
+            Row("distance to gradient descent, K = 10", "–", "regimes", "{small_period_distance}"),
+            Row(
+                "distance to Gauss-Newton, K = 1e8",
+                "–",
+                "regimes",
+                "zero to rounding ({large_period_distance:.0e})",
+            ),
+        ),
+    ),
+    Figure(
+        "Figure 2",
+        "Test accuracy during training on augmented CIFAR-10, with SGD and with a few updates.",
+        "experiments/few_updates",
+        ("C1", "C1-number", "C1-augmented"),
+        (
+            Row("SGD, K = 1 (%)", "82.3", "few_updates", "{first_level}"),
+            Row("below SGD, K = 5e6 (points)", "0.9", "few_updates", "{gap_end}, by the step too"),
+            Row("the same, fitted, 1,000 images", "–", "converged", "{few_gap_end}"),
+            Row("updates until it fits", "8 to 12", "converged", "{few_taken:.0f} on 1,000 images"),
+        ),
+        few_updates_helpers.draw,
+    ),
+    Figure(
+        "Figure 3",
+        "Test accuracy for periods K from 1 to 1e8, and for truncated Gauss-Newton.",
+        "experiments/period_sweep",
+        ("C2", "C2-middle", "C3", "C3-newton"),
+        (
+            Row("K up to 1e4 and K = 1 (points)", "same", "period_sweep", "{largest_gap_oracle}"),
+            Row("above SGD, middle K (points)", "slightly", "converged", "{middle_rise}"),
+            Row("below SGD, K = 1e8 (points)", "about 9", "converged", "{long_gap_end}"),
+        ),
+        period_sweep_helpers.draw,
+    ),
+    Figure(
+        "Figure 4",
+        "Test accuracy against the number of training images, for finite K and for K = ∞.",
+        "experiments/data_scaling",
+        ("C4", "C4-steps", "C4-step-size"),
+        (
+            Row("K = ∞ minus K = 1, a decade of data", "worse", "converged", "{lazy_slope}"),
+            Row("few updates minus K = 1, a decade", "parallel", "converged", "{few_slope}"),
+        ),
+        data_scaling_helpers.draw,
+    ),
+    Figure(
+        "Figure 5",
+        "Test accuracy of linear probes of both convolutions' features during training.",
+        "experiments/probes",
+        ("C5-probes", "C5-match"),
+        (
+            Row("large K, layer 1 (points lower)", "lower", "probes", "{final_gap_conv1}"),
+            Row("large K, layer 2 (points lower)", "lower", "probes", "{final_gap_conv2}"),
+        ),
+        probes_helpers.draw,
+    ),
+    Figure(
+        "Figure 6",
+        "How three filters of the first convolution change during training.",
+        "experiments/filters",
+        ("C5-filters", "C5-conjecture"),
+        (
+            Row("SGD has moved them as far by", "20 %", "filters", "{fraction_reached:.0%}"),
+            Row("way of large K over SGD's", "–", "filters", "{change_ratio}"),
+            Row("the same, once both fit", "–", "converged", "{few_moved}"),
+        ),
+        filters_helpers.draw,
+    ),
+    Figure(
+        "Figure 7",
+        "The features of a small network on XOR, and their alignment with the data, for several "
+        "K and several dampings.",
+        "experiments/xor",
+        ("C5-XOR", "C5-XOR-error", "C8"),
+        (
+            Row("alignment lost to large K", "drawn", "xor", "{alignment_drop_period_small}"),
+            Row("alignment lost to low damping", "drawn", "xor", "{alignment_drop_damping_small}"),
+        ),
+        xor_helpers.draw_collapse,
+    ),
+    Figure(
+        "Figure 8",
+        "Test accuracy where each linear problem is solved completely, by Adam.",
+        "experiments/full_solve",
+        ("C6", "C6-exact", "C6-same"),
+        (
+            Row("lost, of SGD's (points)", "9.1 of 69.4", "full_solve", "{gap_sgd_fixed_oracle}"),
+            Row(
+                "lost by exact minima",
+                "–",
+                "exact_solves",
+                "{cost_accuracy} of {sgd_level:.0f}",
+            ),
+        ),
+        full_solve_helpers.draw,
+    ),
+    Figure(
+        "Figure 9, top and middle",
+        "Test errors and functions of networks fitted to a quintic by damped Gauss-Newton.",
+        "experiments/damping_quintic",
+        ("C7-mean", "C7-worst", "C7-best", "C7-smooth", "C8-error"),
+        (
+            Row("mean error, damping 1e-3 over 1, log10", "drawn", "damping_quintic", "{mean_ratio_zero}"),
+            Row("worst 5 %, the same", "drawn", "damping_quintic", "{worst_ratio_zero}"),
+            Row("best 5 %, the same", "unchanged", "damping_quintic", "{best_ratio_zero}"),
+        ),
+        damping_quintic_helpers.draw,
+    ),
+    Figure(
+        "Figure 9, bottom",
+        "Test accuracy of the network on CIFAR-10 against damping.",
+        "experiments/damping_cnn",
+        ("C7-CNN", "C7-exact", "C8-CNN"),
+        (
+            Row("gained by damping (points)", "drawn", "damping_cnn", "{gain_oracle}"),
+            Row("the same, exact minima", "–", "exact_solves", "{gain_accuracy}"),
+        ),
+        damping_cnn_helpers.draw,
+    ),
+    Figure(
+        "Figure 10",
+        "Test accuracy of ResNet18, with and without batch normalisation.",
+        "experiments/resnet",
+        ("C9", "C9-normalised"),
+        (
+            Row("large K below K = 1 (points)", "similar", "resnet", "{gap_plain}"),
+            Row("the same, normalised", "similar", "resnet", "{gap_batch}"),
+        ),
+        resnet_helpers.draw,
+    ),
+    Figure(
+        "Figure 11",
+        "Full batch beside minibatch, after K and the step size are rescaled together.",
+        "experiments/batching",
+        ("C10", "C10-moderate", "C10-large"),
+        (
+            Row("full minus minibatch, K = 1", "0", "batching", "{difference_end_standard}"),
+            Row("the same, large K", "0", "batching", "{difference_end_large}"),
+        ),
+        batching_helpers.draw,
+    ),
+    Figure(
+        "Workshop 2022, Figures 1 and 2",
+        "Test accuracy on MNIST and CIFAR-10 for K up to 20,000 at two step sizes.",
+        "experiments/workshop",
+        ("v1-MNIST", "v1-plateau", "C11", "v1-any"),
+        (
+            Row("MNIST, spread of finite K (points)", "0.4", "workshop", "{mnist_spread}, not fitted"),
+            Row("runs that fail, larger step, K > 5", "all", "workshop", "{larger_beyond_share:.0%}"),
+            Row("runs that fail, smaller step", "none", "workshop", "{smaller_beyond_share:.0%}"),
+        ),
+        workshop_helpers.draw,
+    ),
+)
+
+
+def show(name: str) -> None:
+    """Display a figure of the paper, if there is a record of ours."""
+    figure = next(figure for figure in FIGURES if figure.name == name)
+    if records.best(figure.experiment) is not None:
+        display(HTML(f"{claims_table.STYLE}{_shown(figure)}"))
+
+
+def _shown(figure: Figure) -> str:
+    ledger = {row["id"]: row for row in claims.load_claims()}
+    link = f"{escape(figure.page)}.html"
+    picture = ""
+    if figure.draw:
+        alt = escape(f"Ours beside the paper's {figure.name}", quote=True)
+        picture = f'<a href="{link}"><img alt="{alt}" src="{_thumbnail(figure)}"></a>'
+    judged = "".join(
+        f"<li>{claims_table.badge(claims.judge(ledger[name]).verdict)} "
+        f"{escape(ledger[name]['claim'])}</li>"
+        for name in figure.claims
+    )
+    rows = "".join(map(_row, figure.rows))
+    return (
+        f'<div class="paper-figure"><div><p>{escape(figure.shows)} '
+        f'<a href="{link}">The page.</a></p>{picture}</div>'
+        '<div><table><thead><tr><td></td><th scope="col">the paper</th><th scope="col">ours</th>'
+        f"</tr></thead><tbody>{rows}</tbody></table><ul>{judged}</ul></div></div>"
+    )
+
+
+def _row(row: Row) -> str:
+    record = records.best(row.experiment)
+    ours = claims.filled(row.ours, record) if record else "no record"
+    cells = "".join(f"<td>{escape(text)}</td>" for text in (row.paper, ours))
+    return f"<tr><th scope='row'>{escape(row.what)}</th>{cells}</tr>"
+
+
+def _thumbnail(figure: Figure) -> str:
+    """Return the top of the figure that the page begins with, as an address that holds it."""
+    with mock.patch.object(plt, "show"):
+        figure.draw(records.best(figure.experiment))
+    drawn, saved = plt.gcf(), BytesIO()
+    width, height = drawn.get_size_inches()
+    top = Bbox([[0, max(0, height - HEIGHT)], [width, height]])
+    drawn.savefig(saved, format="png", dpi=DOTS, bbox_inches=top, metadata={"Software": None})
+    plt.close("all")
+    return f"data:image/png;base64,{b64encode(saved.getvalue()).decode()}"
