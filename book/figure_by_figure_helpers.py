@@ -15,11 +15,9 @@ from matplotlib.transforms import Bbox
 
 from book.experiments import (
     batching_helpers,
-    converged_helpers,
     damping_cnn_helpers,
     damping_quintic_helpers,
     data_scaling_helpers,
-    exact_solves_helpers,
     few_updates_helpers,
     filters_helpers,
     full_solve_helpers,
@@ -30,7 +28,7 @@ from book.experiments import (
     xor_helpers,
 )
 
-DOTS, HEIGHT = 72, 3.6  # dots an inch and height in inches of a thumbnail
+DOTS = 72  # an inch of a thumbnail
 
 
 @dataclass(frozen=True)
@@ -67,12 +65,17 @@ FIGURES = (
         "algorithm/regimes",
         ("C12",),
         (
-            Row("distance to gradient descent, K = 10", "–", "regimes", "{small_period_distance}"),
             Row(
-                "distance to Gauss-Newton, K = 1e8",
+                "distance to gradient descent, K = 10",
                 "–",
                 "regimes",
-                "zero to rounding ({large_period_distance:.0e})",
+                "{small_period_distance:.0%}",
+            ),
+            Row(
+                "distance to Gauss-Newton, K = 10⁸",
+                "–",
+                "regimes",
+                "zero to rounding",
             ),
         ),
     ),
@@ -83,7 +86,7 @@ FIGURES = (
         ("C1", "C1-number", "C1-augmented"),
         (
             Row("SGD, K = 1 (%)", "82.3", "few_updates", "{first_level}"),
-            Row("below SGD, K = 5e6 (points)", "0.9", "few_updates", "{gap_end}, by the step too"),
+            Row("below SGD, K = 5·10⁶ (points)", "0.9", "few_updates", "{gap_end}"),
             Row("the same, fitted, 1,000 images", "–", "converged", "{few_gap_end}"),
             Row("updates until it fits", "8 to 12", "converged", "{few_taken:.0f} on 1,000 images"),
         ),
@@ -91,13 +94,13 @@ FIGURES = (
     ),
     Figure(
         "Figure 3",
-        "Test accuracy for periods K from 1 to 1e8, and for truncated Gauss-Newton.",
+        "Test accuracy for periods K from 1 to 10⁸, and for truncated Gauss-Newton.",
         "experiments/period_sweep",
         ("C2", "C2-middle", "C3", "C3-newton"),
         (
-            Row("K up to 1e4 and K = 1 (points)", "same", "period_sweep", "{largest_gap_oracle}"),
+            Row("K up to 10⁴ and K = 1 (points)", "same", "period_sweep", "{largest_gap_oracle}"),
             Row("above SGD, middle K (points)", "slightly", "converged", "{middle_rise}"),
-            Row("below SGD, K = 1e8 (points)", "about 9", "converged", "{long_gap_end}"),
+            Row("below SGD, K = 10⁸ (points)", "about 9", "converged", "{long_gap_end}"),
         ),
         period_sweep_helpers.draw,
     ),
@@ -169,7 +172,12 @@ FIGURES = (
         "experiments/damping_quintic",
         ("C7-mean", "C7-worst", "C7-best", "C7-smooth", "C8-error"),
         (
-            Row("mean error, damping 1e-3 over 1, log10", "drawn", "damping_quintic", "{mean_ratio_zero}"),
+            Row(
+                "mean error, damping 10⁻³ over 1, log10",
+                "drawn",
+                "damping_quintic",
+                "{mean_ratio_zero}",
+            ),
             Row("worst 5 %, the same", "drawn", "damping_quintic", "{worst_ratio_zero}"),
             Row("best 5 %, the same", "unchanged", "damping_quintic", "{best_ratio_zero}"),
         ),
@@ -214,8 +222,15 @@ FIGURES = (
         "experiments/workshop",
         ("v1-MNIST", "v1-plateau", "C11", "v1-any"),
         (
-            Row("MNIST, spread of finite K (points)", "0.4", "workshop", "{mnist_spread}, not fitted"),
-            Row("runs that fail, larger step, K > 5", "all", "workshop", "{larger_beyond_share:.0%}"),
+            Row(
+                "MNIST, spread of finite K (points)",
+                "0.4",
+                "workshop",
+                "{mnist_spread}, not fitted",
+            ),
+            Row(
+                "runs that fail, larger step, K > 5", "all", "workshop", "{larger_beyond_share:.0%}"
+            ),
             Row("runs that fail, smaller step", "none", "workshop", "{smaller_beyond_share:.0%}"),
         ),
         workshop_helpers.draw,
@@ -245,7 +260,7 @@ def _shown(figure: Figure) -> str:
     rows = "".join(map(_row, figure.rows))
     return (
         f'<div class="paper-figure"><div><p>{escape(figure.shows)} '
-        f'<a href="{link}">The page.</a></p>{picture}</div>'
+        f'<a href="{link}">Our page</a>.</p>{picture}</div>'
         '<div><table><thead><tr><td></td><th scope="col">the paper</th><th scope="col">ours</th>'
         f"</tr></thead><tbody>{rows}</tbody></table><ul>{judged}</ul></div></div>"
     )
@@ -259,12 +274,14 @@ def _row(row: Row) -> str:
 
 
 def _thumbnail(figure: Figure) -> str:
-    """Return the top of the figure that the page begins with, as an address that holds it."""
+    """Return the top panel of our figure as an address that holds it."""
     with mock.patch.object(plt, "show"):
         figure.draw(records.best(figure.experiment))
     drawn, saved = plt.gcf(), BytesIO()
+    drawn.canvas.draw()
     width, height = drawn.get_size_inches()
-    top = Bbox([[0, max(0, height - HEIGHT)], [width, height]])
+    bottom = drawn.axes[0].get_tightbbox().y0 / drawn.dpi
+    top = Bbox([[0, max(0, bottom - 0.05)], [width, height]])
     drawn.savefig(saved, format="png", dpi=DOTS, bbox_inches=top, metadata={"Software": None})
     plt.close("all")
     return f"data:image/png;base64,{b64encode(saved.getvalue()).decode()}"

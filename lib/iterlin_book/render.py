@@ -11,9 +11,10 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
-from iterlin_book import merge, pages, states
+from iterlin_book import merge, pages, picture, states
 
 VEGA = "_static/vega.js"
+PREVIEW = "_static/key.png"
 
 
 def render(root):
@@ -35,6 +36,7 @@ def render(root):
         return states.FAILED
     made = build / "new" / "_build" / "html"
     add_vega(made)
+    add_preview(root, made)
     (made / stamp.name).write_text(digest)
     shutil.rmtree(html, ignore_errors=True)
     made.rename(html)
@@ -82,6 +84,14 @@ def add_vega(html):
     script = javascript_bundle("window.vegaEmbed = vegaEmbed;")
     # In a function, so that its many short names do not meet another script's.
     pages.write_atomically(target, f"(() => {{\n{script}\n}})();\n")
+
+
+def add_preview(root, html):
+    """Put the landing page's figure beside it as PNG, if it names one: what shared links show."""
+    if PREVIEW in (html / "index.html").read_text("utf8") and (svg := picture.drawn(root)):
+        from vl_convert import svg_to_png
+
+        (html / PREVIEW).write_bytes(svg_to_png(svg, scale=2))
 
 
 def _warnings(text, root):
