@@ -18,9 +18,9 @@ from matplotlib.axes import Axes
 FIRST = "C1"
 # By the row's id: the title of its card.
 CARDS = {
-    "place-late": "An update that comes too late hurts early or not at all",
+    "place-late": "One period that is too long does harm early or not at all",
     "long-further": "Updated too rarely, features move further and get worse",
-    "C5-XOR": "With fewer updates features fit the data less well",
+    "C5-XOR": "With rarer updates features point less at the data",
     "C6-exact": "Solving each linear problem completely costs accuracy",
     "C1-augmented": "On all images the question is open",
 }
@@ -128,7 +128,7 @@ def _further(axis, record):
     plotting.points(axis, places[1:], ways.transpose("seed", "time"), color=plotting.COLOURS[0])
     axis.plot(0, 1, "o", color="0.3")
     axis.set_xticks(places, ["SGD", *(f"{time:,g}" for time in ways.time.values)])
-    axis.set(xlabel="time between updates", ylabel="way of first layer")
+    axis.set(xlabel="time between updates", ylabel="first layer moved")
 
 
 def _features(axis, record):

@@ -10,19 +10,25 @@ import iterlin
 import pytest
 import xarray as xr
 from iterlin_study.records import records
+from iterlin_study.report import claims
 
-from book.index_helpers import told
+from book.index_helpers import CARDS, FIRST, told
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf8")
 API = (ROOT / "book" / "appendix" / "api.md").read_text("utf8")
+MEMBERS = [path.read_text("utf8") for path in (ROOT / "book" / "appendix").glob("api_*.md")]
 GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "book").rglob("*.md"))]
 WORKFLOW = (ROOT / ".github" / "workflows" / "check.yml").read_text("utf8")
 
 
 def test_findings_are_what_the_records_say():
     listed = README.split("## What was found")[1].split("\n## ")[0]
-    assert re.findall(r"^- (.*)$", listed, re.M) == list(told("[{title}](book/{page}.md)"))
+    told_there = list(told(list(CARDS)[:4], "**[{title}](book/{page}.md).** "))
+    assert re.findall(r"^- (.*)$", listed, re.M) == told_there
+    for sentence in (*told([FIRST, "C1-augmented"], ""), claims.summary()):
+        assert sentence in README
 
 
 def test_finding_without_a_record_is_left_out(monkeypatch):
@@ -32,9 +38,10 @@ def test_finding_without_a_record_is_left_out(monkeypatch):
         assert list(told()) == []
 
 
-def test_places_of_the_readme_exist():
-    rows = re.findall(r"^\| (`.*?) \|", README.split("## The map")[1], re.M)
+def test_places_that_are_named_exist():
+    rows = re.findall(r"^\| (`.*?) \|", CONTRIBUTING, re.M)
     places = re.findall(r"`([^`]+)`", " ".join(rows)) + re.findall(r"\]\((book/[^)]+)\)", README)
+    assert len(places) > 12
     for place in places:
         assert list(ROOT.glob(place.rstrip("/"))), place
 
@@ -65,8 +72,10 @@ def test_dotted_names_exist(path):
 def test_public_name_is_explained_and_listed(name):
     value = getattr(iterlin, name)
     assert value.__doc__
-    place = value.__name__ if inspect.ismodule(value) else f"~{value.__module__}.{name}"
+    module = value.__name__ if inspect.ismodule(value) else value.__module__
+    place = module if inspect.ismodule(value) else f"~{module}.{name}"
     assert f"`{place}`" in API
+    assert any(f".. automodule:: {module}\n" in text for text in MEMBERS)
 
 
 def test_example_of_the_reference_runs(capsys):

@@ -52,11 +52,11 @@ def with_statements(*rules):
 
 @pytest.fixture
 def shown(monkeypatch):
-    """(verdict, page) -> the table of a ledger of this one claim."""
+    """verdict -> the table of a ledger of this one claim."""
 
-    def table(verdict, page="experiments/trial"):
-        monkeypatch.setattr(claims_table, "verdicts", lambda page: [verdict])
-        return claims_table.table(page)
+    def table(verdict):
+        monkeypatch.setattr(claims_table, "verdicts", lambda page=None: [verdict])
+        return claims_table.table("experiments/trial")
 
     return table
 
