@@ -11,7 +11,9 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
-from iterlin_book import merge, pages, picture, states
+from iterlin_study.records import csv_files, records
+
+from iterlin_book import freshness, merge, pages, picture, states
 
 VEGA = "_static/vega.js"
 PREVIEW = "_static/key.png"
@@ -37,6 +39,7 @@ def render(root):
     made = build / "new" / "_build" / "html"
     add_vega(made)
     add_preview(root, made)
+    add_records(root, made)
     (made / stamp.name).write_text(digest)
     shutil.rmtree(html, ignore_errors=True)
     made.rename(html)
@@ -47,8 +50,9 @@ def render(root):
 
 def _digest(root):
     """The digest of all that Sphinx reads: the merged pages, the library, which the API page
-    quotes, the settings, and this machinery."""
+    quotes, the settings, the records, and this machinery."""
     paths = [*(root / "_build" / "source").rglob("*"), *(root / "lib").rglob("*")]
+    paths += freshness.records(root)
     paths += [*Path(__file__).parent.glob("*.py"), root / "_toc.yml", root / "_config.yml"]
     hashed = sha256()
     for path in sorted(set(paths)):
@@ -92,6 +96,16 @@ def add_preview(root, html):
         from vl_convert import svg_to_png
 
         (html / PREVIEW).write_bytes(svg_to_png(svg, scale=2))
+
+
+def add_records(root, html):
+    """Put every record beside the pages as CSV: their captions link to it."""
+    for path in freshness.records(root):
+        if path.stem != pages.QUICK:
+            record = records.load(path.parent.name, path.stem, path)
+            target = html / csv_files.FOLDER / csv_files.name_of(record)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(csv_files.text(record), "utf8")
 
 
 def _warnings(text, root):

@@ -111,7 +111,8 @@ def test_no_text_of_a_record_acts_on_a_page(tmp_path, monkeypatch, displayed):
         style.extract()
     assert len(html.select("table")) > 6
     assert " ".join(TEXT.split()) in " ".join(html.get_text().split())
-    assert {link["href"] for link in html.select("a")} == {"experiments/trial.html"}
+    file = "../_static/records/trial-laptop.csv"
+    assert {link["href"] for link in html.select("a")} == {"experiments/trial.html", file}
     assert html.select("img, script, iframe, object, h1, h2") == []
     assert [name for tag in html.find_all(True) for name in tag.attrs if name[:2] == "on"] == []
 

@@ -8,7 +8,13 @@ import xarray as xr
 from IPython.display import display
 from iterlin.linearise.precision import matmul_precision
 
-from iterlin_study.records import comparison, experiment_pages, extension, records
+from iterlin_study.records import (
+    comparison,
+    csv_files,
+    experiment_pages,
+    extension,
+    records,
+)
 from iterlin_study.report import claims, claims_table, plotting
 from iterlin_study.report.tables import said
 from iterlin_study.runs import grids
@@ -100,7 +106,7 @@ class Page:
         )
 
     def shown(self, live: xr.Dataset) -> xr.Dataset:
-        """Return the best record, else this run, and display its caption.
+        """Return the best record, else this run, and display its caption, with the record as CSV.
 
         The caption says whether the quick run still gives the numbers that it gave when the record
         was made. A record that lacks a variable of this run is older than the page: this run is
@@ -117,7 +123,9 @@ class Page:
         if recorded is not None and self.tier == "quick":
             caption += f"; {comparison.sentence(recorded, live)}"
         note = f" {data}." if (data := shown.attrs["data"]) else ""
-        display(said(f"Shown: {caption}.{note}", emphasised=True))
+        up = "../" * experiment_pages.name_of(self.path).count("/")
+        csv = "" if recorded is None else f"{up}{csv_files.FOLDER}/{csv_files.name_of(recorded)}"
+        display(said(f"Shown: {caption}.{note}", emphasised=True, csv=csv))
         return shown
 
     def limits(self, live: xr.Dataset) -> bool:

@@ -36,10 +36,12 @@ def bounds_text(bounds, digits: int = 1) -> str:
     return f"{estimate} [{lower}, {upper}]"
 
 
-def said(text: str, *, emphasised: bool = False) -> HTML:
-    """Return a paragraph of plain text for a page to display."""
+def said(text: str, *, emphasised: bool = False, csv: str = "") -> HTML:
+    """Return a paragraph of plain text for a page to display; csv: a file to download with it."""
     shown = escape(_one_line(text))
-    return HTML(f"<p><em>{shown}</em></p>" if emphasised else f"<p>{shown}</p>")
+    shown = f"<em>{shown}</em>" if emphasised else shown
+    link = f' <a href="{escape(csv, quote=True)}" download>CSV</a>' if csv else ""
+    return HTML(f"<p>{shown}{link}</p>")
 
 
 def table(head: Iterable, rows: Iterable[Iterable], title: str = "") -> HTML:

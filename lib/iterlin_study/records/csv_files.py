@@ -1,0 +1,30 @@
+"""Records as CSV, for readers without xarray."""
+
+import pandas as pd
+import xarray as xr
+
+FOLDER = "_static/records"  # of the built book
+BOUNDS = ["estimate", "lower", "upper"]
+
+
+def name_of(record: xr.Dataset) -> str:
+    """Return the name of a record's CSV file."""
+    return f"{record.attrs['experiment']}-{record.attrs['tier']}.csv"
+
+
+def text(record: xr.Dataset) -> str:
+    """Return a record as CSV: a line for each value, with its variable and its place on each axis.
+
+    An axis that a variable does not have is left empty.
+    """
+    if record.sizes.get("bound") == len(BOUNDS):
+        record = record.assign_coords(bound=BOUNDS)
+    tables = []
+    for name, variable in record.data_vars.items():
+        others = [coord for coord in variable.coords if coord not in variable.dims]
+        one = variable.drop_vars(others).rename("value")
+        table = one.to_dataframe().reset_index() if one.dims else pd.DataFrame({"value": [one.item()]})
+        tables.append(table.assign(variable=name))
+    axes = [str(axis) for axis in record.dims]
+    found = pd.concat(tables).reindex(columns=["variable", *axes, "value"])
+    return found.to_csv(index=False, float_format="%.8g", lineterminator="\n")
