@@ -13,6 +13,7 @@ from iterlin_book import build, execute, merge, pages
 from iterlin_book.pages import BookError
 
 FOLDER = Path("tests") / "notebooks"
+IGNORED = "nbval-ignore-output"
 
 
 def listed(root):
@@ -38,6 +39,8 @@ def reference(root, page):
         cell.id = f"code-{number + 1}"
         cell.source = silent(cell.source)
         cell.metadata = {"tags": pages.tags(cell)} if pages.tags(cell) else {}
+        if IGNORED in pages.tags(cell):
+            cell.outputs = []
         for output in cell.outputs:
             for kind in [kind for kind in output.get("data", {}) if kind.startswith("image/")]:
                 del output["data"][kind]

@@ -52,8 +52,7 @@ STYLE = """<style>
 .claims .more { margin: 0.4em 0 0.6em 1em; font-size: 0.9em }
 .claims .more ul { margin: 0.3em 0 }
 .claims-list { list-style: none; padding: 0 }
-.claims-list small { white-space: nowrap }
-.claims-list li { display: grid; grid-template-columns: 9.5em 1fr; gap: 0 0.8em;
+.claims-list li { display: grid; grid-template-columns: 9.5em 1fr auto; gap: 0 0.8em;
   align-items: baseline; border-bottom: 1px solid #8884; padding: 0.3em 0 }
 @media (max-width: 720px) {
   .claims summary { grid-template-columns: 1em 1fr }
@@ -76,9 +75,8 @@ def show_all(*, ours: bool) -> None:
 def lines(*, ours: bool) -> str:
     """The verdicts as HTML, a line each in the ledger's order; each claim links to its page."""
     rows = (
-        f'<li>{badge(verdict.verdict)}<span><a href="{escape(verdict.row["page"])}.html">'
-        f"{escape(verdict.row['claim'])}</a> "
-        f"<small>{escape(_source(verdict.row))}</small></span></li>"
+        f'<li>{badge(verdict.verdict)}<a href="{escape(verdict.row["page"])}.html">'
+        f"{escape(verdict.row['claim'])}</a><small>{escape(_source(verdict.row))}</small></li>"
         for verdict in verdicts()
         if (verdict.row["version"] == OURS) == ours
     )
