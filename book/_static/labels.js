@@ -4,6 +4,10 @@ function nameByWords() {
   for (const summary of document.querySelectorAll("summary[aria-label]")) {
     summary.removeAttribute("aria-label");
   }
+  for (const summary of document.querySelectorAll(".bd-sidenav li > details > summary")) {
+    const page = summary.closest("li").querySelector("a").textContent.trim();
+    summary.setAttribute("aria-label", `Pages below ${page}`);
+  }
   for (const button of document.querySelectorAll("button[aria-label]")) {
     const label = button.getAttribute("aria-label");
     const words = button.textContent.trim().replace(/\s+/g, " ");

@@ -23,7 +23,9 @@ def text(record: xr.Dataset) -> str:
     for name, variable in record.data_vars.items():
         others = [coord for coord in variable.coords if coord not in variable.dims]
         one = variable.drop_vars(others).rename("value")
-        table = one.to_dataframe().reset_index() if one.dims else pd.DataFrame({"value": [one.item()]})
+        table = (
+            one.to_dataframe().reset_index() if one.dims else pd.DataFrame({"value": [one.item()]})
+        )
         tables.append(table.assign(variable=name))
     axes = [str(axis) for axis in record.dims]
     found = pd.concat(tables).reindex(columns=["variable", *axes, "value"])
