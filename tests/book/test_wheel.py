@@ -105,6 +105,7 @@ def test_wheel_and_archive_hold_the_library_its_data_and_its_licence(built):
 def test_there_is_one_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf8"))
     assert citation["version"] == iterlin.__version__
+    assert f"version = {{{iterlin.__version__}}}" in (ROOT / "book/index.md").read_text("utf8")
 
 
 def test_the_book_s_zip_holds_the_book_the_records_and_their_sums(tmp_path):
