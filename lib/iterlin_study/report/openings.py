@@ -10,15 +10,26 @@ from iterlin_study.records import records
 from iterlin_study.report import claims_table, plotting
 from iterlin_study.report.tables import said
 
+# Of a closed line the verdict and the sentence alone: the claim shows when it opens.
+STYLE = """<style>
+.opening .claims summary { grid-template-columns: 1em 8.5em 1fr }
+.opening .claims details:not([open]) summary > span:nth-of-type(2) { display: none }
+.opening .claims details[open] .found { grid-column: 3 }
+@media (max-width: 720px) {
+  .opening .claims summary { grid-template-columns: 1em 1fr }
+  .opening .claims details[open] .found { grid-column: 2 }
+}
+</style>"""
+
 
 def show(page: str) -> None:
-    """Display the claims that a page (its path without extension) judges, a line each.
+    """Display what the page (its path without extension) finds: a verdict and a sentence a claim.
 
     Raises ValueError if it judges none.
     """
     if not claims_table.verdicts(page):
         raise ValueError(f"no claim of the ledger is judged by the page {page!r}")
-    display(HTML(claims_table.table(page, opened=False)))
+    display(HTML(f'{STYLE}<div class="opening">{claims_table.table(page, opened=False)}</div>'))
 
 
 def figure(page: str, draw: Callable[[xr.Dataset], object]) -> None:
