@@ -49,9 +49,11 @@ def weighted_error(outputs, y):
     return 0.5 * jnp.sum(y["weights"] * (outputs - y["values"]) ** 2)
 
 
+PADDED = losses.mean(partial(losses.cross_entropy, ignore=-100))
 CASES = {
     "numbers": (scalars, losses.mean(losses.squared_error), WEIGHTED["values"]),
     "sequences": (sequences, ENTROPY, LABELS),
+    "padded sequences": (sequences, PADDED, LABELS.at[:, -1].set(-100).at[0].set(-100)),
     "weighted": (scalars, weighted_error, WEIGHTED),
 }
 RUN = {"schedule": 10, "num_steps": 25}
@@ -90,6 +92,8 @@ def by_steps(case):
     [
         ("numbers", "closed_form", 1000),  # J does not fit: its kernel
         ("sequences", "kept_steps", 500),  # slice by slice
+        ("padded sequences", "function_space", None),
+        ("padded sequences", "kept_steps", 500),
         ("weighted", "function_space", None),
     ],
 )

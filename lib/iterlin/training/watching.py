@@ -63,8 +63,9 @@ class Watch(NamedTuple):
     batch_size: int | None = None
 
     def __repr__(self):
-        given = (f"{name}=..." for name, value in self._asdict().items() if value)
-        return f"Watch({', '.join(given)})"
+        defaults = self._field_defaults  # a signature that has a default Watch shows "Watch()"
+        given = [name for name, value in self._asdict().items() if value is not defaults[name]]
+        return f"Watch({', '.join(f'{name}=...' for name in given)})"
 
 
 # Record the number of feature updates alone.
