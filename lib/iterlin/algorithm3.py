@@ -82,9 +82,10 @@ def train(
             there, with a warning; ``state.step`` tells where. If data are sharded over a mesh, each
             device takes its part of a batch, provided that f is in slices
             (`linearise.slices.in_slices`) or `mesh` is given. The compiler shards any other f.
-        schedule: When to re-linearise: a period K, `every(K)`, `never()`, `when(...)`, or any
-            function of (step, state) that returns one bool. Only "steps" takes every schedule that
-            reads the parameters; the other engines require `when(..., check_every=C)`.
+        schedule: When to re-linearise: a period K, a list of steps such as `[3, 7]`, `every(K)`,
+            `never()`, `when(...)`, or any function of (step, state) that returns one bool. Only
+            "steps" takes every schedule that reads the parameters; the other engines require
+            `when(..., check_every=C)`.
         num_steps: Steps in all, below 2^31.
         engine: "steps", "auto", or one of those above.
         batch_size: Examples of a step; None for all. See `Step`.

@@ -258,3 +258,11 @@ def test_the_curvature_of_a_loss_is_bounded_by_its_hessian():
     assert np.linalg.eigvalsh(hessian)[-1] <= losses.smoothness(weighted, TOKENS)
     with pytest.raises(ValueError, match=r"no bound on the curvature of .* is known"):
         losses.smoothness(jnp.sum, targets)
+
+
+@pytest.mark.parametrize("of", [losses.mean, lambda loss: loss])
+def test_the_accuracy_of_a_rule_leaves_out_what_the_loss_ignores(of):
+    outputs, labels = jnp.eye(3)[None], jnp.array([[0, 2, -100]])
+    loss = of(partial(losses.cross_entropy, ignore=-100))
+    assert losses.training_accuracy(loss, outputs, labels) == 0.5
+    assert losses.training_accuracy(losses.squared_error, outputs, labels.at[0, 2].set(2)) == 2 / 3

@@ -15,6 +15,7 @@ from iterlin.kernels.cached import CachedKernel
 from iterlin.kernels.ntk import cached_ntk
 from iterlin.linearise.linearization import tree_add
 from iterlin.linearise.programs import SharedJit
+from iterlin.training.losses import training_accuracy
 from iterlin.training.schedules import Solved
 
 # A displacement or a gradient, as its coordinates and its image (`linear_model.LinearModel`).
@@ -125,8 +126,9 @@ class KernelProductEngine(ABC):
             found = jnp.asarray(False)
             if rule.accuracy is not None:
                 outputs = objective.model.outputs + displacement[1]
-                correct = jnp.argmax(outputs, -1) == objective.targets
-                found |= jnp.mean(correct) >= rule.accuracy
+                found |= (
+                    training_accuracy(objective.loss, outputs, objective.targets) >= rule.accuracy
+                )
             if rule.gradient is not None:
                 found |= objective.gradient_norm(*slope) <= rule.gradient * first
             return found

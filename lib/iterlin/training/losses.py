@@ -442,3 +442,17 @@ def accuracy(
         valid = _valid_labels(targets, outputs.shape[-1], ignore) < outputs.shape[-1]
         right = jnp.where(valid, right, jnp.nan)
     return jnp.mean(right, where=None if ignore is None else ~_is_ignored(targets, ignore))
+
+
+def training_accuracy(loss: Loss, outputs: Float[Array, "N ... O"], targets: Any) -> Array:
+    """Return the accuracy on the labels that a loss does not ignore.
+
+    Args:
+        loss: Any loss.
+        outputs: As for `accuracy`.
+        targets: As for `accuracy`.
+
+    Returns:
+        As `accuracy`.
+    """
+    return accuracy(outputs, targets, ignore=_with_options(as_sum(loss) or loss)[1].get("ignore"))

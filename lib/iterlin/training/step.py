@@ -21,7 +21,7 @@ from iterlin.linearise.validation import check_positive, check_positive_integer,
 from iterlin.training import draws
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.linear_problem import LinearProblem
-from iterlin.training.losses import loss_over_slices
+from iterlin.training.losses import loss_over_slices, training_accuracy
 from iterlin.training.schedules import as_schedule
 from iterlin.training.state import NOT_YET, TrainState
 
@@ -222,7 +222,7 @@ class Step:
         solved = jnp.asarray(False)
         if rule.accuracy is not None:
             outputs = in_slices(proxy, rule.slice_size)(params, x)
-            solved |= jnp.mean(jnp.argmax(outputs, -1) == y) >= rule.accuracy
+            solved |= training_accuracy(algorithm.loss, outputs, y) >= rule.accuracy
         if rule.gradient is not None:
 
             def norm(theta):
