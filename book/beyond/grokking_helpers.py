@@ -134,8 +134,11 @@ def generalised(ds: xr.Dataset) -> xr.Dataset:
 
 
 def longest(reached: xr.DataArray) -> xr.DataArray:
-    """Return the longest finite time of a period at which a run generalises; NaN if none does."""
-    times = reached.time.where(np.isfinite(reached.time) & reached)
+    """Return the longest period, in decay times, at which a run generalises.
+
+    Updates at every step (0) and none (infinity) do not count. NaN if no period generalises.
+    """
+    times = reached.time.where(np.isfinite(reached.time) & (reached.time > 0) & reached)
     return times.max("time", skipna=True)
 
 
@@ -179,7 +182,10 @@ def add_statistics(ds: xr.Dataset, step_size: float, few: float, long: float) ->
     first = at_one.alignment.sel(time=0)
     ds["alignment_first"] = intervals.over_seeds(first)
     ds["alignment_change"] = intervals.over_seeds(at_one.alignment.sel(time=few) - first)
-    ds["steps_ratio"] = intervals.over_seeds(at_one.step.sel(time=few) / at_one.step.sel(time=0))
+    ratio = at_one.step.sel(time=few) / at_one.step.sel(time=0)
+    ds["steps_ratio"] = intervals.over_seeds(np.log2(ratio))
+    both = at_one.reached.sel(time=[0, few]).all("time")
+    ds["both_reach"] = intervals.over_seeds(both)
     return ds
 
 
@@ -193,12 +199,11 @@ def named_part(ds: xr.Dataset, name: str) -> xr.Dataset:
 def time_label(time: float) -> str:
     """Return the period in words.
 
-    >>> [time_label(time) for time in (0, 0.5, np.inf)]
-    ['every step', '0.5 decay times', 'never']
+    >>> [time_label(time) for time in (0, 0.5, 1, np.inf)]
+    ['every step', 'every 0.5 decay times', 'every decay time', 'never']
     """
-    if time == 0:
-        return "every step"
-    return "never" if np.isinf(time) else f"{time:g} decay times"
+    names = {0: "every step", 1: "every decay time", np.inf: "never"}
+    return names.get(time, f"every {time:g} decay times")
 
 
 def draw(ds: xr.Dataset, few: float) -> None:
