@@ -335,6 +335,9 @@ def check_settings(problem: Problem, run: Run) -> None:
             raise ValueError(f"momentum must be in [0, 1), got {run.momentum}")
         if run.momentum and run.optimizer != "sgd":
             raise ValueError(f"momentum is for the optimizer sgd, not {run.optimizer}")
+        check_non_negative("decay", run.decay)
+        if run.decay and run.optimizer != "adamw":
+            raise ValueError(f"decay is for the optimizer adamw, not {run.optimizer}")
         if run.halve_after:
             _check_halvings(problem, run)
     except ValueError as error:

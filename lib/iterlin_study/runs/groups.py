@@ -38,7 +38,7 @@ from jaxtyping import Array, PyTree
 from iterlin_study.records import environment
 from iterlin_study.runs.diagnostics import kernel_diagnostics
 
-OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
+OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam, "adamw": optax.adamw}
 # Examples of a set that are evaluated at a time.
 SLICE = 500
 # Names in a grid's data set that a metric must not use.
@@ -62,6 +62,7 @@ class Run(NamedTuple):
         halve_after: Increasing numbers of linear problems (at K = 1: of steps) after which the step
             size is halved. A period above 1 is doubled there, so that it lasts the same time.
         schedule: When to re-linearise, instead of a period, which must then be infinite.
+        decay: Weight decay of adamw. A step multiplies the parameters by 1 - step_size * decay.
     """
 
     seed: int
@@ -75,6 +76,7 @@ class Run(NamedTuple):
     momentum: float = 0.0
     halve_after: tuple[int, ...] = ()
     schedule: Any = None
+    decay: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,8 @@ def algorithm_of(problem: Problem, run: Run, *, step_size=None, penalty=None, pe
         return step_size * 0.5 ** _stage(run, step, period)[0]
 
     more = {"momentum": run.momentum} if run.momentum else {}
+    if run.optimizer == "adamw":
+        more = {"weight_decay": run.decay}
     optimizer = OPTIMIZERS[run.optimizer](halved if run.halve_after else step_size, **more)
     return replace(
         problem.algorithm,
