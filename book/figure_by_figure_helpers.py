@@ -87,7 +87,7 @@ FIGURES = (
         (
             Row("SGD, K = 1 (%)", "82.3", "few_updates", "{first_level}"),
             Row("below SGD, K = 5·10⁶ (points)", "0.9", "few_updates", "{gap_end}"),
-            Row("the same, fitted, 1,000 images", "–", "converged", "{few_gap_end}"),
+            Row("the same, trained until it fits 1,000 images", "–", "converged", "{few_gap_end}"),
             Row("updates until it fits", "8 to 12", "converged", "{few_taken:.0f} on 1,000 images"),
         ),
         few_updates_helpers.draw,
@@ -132,9 +132,16 @@ FIGURES = (
         "experiments/filters",
         ("C5-filters", "C5-conjecture"),
         (
-            Row("SGD has moved them as far by", "20 %", "filters", "{fraction_reached:.0%}"),
-            Row("way of large K over SGD's", "–", "filters", "{change_ratio}"),
-            Row("the same, once both fit", "–", "converged", "{few_moved}"),
+            Row(
+                "share of K = 1's training in which its filters move as far as with large K",
+                "20 %",
+                "filters",
+                "{fraction_reached:.0%}",
+            ),
+            Row(
+                "distance moved, large K over K = 1, equal steps", "–", "filters", "{change_ratio}"
+            ),
+            Row("the same, trained until both fit", "–", "converged", "{few_moved}"),
         ),
         filters_helpers.draw,
     ),
@@ -156,7 +163,12 @@ FIGURES = (
         "experiments/full_solve",
         ("C6", "C6-exact", "C6-same"),
         (
-            Row("lost, of SGD's (points)", "9.1 of 69.4", "full_solve", "{gap_sgd_fixed_oracle}"),
+            Row(
+                "lost, of SGD's (points)",
+                "9.1 of 69.4",
+                "full_solve",
+                "{gap_sgd_fixed_oracle} of 35",
+            ),
             Row(
                 "lost by exact minima",
                 "–",
@@ -211,8 +223,13 @@ FIGURES = (
         "experiments/batching",
         ("C10", "C10-moderate", "C10-large"),
         (
-            Row("full minus minibatch, K = 1", "0", "batching", "{difference_end_standard}"),
-            Row("the same, large K", "0", "batching", "{difference_end_large}"),
+            Row(
+                "full minus minibatch, K = 1",
+                "curves coincide",
+                "batching",
+                "{difference_end_standard}",
+            ),
+            Row("the same, large K", "curves coincide", "batching", "{difference_end_large}"),
         ),
         batching_helpers.draw,
     ),
