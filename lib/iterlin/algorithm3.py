@@ -71,7 +71,8 @@ def train(
     ``linearize(f, state.anchor)(state.params, x)``. A run that becomes non-finite ends as diverged,
     without an error. Matrix products use full precision (`linearise.precision`). A second call
     with the same algorithm that computes the same compiles nothing (with other engines than
-    "steps", if f has no derivative rules of its own, such as `jax.custom_vjp`).
+    "steps", if f has no derivative rules of its own, such as `jax.custom_vjp`, and no inner
+    `jax.jit` that closes over arrays).
 
     Args:
         algorithm: The objective and the optimiser.
@@ -263,7 +264,9 @@ def train_sweep(
     jax.eval_shape(over_both(answer, (0, None), (None, 0), out=0), states, fixed, periods)
     rule = step_of(periods[0]).schedule.solved
     settings = scalar_fields(algorithm=algorithm, rule=rule, run=any_step)
-    over_periods = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(periods), *a.shape)), fixed)
+    over_periods = partial(
+        jax.tree.map, lambda a: jnp.broadcast_to(a, (len(periods), *a.shape)), fixed
+    )
     states, history, _ = run_steps(
         advance,
         observe,
@@ -272,8 +275,8 @@ def train_sweep(
         looks,
         more=(periods,),
         checkpoint=checkpoint,
-        callback=with_fixed(callback, over_periods),
+        callback=None if callback is None else with_fixed(callback, over_periods()),
         progress=progress,
         settings=settings | {"the periods": periods.tolist()},
     )
-    return combine_state(states, over_periods), history
+    return combine_state(states, over_periods()), history

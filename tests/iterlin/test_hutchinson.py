@@ -81,3 +81,10 @@ def test_random_projections_of_the_outputs_estimate_the_trace_of_each_pair():
     samples = jax.lax.map(projected, signs)
     errors = samples.std(0, ddof=1) / np.sqrt(len(signs))
     within(samples.mean(0), errors, empirical_ntk(f, params, x, trace=True))
+
+
+def test_half_precision_is_summed_in_single():
+    rows = jax.random.normal(KEY, (8, 3)).astype(jnp.bfloat16)
+    matrix = rows @ rows.T
+    found = hutchinson(lambda v: matrix @ v, rows[:, 0], key=KEY, num_samples=2000)
+    within(found.trace, found.trace_error, np.trace(np.asarray(matrix, np.float64)))

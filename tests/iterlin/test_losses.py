@@ -114,6 +114,26 @@ def test_a_masked_mean_is_the_same_in_slices():
     assert float(parts) == pytest.approx(float(whole), rel=1e-12)
 
 
+def test_a_class_of_weight_zero_has_the_gradient_of_its_terms_in_the_weight():
+    labels = jnp.array([0, 1, 2])
+    logits = LOGITS[0, :3]
+
+    def weighted(weights):
+        return losses.cross_entropy(logits, labels, class_weights=weights)
+
+    zero = jnp.array([0.0, 1.0, 1.0, 1.0, 1.0])
+    terms = -jax.nn.log_softmax(logits)[jnp.arange(3), labels]
+    gradient = jax.jacfwd(weighted)(zero)
+    np.testing.assert_allclose(gradient, [*terms, 0, 0], rtol=1e-12)
+
+
+def test_unsigned_labels_are_not_taken_for_a_negative_one_that_is_ignored():
+    labels = jnp.array([156, 3], jnp.uint8)
+    loss = partial(losses.cross_entropy, ignore=-100)
+    found = jax.jit(lambda y: loss(jnp.zeros((2, 200)), y))(labels)
+    assert float(found) == pytest.approx(2 * np.log(200))
+
+
 def test_only_known_losses_are_sums():
     total = losses.cross_entropy
     assert losses.as_sum(total) is losses.as_sum(losses.mean(total)) is total
@@ -265,4 +285,5 @@ def test_the_accuracy_of_a_rule_leaves_out_what_the_loss_ignores(of):
     outputs, labels = jnp.eye(3)[None], jnp.array([[0, 2, -100]])
     loss = of(partial(losses.cross_entropy, ignore=-100))
     assert losses.training_accuracy(loss, outputs, labels) == 0.5
-    assert losses.training_accuracy(losses.squared_error, outputs, labels.at[0, 2].set(2)) == 2 / 3
+    own = partial(lambda outputs, y, ignore: jnp.sum(outputs), ignore=labels > 0)
+    assert float(losses.training_accuracy(own, outputs, labels)) == pytest.approx(1 / 3)

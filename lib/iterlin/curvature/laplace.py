@@ -38,6 +38,7 @@ from iterlin.linearise.validation import (
     check_one_of,
     check_positive,
     check_positive_integer,
+    check_random_key,
     check_same_tree,
     check_scalar,
     is_traced,
@@ -98,7 +99,8 @@ class Laplace(NamedTuple):
 
         Args:
             x_new: inputs of M examples, shaped as those of x. The memory needed is
-                M O min(P, N O) numbers: for many inputs, call this function on a few at a time.
+                M O min(P, N O) numbers, or M O P with another structure than the full one: for
+                many inputs, call this function on a few at a time.
 
         Returns:
             The covariance ``(M, *out, *out)`` of the outputs ``(M, *out)``, in squared units of
@@ -145,6 +147,8 @@ class Laplace(NamedTuple):
         if as_sum(self.loss) is None or self.loss is squared_error:
             raise ValueError(f"probabilities need the loss losses.cross_entropy, got {self.loss!r}")
         check_positive_integer("num_samples", num_samples)
+        if key is not None:
+            check_random_key("key", key)
         logits, classes = self.outputs(x_new), self.output_shape[-1]
         covariance = self.variance(x_new).reshape(len(logits), -1, classes, logits[0].size)
         # The covariance of the classes of each label, (M, labels, O, O).
@@ -339,7 +343,7 @@ def laplace(
         squared_distance=jnp.zeros_like(value) if exact else dot(displacement, displacement),
         output_shape=outputs.shape[1:],
         num_observations=outputs.size if gaussian else 0,
-        outputs=partial(sliced, moving),
+        outputs=with_auto_axes(partial(sliced, moving)),
         loss=loss,
     )
 

@@ -183,7 +183,7 @@ def hessian_product(
 def _product(products_of, f, params, x, y, loss, trainable, slice_size):
     """Check the arguments of a product and return it, over slices of the examples if asked for.
 
-    products_of(f, params, x, y, loss) returns a function v -> A v, with A linear in the loss.
+    products_of(f, params, x, y, loss) returns a function v -> A v, with A a sum over examples.
     """
     require_callable(loss)
     moving, fixed = partition(params, trainable)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxtyping import PyTree
 
 # The address of an object in memory changes from process to process.
@@ -48,8 +48,8 @@ def to_numpy(leaf: Any) -> np.ndarray:
     return np.asarray(leaf)
 
 
-def program_key(program: ClosedJaxpr) -> str | None:
-    """Return the digest of a program; None if it calls Python functions back.
+def program_key(program: ClosedJaxpr) -> tuple | None:
+    """Return a key of what a program computes and where; None if it calls Python functions back.
 
     What such functions read and write is not part of the program.
 
@@ -58,7 +58,24 @@ def program_key(program: ClosedJaxpr) -> str | None:
     """
     if "callback" in program.pretty_print(use_color=False):
         return None
-    return program_digest([program])
+    return program_digest([program]), device_ids(program.eqns)
+
+
+def device_ids(equations: Iterable[JaxprEqn]) -> tuple[int, ...]:
+    """Return the devices of the meshes in a program, which its text does not tell.
+
+    Args:
+        equations: The equations of the program.
+    """
+    found: list[int] = []
+    for equation in equations:
+        for part in jax.tree.leaves(equation.params):
+            part = getattr(part, "mesh", part)  # of a sharding
+            if isinstance(part, jax.sharding.Mesh) and not part.empty:
+                found += [device.id for device in part.devices.flat]
+            elif isinstance(part, ClosedJaxpr | Jaxpr):
+                found += device_ids(part.eqns)
+    return tuple(found)
 
 
 def program_digest(programs: Iterable[ClosedJaxpr]) -> str:

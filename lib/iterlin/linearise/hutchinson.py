@@ -71,7 +71,12 @@ def hutchinson(
             for k, leaf in zip(keys, leaves, strict=True)
         ]
         v = jax.tree.unflatten(structure, signs)
-        diagonal = jax.tree.map(jnp.multiply, v, product(v))
+        # In half precision the sums below would stall.
+        diagonal = jax.tree.map(
+            lambda a, b: (a * b).astype(jnp.promote_types(jnp.result_type(a, b), jnp.float32)),
+            v,
+            product(v),
+        )
         return sum(map(jnp.sum, jax.tree.leaves(diagonal))), diagonal
 
     def add(carry, index_and_key):

@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
-from iterlin.linearise.digests import program_digest
+from iterlin.linearise.digests import device_ids, program_key
 from iterlin.linearise.validation import is_traced
 
 INLINED = frozenset({"jit", "call", "closed_call", "checkpoint", "remat2"})
@@ -273,7 +273,8 @@ def jit_cached(function: Callable, *programs: Program, **options) -> Callable:
     if not any(program.opaque for program in programs):
         # Operations traced inside `shard_map` carry its mesh, which their text does not show.
         mesh = jax.sharding.get_abstract_mesh()
-        found = _shared((function, mesh, *(program.text for program in programs)), found)
+        ids = device_ids(o.equation for program in programs for o in program.operations)
+        found = _shared((function, mesh, ids, *(program.text for program in programs)), found)
     return partial(found, [program.constants for program in programs])
 
 
@@ -331,5 +332,6 @@ def _compiled_or_none(function: Callable, arguments: tuple) -> Callable | None:
     program: Any = jax.jit(with_constants)
     if not any(True for equation in jaxpr.eqns for _ in _opaque_parts(equation)):
         traced = program.trace(constants, jax.tree.leaves(arguments)).jaxpr
-        program = _shared((program_digest([traced]), jax.sharding.get_abstract_mesh()), program)
+        if (key := program_key(traced)) is not None:
+            program = _shared((key, jax.sharding.get_abstract_mesh()), program)
     return lambda leaves: jax.tree.unflatten(structure, program(constants, leaves))

@@ -67,7 +67,7 @@ class Algorithm:
     keyed: bool = False
     normalization: Any = None
     reset_optimizer: bool = False
-    _programs: dict[str, Callable] = field(default_factory=dict, init=False, repr=False)
+    _programs: dict[tuple, Callable] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self):
         for name in ("f", "loss", "regularizer"):

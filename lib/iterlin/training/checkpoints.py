@@ -15,7 +15,7 @@ from iterlin.linearise.digests import to_numpy
 from iterlin.training.files import atomic_write
 from iterlin.training.identity import Identity
 
-FORMAT = "iterlin checkpoint 2"
+FORMAT = "iterlin checkpoint 3"
 
 
 class CheckpointError(RuntimeError):

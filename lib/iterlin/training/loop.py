@@ -254,15 +254,13 @@ def _resumed(trainer: Trainer, checkpoint: Path, identity: Identity, looks: np.n
             steps that the run would have had if its callback had not ended it (0 if it did not).
     """
     like = (trainer.save()[0], {name: np.zeros(0) for name in trainer.names})
-    notes = ("seconds", *trainer.notes)
+    notes = ("seconds", "recorded", "stopped", *trainer.notes)
     found = checkpoints.load(checkpoint, like, identity=identity, notes=notes)
     if found is None:
         return [], 0.0, 0
     (arrays, kept), notes = found
     count = len(next(iter(kept.values())))
-    # A file from before these two notes is of a run with these looks.
-    steps, stopped = notes.pop("recorded", looks[:count].tolist()), notes.pop("stopped", 0)
-    seconds = notes.pop("seconds")
+    steps, stopped, seconds = (notes.pop(name) for name in ("recorded", "stopped", "seconds"))
     trainer.restore(arrays, notes)
     if trainer.step > looks[-1]:
         raise checkpoints.CheckpointError(

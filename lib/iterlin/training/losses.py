@@ -101,9 +101,9 @@ def cross_entropy(
                 f"shape {jnp.shape(class_weights)}"
             )
     weights = _label_weights(targets, ignore, class_weights)
-    # Outputs without weight may be anything, even NaN, and have a gradient of zero.
-    counts = weights > 0
-    outputs, labels = jnp.where(counts[..., None], outputs, 0), jnp.where(counts, labels, 0)
+    if ignore is not None:  # outputs there may be anything, even NaN, and have a gradient of zero
+        kept = ~_is_ignored(targets, ignore)
+        outputs, labels = jnp.where(kept[..., None], outputs, 0), jnp.where(kept, labels, 0)
     terms = optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
     return jnp.sum(weights.astype(terms.dtype) * terms)
 
@@ -119,8 +119,11 @@ def _label_weights(targets: Any, ignore: Any, class_weights: Any) -> Array:
 
 def _is_ignored(targets: Any, ignore: Any) -> Any:
     """Return which labels are ignored, as a NumPy array unless the labels are traced."""
+    values = np.asarray(ignore)
+    if values.dtype.kind not in "iu":
+        raise ValueError(f"ignore must be integer labels, got {ignore!r}")
     module = jnp if is_traced(targets) else np
-    return module.isin(module.asarray(targets), module.asarray(ignore))
+    return module.isin(module.asarray(targets), values.astype(np.int32))
 
 
 def _valid_labels(targets: Any, classes: int, ignore: Any = None) -> Any:
@@ -313,7 +316,8 @@ def mean(loss: Loss, *, over: str = "targets") -> Loss:
         loss: A loss that sums over the examples.
         over: What to average over. "targets" divides by the number of targets: labels for
             `cross_entropy` (N T for T tokens an example), numbers for `squared_error` (N O for
-            outputs (N, O)). Labels that `cross_entropy` ignores are not counted, and one with a
+            outputs (N, O)), and entries of the targets for any other loss, so that one-hot targets
+            need "examples". Labels that `cross_entropy` ignores are not counted, and one with a
             class weight counts as its weight; the loss is 0 if none is left. "examples" divides by
             the number of examples N.
 
@@ -455,4 +459,7 @@ def training_accuracy(loss: Loss, outputs: Float[Array, "N ... O"], targets: Any
     Returns:
         As `accuracy`.
     """
-    return accuracy(outputs, targets, ignore=_with_options(as_sum(loss) or loss)[1].get("ignore"))
+    function, options = _with_options(as_sum(loss) or loss)
+    if function is cross_entropy:
+        return accuracy(outputs, targets, ignore=options.get("ignore"))
+    return jnp.mean(jnp.argmax(outputs, -1) == targets)

@@ -15,7 +15,7 @@ def name_of(record: xr.Dataset) -> str:
 def text(record: xr.Dataset) -> str:
     """Return a record as CSV: a line for each value, with its variable and its place on each axis.
 
-    An axis that a variable does not have is left empty.
+    An axis that a variable does not have is left empty. Numbers have 12 digits.
     """
     if record.sizes.get("bound") == len(BOUNDS):
         record = record.assign_coords(bound=BOUNDS)
@@ -29,4 +29,4 @@ def text(record: xr.Dataset) -> str:
         tables.append(table.assign(variable=name))
     axes = [str(axis) for axis in record.dims]
     found = pd.concat(tables).reindex(columns=["variable", *axes, "value"])
-    return found.to_csv(index=False, float_format="%.8g", lineterminator="\n")
+    return found.to_csv(index=False, float_format="%.12g", lineterminator="\n")
