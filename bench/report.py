@@ -135,6 +135,26 @@ class Report:
         else:
             note("Not measured yet: make bench.")
 
+    def draw_peers(self) -> None:
+        """Draw, for each case, how many times as long the fastest peer takes; others as dots."""
+        goals = self.compared[self.compared["met"] != "–"]
+        goals = goals[goals["compared"].str.contains("against")]
+        cases = list(goals["compared_in"].unique())[::-1]
+        if not cases:
+            return
+        _, axis = plotting.panels(1, height=0.42 * len(cases) + 1.0)
+        for place, case in enumerate(cases):
+            ratios = goals["median"][goals["compared_in"] == case]
+            axis.barh(place, ratios.min() - 1, left=1, color=plotting.COLOURS[0], alpha=0.35)
+            axis.plot(ratios, [place] * len(ratios), ".", color=plotting.COLOURS[0])
+        axis.axvline(1, color="k", lw=1)
+        axis.set_yticks(range(len(cases)), cases)
+        ticks = [1, 2, 5, 10, 50, 200]
+        axis.set(xscale="log", xlabel="the peer's time over ours")
+        axis.set_xticks(ticks, [f"{tick}" for tick in ticks])
+        axis.minorticks_off()
+        plt.show()
+
     def show_missed(self) -> None:
         """Show the goals that are not reached, and why."""
         missed = self.compared[self.compared["met"] == "no"]
