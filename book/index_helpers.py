@@ -138,9 +138,10 @@ def _grokked(axis, record):
         at = main.sel(time=time)
         accuracy = 100 * at.main_test_accuracy.mean("seed")
         axis.plot(at.main_step.mean("seed"), accuracy, label=name)
-    axis.set(xlabel="steps", ylabel="accuracy on new sums (%)", xlim=(0, 10_000), ylim=(-3, 103))
+    axis.set(xlabel="steps", ylabel="test accuracy (%)", xlim=(0, 10_000), ylim=(-3, 150))
     axis.set_xticks([0, 5_000, 10_000], ["0", "5,000", "10,000"])
-    axis.legend(loc="center left")
+    axis.set_yticks([0, 50, 100])
+    axis.legend(loc="upper left", fontsize=9)
 
 
 def _solved(axis, record):

@@ -206,29 +206,33 @@ def time_label(time: float) -> str:
     return names.get(time, f"every {time:g} decay times")
 
 
-def draw(ds: xr.Dataset, few: float) -> None:
-    """Draw accuracy against updates for each period, and the features of one period."""
+def draw(ds: xr.Dataset, few: float, long: float) -> None:
+    """Draw accuracy against steps and against updates, and the features of one period."""
     main = named_part(ds, "main").sel(decay=1).transpose("time", "seed", "look")
-    _, (top, middle, bottom) = plotting.panels(3, height=3.0)
-    finite = [time for time in main.time.values if 0 < time < np.inf]
-    colours = plotting.colours_by_period([1, *finite, np.inf])
-    for time, colour in zip(main.time.values, colours, strict=True):
+    fig, (top, middle, bottom) = plotting.panels(3, height=2.9)
+    shown = zip((0, few, long, np.inf), plotting.COLOURS, strict=False)
+    for time, colour in shown:
         at = main.sel(time=time)
-        style = {"color": colour, "label": time_label(time)}
-        for axis, x in ((top, at.step.mean("seed")), (middle, at.updates.mean("seed"))):
-            if axis is middle and np.isinf(time):
-                continue
-            axis.plot(x + (axis is middle), 100 * at.test_accuracy.mean("seed"), **style)
-    top.set(xlabel="steps", ylabel="test accuracy (%)", ylim=(-3, 103))
-    top.legend(title="features are updated", ncols=2, loc="center right", fontsize=8)
-    middle.set(xscale="log", xlabel="linearisations", ylabel="test accuracy (%)", ylim=(-3, 103))
+        accuracy, steps = 100 * at.test_accuracy.mean("seed"), at.step.mean("seed")
+        top.plot(steps, accuracy, color=colour, label=time_label(time))
+        if time < np.inf:
+            middle.plot(at.updates.mean("seed") + 1, accuracy, color=colour)
+        if time == long:
+            label = f"{time_label(time)}, linearised network"
+            proxy = 100 * at.test_accuracy_proxy.mean("seed")
+            top.plot(steps, proxy, color=colour, ls="--", label=label)
+    for axis in (top, middle):
+        axis.set(ylabel="test accuracy (%)", ylim=(-3, 103))
+    top.set(xlabel="steps")
+    middle.set(xscale="log", xlabel="linearisations")
+    fig.legend(*top.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     spectra = ds.main_spectrum.sel(time=few).isel(seed=0).transpose("frequency", "look")
     steps = main.sel(time=few).step.isel(seed=0)
     mesh = bottom.pcolormesh(
         steps, spectra.frequency, spectra, cmap="magma", shading="nearest", rasterized=True
     )
     plt.colorbar(mesh, ax=bottom, label="share of power")
-    bottom.set(xlabel=f"steps; updates every {few:g} decay time", ylabel="frequency")
+    bottom.set(xlabel=f"steps, features updated {time_label(few)}", ylabel="frequency")
     plt.show()
 
 
