@@ -61,7 +61,7 @@ def load(
         like: A pytree of the structure to return. A JAX array of the file must have the shape and
             dtype of its counterpart; a NumPy array may have any.
         identity: The identity of this run.
-        notes: Names of the notes that the file must hold, all of them numbers.
+        notes: Names of the notes that the file must hold, numbers or lists.
 
     Returns:
         (tree, notes), or None if the file does not exist.
@@ -91,7 +91,9 @@ def load(
             raise CheckpointError(f"{refused}, {there} in the place of {here}: {hint}")
         restored.append(_restored(leaf, other))
     kept = head.get("notes")
-    if not isinstance(kept, dict) or not all(isinstance(kept.get(n), int | float) for n in notes):
+    if not isinstance(kept, dict) or any(
+        not isinstance(kept.get(n), int | float | list) for n in notes
+    ):
         listed = "".join(f" {name}" for name in notes)
         raise CheckpointError(f"the checkpoint {path} lacks its notes{listed}: {hint}")
     return jax.tree.unflatten(structure, restored), kept
