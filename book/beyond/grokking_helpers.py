@@ -157,13 +157,9 @@ def add_statistics(ds: xr.Dataset, step_size: float, few: float, long: float) ->
     for name in then:
         ds[f"main_{name}_then"] = then[name]
     at_one = then.sel(decay=1)
-    numbers = {ds.attrs["modulus"]: at_one.updates.sel(time=few)}
     others = generalised(other.rename(other_time="time"))
     for name in ("updates", "step", "reached"):
         ds[f"other_{name}_then"] = others[name].rename(time="other_time")
-    numbers |= {int(p): others.updates.sel(modulus=p, time=few) for p in ds.modulus.values}
-    for modulus, number in numbers.items():
-        ds[f"updates_{modulus}"] = intervals.over_seeds(number)
     lengths = longest(then.reached) / (step_size * then.decay)
     ds["longest"] = lengths
     slopes = intervals.slope_per_decade(np.log10(lengths), "decay")

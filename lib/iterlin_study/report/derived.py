@@ -313,6 +313,21 @@ def _of_few_updates(record: xr.Dataset) -> Interval:
     return conditions.of(runs, "dead")
 
 
+# Addition modulo a number (page grokking).
+
+
+def updates_to_grok(modulus: int) -> Callable[[xr.Dataset], Interval]:
+    """Updates until test accuracy reaches 95 %, periods of the time `few`, weight decay 1."""
+
+    def found(record: xr.Dataset) -> Interval:
+        if modulus == record.attrs["modulus"]:
+            return mean_interval(record.main_updates_then.sel(decay=1, time=record.few))
+        at = {"modulus": modulus, "other_time": record.few}
+        return mean_interval(record.other_updates_then.sel(at))
+
+    return found
+
+
 def without_interval(name: str) -> Callable[[xr.Dataset], Interval]:
     """A stored mean over seeds, whose interval counts from `intervals.FEWEST` seeds on."""
 
@@ -364,6 +379,9 @@ STATISTICS: dict[tuple[str, str], Callable[[xr.Dataset], Interval]] = {
     ("workshop", "any_gap_matched"): matched_gap("smaller_", ""),
     ("workshop", "lost_plateau"): lost_plateau,
     ("workshop", "any_late_gain"): late_gain("smaller_", ""),
+}
+STATISTICS |= {
+    ("grokking", f"updates_{modulus}"): updates_to_grok(modulus) for modulus in (23, 31, 41)
 }
 STATISTICS |= {
     ("workshop", name): without_interval(name)
