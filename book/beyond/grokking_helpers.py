@@ -163,7 +163,7 @@ def add_statistics(ds: xr.Dataset, step_size: float, few: float, long: float) ->
     lengths = longest(then.reached) / (step_size * then.decay)
     ds["longest"] = lengths
     slopes = intervals.slope_per_decade(np.log10(lengths), "decay")
-    ds["exponent_off"] = intervals.over_seeds(slopes + 1)
+    ds["exponent_off"] = _over_seeds(slopes + 1)
     ends = 100 * main.sel(decay=1).isel(look=-1)
     ds["proxy_ahead"] = intervals.over_seeds(
         (ends.test_accuracy_proxy - ends.test_accuracy).sel(time=long)
@@ -176,13 +176,20 @@ def add_statistics(ds: xr.Dataset, step_size: float, few: float, long: float) ->
         100 * main.sel(decay=1).train_accuracy_proxy.isel(look=-1).min("time")
     )
     first = at_one.alignment.sel(time=0)
-    ds["alignment_first"] = intervals.over_seeds(first)
-    ds["alignment_change"] = intervals.over_seeds(at_one.alignment.sel(time=few) - first)
+    ds["alignment_first"] = _over_seeds(first)
+    ds["alignment_change"] = _over_seeds(at_one.alignment.sel(time=few) - first)
     ratio = at_one.step.sel(time=few) / at_one.step.sel(time=0)
     ds["steps_ratio"] = intervals.over_seeds(np.log2(ratio))
     both = at_one.reached.sel(time=[0, few]).all("time")
     ds["both_reach"] = intervals.over_seeds(both)
     return ds
+
+
+def _over_seeds(samples: xr.DataArray) -> tuple[str, np.ndarray]:
+    """Return `intervals.over_seeds`; without a sample, 0 with an interval that leaves all open."""
+    if samples.notnull().any():
+        return intervals.over_seeds(samples)
+    return "bound", np.array([0.0, -np.inf, np.inf])
 
 
 def named_part(ds: xr.Dataset, name: str) -> xr.Dataset:
