@@ -4,7 +4,7 @@ import warnings
 from importlib import metadata
 
 from iterlin.algorithm3 import train, train_sweep
-from iterlin.curvature.gauss_newton import gauss_newton, iterative_linearization
+from iterlin.curvature.gauss_newton import gauss_newton
 from iterlin.curvature.laplace import laplace
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.curvature.products import empirical_fisher_product, ggn_product, hessian_product
@@ -68,7 +68,6 @@ __all__ = [
     "hessian_product",
     "hutchinson",
     "in_slices",
-    "iterative_linearization",
     "jacobian",
     "jacobian_products",
     "kernel_alignment",

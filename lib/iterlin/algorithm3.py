@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
@@ -23,7 +24,7 @@ from iterlin.training.checks import check_call, check_functions, check_run
 from iterlin.training.identity import scalar_fields
 from iterlin.training.loop import Callback, History, check_callback, with_fixed
 from iterlin.training.losses import check_labels
-from iterlin.training.schedules import every, periods_array
+from iterlin.training.schedules import as_schedule, every, periods_array
 from iterlin.training.state import RUN_AXES, TrainState, combine_state
 from iterlin.training.step import Step
 from iterlin.training.steps import run_steps, train_by_steps, with_data_mesh
@@ -221,48 +222,18 @@ def train_sweep(
     draws_data = callable(data)
     datasets: Any = jax.vmap(data)(keys) if draws_data else data
     data_axis = 0 if draws_data else None
-    example = jax.tree.map(lambda a: a[0], datasets) if draws_data else data
     fixed = jax.vmap(lambda key: partition(init(key), algorithm.trainable)[1])(keys)
-    looks = check_run(any_step, example, num_steps, keys, watch.at)
-    drawn = jax.eval_shape(init, keys[0])
-    outputs = check_functions(any_step, drawn, keys[0], example, watch)
-    for number in range(1, len(keys) if draws_data else 1):
-        targets = jax.tree.map(itemgetter(number), datasets[1])
-        check_labels(algorithm.loss, outputs, targets)
+    looks = _check_sweep(any_step, init, datasets, data_axis, keys, num_steps, watch)
     datasets, sets = to_auto_axes((tuple(datasets), dict(watch.sets)))
     if data_axis is None:
         any_step = with_data_mesh(any_step, datasets)
     periods = periods_array(periods)
-
-    def step_of(period) -> Step:
-        return replace(any_step, schedule=schedule(period))
-
-    def over_both(function, *axes, out: Any = RUN_AXES):
-        """Map over seeds, then over periods. An element of axes is (seed axis, period axis)."""
-        seeds = jax.vmap(function, (RUN_AXES, *(axis[0] for axis in axes)), out)
-        return jax.vmap(seeds, (RUN_AXES, *(axis[1] for axis in axes)), out)
-
-    @partial(jax.jit, donate_argnums=0)
-    def advance(states, datasets, count, fixed, periods):
-        def of_one(state, run_data, fixed, period):
-            return step_of(period).advance(state, run_data, count, fixed)
-
-        axes = (data_axis, None), (0, None), (None, 0)
-        return over_both(of_one, *axes)(states, datasets, fixed, periods)
-
-    def observe(state, sets, fixed):
-        return observer(algorithm, watch)(combine_state(state, fixed), sets)
-
-    observe = jax.jit(over_both(observe, (None, None), (0, None), out=0))
-    draw = partial(any_step.draw, init)
-    seeds = jax.vmap(draw, (data_axis, 0), RUN_AXES)(datasets, keys)
+    advance, observe = _sweep_programs(any_step, schedule, watch, data_axis)
+    seeds = jax.vmap(partial(any_step.draw, init), (data_axis, 0), RUN_AXES)(datasets, keys)
     states = jax.vmap(lambda _: seeds, out_axes=RUN_AXES)(periods)
-
-    def answer(state, fixed, period):
-        return step_of(period).schedule.bind_fixed(fixed)(state.step, state)
-
-    jax.eval_shape(over_both(answer, (0, None), (None, 0), out=0), states, fixed, periods)
-    rule = step_of(periods[0]).schedule.solved
+    one = jnp.asarray(1, jnp.int32)
+    jax.eval_shape(advance, states, datasets, one, fixed, periods)  # Errors come before any step.
+    rule = as_schedule(schedule(periods[0])).solved
     settings = scalar_fields(algorithm=algorithm, rule=rule, run=any_step)
     over_periods = partial(
         jax.tree.map, lambda a: jnp.broadcast_to(a, (len(periods), *a.shape)), fixed
@@ -280,3 +251,37 @@ def train_sweep(
         settings=settings | {"the periods": periods.tolist()},
     )
     return combine_state(states, over_periods()), history
+
+
+def _check_sweep(step: Step, init, datasets, data_axis, keys, num_steps, watch) -> np.ndarray:
+    """Check the data of all seeds and the functions of a sweep; return the steps to record."""
+    example = datasets if data_axis is None else jax.tree.map(itemgetter(0), datasets)
+    looks = check_run(step, example, num_steps, keys, watch.at)
+    outputs = check_functions(step, jax.eval_shape(init, keys[0]), keys[0], example, watch)
+    for number in range(1, 1 if data_axis is None else len(keys)):
+        targets = jax.tree.map(itemgetter(number), datasets[1])
+        check_labels(step.algorithm.loss, outputs, targets)
+    return looks
+
+
+def _sweep_programs(any_step: Step, schedule, watch: Watch, data_axis):
+    """Return `advance` and `observe` of `run_steps` for states that lead with (periods, seeds)."""
+
+    def over_both(function, *axes, out: Any = RUN_AXES):
+        """Map over seeds, then over periods. An element of axes is (seed axis, period axis)."""
+        seeds = jax.vmap(function, (RUN_AXES, *(axis[0] for axis in axes)), out)
+        return jax.vmap(seeds, (RUN_AXES, *(axis[1] for axis in axes)), out)
+
+    @partial(jax.jit, donate_argnums=0)
+    def advance(states, datasets, count, fixed, periods):
+        def of_one(state, run_data, fixed, period):
+            step = replace(any_step, schedule=schedule(period))
+            return step.advance(state, run_data, count, fixed)
+
+        axes = (data_axis, None), (0, None), (None, 0)
+        return over_both(of_one, *axes)(states, datasets, fixed, periods)
+
+    def observe(state, sets, fixed):
+        return observer(any_step.algorithm, watch)(combine_state(state, fixed), sets)
+
+    return advance, jax.jit(over_both(observe, (None, None), (0, None), out=0))

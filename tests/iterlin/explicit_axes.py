@@ -49,10 +49,8 @@ CALLS = {
             f, p, x, jax.device_put(labels, y.sharding), **GN, beta=0.01, loss=ENTROPY
         ).params
     ),
-    "iterative_linearization": lambda p, x, y: (
-        il.iterative_linearization(
-            f, p, x, y, step_size=0.01, period=5, max_steps=3, tolerance=1e-6
-        ).params
+    "gauss_newton of a period": lambda p, x, y: (
+        il.gauss_newton(f, p, x, y, step_size=0.01, period=5, max_steps=3, tolerance=1e-6).params
     ),
     "ggn_product": lambda p, x, y: il.ggn_product(f, p, x, y, SQUARED)(p),
     "laplace": posterior,

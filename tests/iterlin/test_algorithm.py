@@ -13,8 +13,7 @@ from iterlin.linearise.parameters import combine, partition
 from iterlin.networks.mlp import mlp
 from iterlin.networks.normalization import Normalization, normalize
 from iterlin.training import draws, losses
-from iterlin.training.algorithm import Algorithm
-from iterlin.training.linear_problem import LinearProblem
+from iterlin.training.algorithm import Algorithm, LinearProblem
 from iterlin.training.schedules import Solved, every, never, when_solved
 from iterlin.training.step import Step
 from problems import dense, flat, network

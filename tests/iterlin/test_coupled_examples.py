@@ -112,9 +112,6 @@ DOORS = {
     "jacobian": lambda f: il.jacobian(f, P, X),
     "eigenmodes": lambda f: il.eigenmodes(f, P, X, Y),
     "gauss_newton": lambda f: il.gauss_newton(f, P, X, Y, **GN),
-    "iterative_linearization": lambda f: il.iterative_linearization(
-        f, P, X, Y, step_size=0.1, period=2, **GN
-    ),
     "laplace": lambda f: il.laplace(f, P, X, Y, loss=il.losses.squared_error, prior_precision=1.0),
 }
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin import every, gauss_newton, iterative_linearization, truncated_gauss_newton
+from iterlin import every, gauss_newton, truncated_gauss_newton
 from iterlin.curvature.gauss_newton import Status
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.training import losses
@@ -211,13 +211,11 @@ def test_histories_belong_to_their_iterates(solve):
 
 
 @pytest.mark.parametrize(("period", "transform"), [(1, lambda run: run), (400, jax.jit)])
-def test_iterative_linearization_is_its_explicit_steps(period, transform):
+def test_a_period_is_its_explicit_steps(period, transform):
     """Also where the period is traced and the network is not."""
     f, params, x, y = network()
     settings = {"step_size": 0.05, "max_steps": 2, "tolerance": 0.0}
-    whole = transform(lambda k: iterative_linearization(f, params, x, y, period=k, **settings))(
-        period
-    )
+    whole = transform(lambda k: gauss_newton(f, params, x, y, period=k, **settings))(period)
     steps = {"optimizer": optax.sgd(0.05), "schedule": every(period), "num_steps": 2 * period}
     state, _ = train(f, params, (x, y), loss=losses.squared_error, **steps)
     np.testing.assert_allclose(flat(whole.params), flat(state.params), atol=1e-9)
@@ -230,16 +228,6 @@ def test_iterative_linearization_is_its_explicit_steps(period, transform):
         left = left - 0.05 * matrix @ (matrix.T @ left)
     measured = np.linalg.norm(matrix.T @ left) / np.linalg.norm(matrix.T @ z)
     assert float(whole.history["certificate"][0]) == pytest.approx(measured, rel=1e-6)
-
-
-def test_an_infinite_period_is_gauss_newton_with_a_certificate_of_zero():
-    f, start, x, y, independent = equations(rosenbrock, [-1.2, 1.0])
-    run = {"max_steps": 30, "tolerance": 1e-12, "independent": independent}
-    exact = gauss_newton(f, start, x, y, **run)
-    endless = iterative_linearization(f, start, x, y, step_size=1e-9, period=math.inf, **run)
-    np.testing.assert_allclose(endless.params, exact.params, rtol=1e-12)
-    certificates = endless.history["certificate"][: int(endless.num_steps)]
-    np.testing.assert_array_equal(certificates, 0.0)
 
 
 # How runs end.
@@ -299,7 +287,7 @@ def test_runs_can_be_vmapped_over_starts_and_dampings():
 
 SOLVERS = {
     "svd": lambda *a, **k: gauss_newton(*a, damping=0.1, **k),
-    "closed form": lambda *a, **k: iterative_linearization(*a, step_size=0.01, period=50, **k),
+    "closed form": lambda *a, **k: gauss_newton(*a, step_size=0.01, period=50, **k),
     "truncated": lambda *a, **k: truncated_gauss_newton(*a, beta=0.1, **k),
 }
 every_solver = pytest.mark.parametrize("solve", SOLVERS.values(), ids=SOLVERS.keys())
@@ -341,7 +329,7 @@ def test_the_precision_is_that_of_the_parameters(solve):
 
 
 TRUNCATED = partial(truncated_gauss_newton, beta=0.5)
-PERIODIC = partial(iterative_linearization, step_size=0.1, period=2)
+PERIODIC = partial(gauss_newton, step_size=0.1, period=2)
 WIDE = affine_problem("wide")
 NAMES = ("f", "params", "x", "y")
 
@@ -359,6 +347,8 @@ NAMES = ("f", "params", "x", "y")
         (TRUNCATED, {"beta": 1.0}, "beta must"),
         (PERIODIC, {"period": 0}, "period must be"),
         (PERIODIC, {"step_size": math.inf}, "step_size must be"),
+        (PERIODIC, {"step_size": None}, "step_size and period go together"),
+        (PERIODIC, {"damping": 1.0}, "a period takes gradient steps"),
         (gauss_newton, {"x": WIDE[1][:0], "y": WIDE[2][:0]}, "inputs must hold an example"),
         (TRUNCATED, {"y": WIDE[2].ravel()}, r"targets have shape \(6,\).*outputs.*\(3, 2\)"),
         (gauss_newton, {"y": list(WIDE[2])}, "targets must be one array .* got list"),
@@ -395,11 +385,3 @@ def test_a_start_where_nothing_moves_has_converged():
     assert int(solution.status) == Status.CONVERGED
     assert int(solution.num_steps) == 1
     assert solution.history["certificate"][0] == 0  # of a gradient of zero nothing is left
-
-
-def test_unless_told_a_run_ends_where_nothing_is_left():
-    """However small a loss and its change are."""
-    params, x, _ = affine_problem("wide")
-    y, run = affine(params, x) + 1e-3, {"step_size": 1e-3, "period": 1, "max_steps": 3}
-    solution = iterative_linearization(affine, params, x, y, **run)
-    assert (int(solution.status), int(solution.num_steps)) == (Status.MAX_STEPS, 3)

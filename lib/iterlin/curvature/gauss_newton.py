@@ -1,21 +1,19 @@
-"""Gauss-Newton (Algorithm 1), damped Gauss-Newton (eq. 10) and Algorithm 3 in closed form.
+"""Gauss-Newton (Algorithm 1), also damped (eq. 10) or with each linear problem solved in part.
 
-Every solver here minimises 1/2 ||f(params, x) - y||^2, summed over examples and outputs and not
-divided by N. As in the paper, it takes full steps without a line search, so that a run may fail to
-converge: `Solution.status` reports how it ended. The solvers work under `jax.jit` and `jax.vmap`.
+The loss is 1/2 ||f(params, x) - y||^2, summed over examples and outputs and not divided by N. As in
+the paper, the solver takes full steps without a line search, so that a run may fail to converge:
+`Solution.status` reports how it ended. It works under `jax.jit` and `jax.vmap`.
 `truncated_gauss_newton` has Algorithm 2, and other losses.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.curvature.outer_loop import Solution, Status, make_problem, run_outer_loop
-from iterlin.curvature.truncated_gauss_newton import truncated_gauss_newton
 from iterlin.kernels.gradient_flow import eigenmodes
 from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.linearization import Network, jacobian, require_independent
@@ -33,13 +31,7 @@ from iterlin.linearise.validation import (
     is_traced,
 )
 
-__all__ = [
-    "Solution",
-    "Status",
-    "gauss_newton",
-    "iterative_linearization",
-    "truncated_gauss_newton",
-]
+__all__ = ["Status", "gauss_newton"]
 
 
 @with_auto_axes
@@ -51,6 +43,8 @@ def gauss_newton(
     y: Array,
     *,
     damping: float | Array | LevenbergMarquardt = 0.0,
+    step_size: float | Array | None = None,
+    period: int | Array | None = None,
     max_steps: int,
     tolerance: float | Array,
     target_loss: float | Array = 0.0,
@@ -64,6 +58,12 @@ def gauss_newton(
     minimum-norm step -J^+ (f - y), for a J of any rank. A run has converged when the loss is at
     most `target_loss`, or changes in one step by at most `tolerance` relative to itself.
 
+    With a `period` K, a step solves its linear problem in part: by K gradient steps on
+    1/2 ||f_lin - y||^2, computed at once in closed form (Lemma 3.2.1). This is Algorithm 3 on the
+    full batch, as `train` runs it with the engine "closed_form". Here the whole run is one compiled
+    program, also of traced periods and of periods beyond 2^31; it ends when the loss settles, and
+    it records how far each linear problem was solved.
+
     Args:
         f: network, a pure function of (params, x) that returns outputs (N, ...).
         params: initial parameters, a pytree.
@@ -71,6 +71,9 @@ def gauss_newton(
         y: targets, of the shape of the outputs.
         damping: non-negative number in the units of J^T J, or a `LevenbergMarquardt`, which adapts
             the damping and rejects steps that would raise the loss. Rejected steps count as steps.
+        step_size: step size eta of the gradient steps of a period, on the summed loss. For a loss
+            divided by N pass eta / N.
+        period: number K of gradient steps; None solves each linear problem in full.
         max_steps: largest number of steps, below 2^31.
         tolerance: relative change of the loss in one step at which the run ends.
         target_loss: loss at which the run ends.
@@ -83,20 +86,28 @@ def gauss_newton(
 
     Returns:
         A `Solution` whose params hold all parameters, also those that are not trained. Everything
-        is computed in the precision of the trained parameters.
+        is computed in the precision of the trained parameters. With a period, its history has a
+        "certificate": the tolerance beta at which each step is one of truncated Gauss-Newton
+        (Algorithm 2).
 
     Raises:
         ValueError: if damping, tolerance or target_loss is negative or not finite, or damping is an
-            array of several numbers; if damping is 0 and the solver is "cholesky"; if max_steps is
-            not a positive integer below 2^31; if y is not one array of the shape of the outputs; if
-            the trained parameters are narrower than float32; or if f couples its examples although
-            independent is True (not checked under tracing).
+            array of several numbers; if damping is 0 and the solver is "cholesky"; if a period is
+            given without a step_size, with a damping or with "cholesky"; if period or max_steps is
+            not a positive integer, or max_steps is not below 2^31; if step_size is not positive and
+            finite; if y is not one array of the shape of the outputs; if the trained parameters are
+            narrower than float32; or if f couples its examples although independent is True (not
+            checked under tracing).
 
     Example:
         >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
-        >>> found = il.gauss_newton(f, jnp.zeros(2), x, y, max_steps=20, tolerance=1e-6)
+        >>> run = {"max_steps": 20, "tolerance": 1e-6}
+        >>> found = il.gauss_newton(f, jnp.zeros(2), x, y, **run)
         >>> print(found.params.round(3), found.num_steps)  # the logarithms of y
         [0.    1.099] 6
+        >>> found = il.gauss_newton(f, jnp.zeros(2), x, y, step_size=0.01, period=100, **run)
+        >>> print(found.params.round(3), found.history["certificate"][:3].round(3))
+        [0.    1.099] [0.366 0.    0.   ]
     """
     check_bools(independent=independent)
     problem = make_problem(f, params, x, y, trainable)
@@ -108,22 +119,31 @@ def gauss_newton(
         check_scalar("damping", damping)
         if solver == "cholesky":
             check_positive("damping of the cholesky solver", damping)
+    if step_size is not None or period is not None:
+        _check_period(step_size, period, damping, solver)
 
     def step(theta, damping):
         if solver == "cholesky":
             return _cholesky_step(problem.f, theta, x, problem.y, damping, independent)
         modes = eigenmodes(problem.f, theta, x, problem.y, independent=independent)
-        gradient_norm = jnp.linalg.norm(modes.singular_values * modes.coefficients)
-        return modes.damped(damping), {"gradient_norm": gradient_norm}
+        record = {"gradient_norm": jnp.linalg.norm(modes.singular_values * modes.coefficients)}
+        if period is None:
+            return modes.damped(damping), record
+        ratio = modes.residual_ratio(step_size, period).astype(modes.singular_values.dtype)
+        return modes.descent(step_size, period), record | {"certificate": ratio}
 
     return run_outer_loop(
-        problem,
-        step,
-        damping,
-        max_steps=max_steps,
-        tolerance=tolerance,
-        target_loss=target_loss,
+        problem, step, damping, max_steps=max_steps, tolerance=tolerance, target_loss=target_loss
     )
+
+
+def _check_period(step_size, period, damping, solver) -> None:
+    if step_size is None or period is None:
+        raise ValueError(f"step_size and period go together, got {step_size!r} and {period!r}")
+    check_positive("step_size", step_size)
+    check_positive_integer("period", period, below=MAX_STEPS)
+    if solver != "svd" or is_traced(damping) or np.any(damping):
+        raise ValueError("a period takes gradient steps, which have no damping and no other solver")
 
 
 def _cholesky_step(f, theta, x, y, damping, independent):
@@ -144,76 +164,3 @@ def _solve_damped(gram, damping, right_hand_side):
     """Solve (gram + damping I) s = right_hand_side by a Cholesky factorisation."""
     factor = jax.scipy.linalg.cho_factor(gram + damping * jnp.eye(gram.shape[0], dtype=gram.dtype))
     return jax.scipy.linalg.cho_solve(factor, right_hand_side)
-
-
-@with_auto_axes
-@full_precision()
-def iterative_linearization(
-    f: Network,
-    params: PyTree,
-    x: PyTree,
-    y: Array,
-    *,
-    step_size: float | Array,
-    period: float | Array,
-    max_steps: int,
-    tolerance: float | Array = 0.0,
-    target_loss: float | Array = 0.0,
-    independent: bool = True,
-    trainable: Trainable = None,
-) -> Solution:
-    """Run Algorithm 3 on the full batch and the squared error, each period in closed form.
-
-    One step of the outer loop is one linearisation: it takes the `period` K gradient steps of size
-    `step_size` on 1/2 ||f_lin - y||^2 at once, at a cost that does not depend on K (Lemma 3.2.1).
-    The run ends as `gauss_newton` does.
-
-    Args:
-        f: network, a pure function of (params, x) that returns outputs (N, ...).
-        params: initial parameters, a pytree.
-        x: inputs of N examples, an array (N, ...) or a pytree of such arrays.
-        y: targets, of the shape of the outputs.
-        step_size: learning rate eta on the summed loss. For a loss divided by N pass eta / N.
-        period: number of gradient steps K for each linearisation, which may be traced. Infinity
-            gives the minimum-norm Gauss-Newton step.
-        max_steps: largest number of linearisations, below 2^31.
-        tolerance: relative change of the loss in one period at which the run ends.
-        target_loss: loss at which the run ends.
-        independent: False if f couples its examples (see `jacobian`).
-        trainable: which parameters are trained (`linearise.parameters`); None for all.
-
-    Returns:
-        A `Solution`. Its history has a "certificate": the tolerance beta at which each period is a
-        step of truncated Gauss-Newton (Algorithm 2).
-
-    Raises:
-        ValueError: if step_size is not positive and finite, if period is not a positive integer or
-            infinity, and as `gauss_newton`.
-
-    Example:
-        >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
-        >>> settings = {"step_size": 0.01, "period": 100, "max_steps": 20}
-        >>> found = il.iterative_linearization(f, jnp.zeros(2), x, y, **settings)
-        >>> print(found.params.round(3), found.history["certificate"][:3].round(3))
-        [0.    1.099] [0.366 0.    0.   ]
-    """
-    check_positive("step_size", step_size)
-    check_positive_integer("period", period, infinity=True, below=MAX_STEPS)
-    check_bools(independent=independent)
-    problem = make_problem(f, params, x, y, trainable)
-    if independent:
-        require_independent(problem.f, problem.initial, x)
-    to_the_end = not is_traced(period) and math.isinf(period)
-
-    def step(theta, _):
-        modes = eigenmodes(problem.f, theta, x, problem.y, independent=independent)
-        ratio = jnp.zeros(()) if to_the_end else modes.residual_ratio(step_size, period)
-        record = {
-            "gradient_norm": jnp.linalg.norm(modes.singular_values * modes.coefficients),
-            "certificate": ratio.astype(modes.singular_values.dtype),
-        }
-        return modes.damped(0.0) if to_the_end else modes.descent(step_size, period), record
-
-    return run_outer_loop(
-        problem, step, 0.0, max_steps=max_steps, tolerance=tolerance, target_loss=target_loss
-    )

@@ -8,7 +8,6 @@ al. 2019).
 """
 
 import math
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -42,6 +41,7 @@ from iterlin.linearise.validation import (
     check_same_tree,
     check_scalar,
     is_traced,
+    warn_user,
 )
 from iterlin.training.losses import Loss, Mean, as_sum, check_loss, squared_error
 
@@ -197,11 +197,10 @@ class Laplace(NamedTuple):
             eps = jnp.finfo(self.eigenvalues.dtype).eps
             coarse = eps * jnp.max(self.eigenvalues) > noise * delta
             if not is_traced(coarse) and jnp.any(coarse):
-                warnings.warn(
+                warn_user(
                     f"{self.eigenvalues.dtype} does not resolve the kernel down to noise_variance "
                     "* prior_precision: variances may be wrong, even negative. Compute in float64 "
-                    "(jax_enable_x64), or give `laplace` a memory_limit that holds the Jacobian",
-                    stacklevel=4,
+                    "(jax_enable_x64), or give `laplace` a memory_limit that holds the Jacobian"
                 )
         return 1 / (self.eigenvalues + noise * delta)
 

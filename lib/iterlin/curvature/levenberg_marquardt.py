@@ -21,12 +21,7 @@ class DampingState(NamedTuple):
     growth: Float[Array, ""]
 
     def update(self, gain_ratio: Float[Array, ""], accepted: Bool[Array, ""]) -> "DampingState":
-        """Return the damping of the step that follows.
-
-        Args:
-            gain_ratio: actual / predicted decrease of the loss in the step.
-            accepted: whether the step was accepted.
-        """
+        """Return the damping after a step, from its actual / predicted decrease of the loss."""
         shrink = jnp.maximum(1 / 3, 1 - (2 * gain_ratio - 1) ** 3)
         growth = jnp.where(accepted, 2, 2 * self.growth).astype(self.growth.dtype)
         return DampingState(self.value * jnp.where(accepted, shrink, self.growth), growth)

@@ -62,8 +62,8 @@ class Solution(NamedTuple):
             - "loss": the loss at iterate t, 1/2 ||f - y||^2 unless another loss was given;
             - "gradient_norm": the norm of the gradient of the loss in the parameters;
             - "step_norm": the norm of the step taken from iterate t;
-            - "certificate" (truncated Gauss-Newton and Algorithm 3): ||r|| / ||J^T z|| of the step
-              taken from t, where r is the residual of the Gauss-Newton equations;
+            - "certificate" (truncated Gauss-Newton, or with a period): ||r|| / ||J^T z|| of the
+              step taken from t, where r is the residual of the Gauss-Newton equations;
             - "inner_steps" (truncated Gauss-Newton): conjugate-gradient steps;
             - "damping" and "accepted" (`LevenbergMarquardt`): the damping of the step tried from t,
               and whether the step was accepted (1) or rejected (0).
@@ -121,20 +121,8 @@ def make_problem(
 ) -> Problem:
     """Check the arguments of a solver and convert them to the precision of the trained parameters.
 
-    Args:
-        f: network as a function of (params, x).
-        params: all parameters, a pytree.
-        x: inputs of N examples.
-        y: targets of N examples.
-        trainable: which parameters are trained (`linearise.parameters`).
-        loss: function of (outputs, targets).
-
-    Returns:
-        The problem in the trained parameters alone.
-
-    Raises:
-        ValueError: if f does not return one array (N, ...), the loss does not return one number, or
-            the loss does not accept the targets.
+    Raises ValueError if f does not return one array (N, ...), the loss does not return one number,
+    or the loss does not accept the targets.
     """
     initial, fixed = partition(params, trainable)
     initial = jax.tree.map(jnp.asarray, initial)
@@ -185,17 +173,10 @@ def run_outer_loop(
         step: function (theta, damping) -> (next theta, record). `record` maps names to the numbers
             that the history stores for this step.
         damping: a fixed damping, or a rule that adapts it and rejects steps that raise the loss.
-        max_steps: largest number of steps, a positive integer below 2^31.
-        tolerance: relative change of the loss in one step at which the loss has settled.
+        max_steps: as of `gauss_newton`.
+        tolerance: as of `gauss_newton`.
         target_loss: loss at which the run ends. None means 0 if the loss is known to be
             non-negative, otherwise minus infinity.
-
-    Returns:
-        The last finite iterate, with all parameters, and the history of the run.
-
-    Raises:
-        ValueError: if max_steps is not a positive integer below 2^31, or tolerance or target_loss
-            is outside its range.
     """
     check_positive_integer("max_steps", max_steps, below=2**31)
     check_non_negative("tolerance", tolerance)

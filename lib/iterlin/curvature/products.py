@@ -97,13 +97,9 @@ def empirical_fisher_product(
 
     Args:
         f: network as of `ggn_product`, which treats its examples independently (not checked).
-        params: parameters, a pytree.
-        x: inputs of N examples.
-        y: targets of N examples.
+        params, x, y, trainable, slice_size: as of `ggn_product`.
         loss: a loss that sums over the examples, or `losses.mean` of one. For a mean the sum over
             the examples is divided as the loss is, once; g_n is the gradient of the undivided loss.
-        trainable: as of `ggn_product`.
-        slice_size: as of `ggn_product`.
 
     Returns:
         A function as that of `ggn_product`.
@@ -152,12 +148,7 @@ def hessian_product(
 
     Args:
         f: network as of `ggn_product`; it may couple its examples unless slice_size is given.
-        params: parameters, a pytree.
-        x: inputs of N examples.
-        y: targets of N examples.
-        loss: function of (outputs, y) that returns one number.
-        trainable: as of `ggn_product`.
-        slice_size: as of `ggn_product`.
+        params, x, y, loss, trainable, slice_size: as of `ggn_product`.
 
     Returns:
         A function as that of `ggn_product`.
@@ -224,35 +215,17 @@ def require_callable(loss) -> None:
 def loss_gradient_and_hessian(
     loss: Loss, outputs: Array, y: PyTree
 ) -> tuple[Array, Callable[[Array], Array]]:
-    """Return the gradient of the loss in the outputs, and products with its Hessian.
-
-    Args:
-        loss: function of (outputs, y) that returns one number.
-        outputs: the network's outputs (N, ...).
-        y: targets of N examples.
-
-    Returns:
-        The gradient (N, ...) and the function u -> H u, which maps arrays (N, ...) to arrays
-        (N, ...).
-    """
+    """Return the gradient of the loss in the outputs, and the function u -> H u of its Hessian."""
     return jax.linearize(jax.grad(lambda o: loss(o, y)), outputs)
 
 
 def loss_hessian_blocks(
     loss: Loss, outputs: Float[Array, "N *out"], y: PyTree
 ) -> Float[Array, "N O O"]:
-    """Return the Hessian of a loss in the outputs of each example.
+    """Return the Hessian of a loss in the outputs of each example: the diagonal blocks of H.
 
-    Args:
-        loss: function of (outputs, y), a sum over the examples.
-        outputs: the network's outputs (N, ...), O numbers for each example.
-        y: targets of N examples.
-
-    Returns:
-        The diagonal blocks (N, O, O) of H. The other blocks are zero.
-
-    Raises:
-        ValueError: if the loss couples its examples (not checked under tracing).
+    The other blocks are zero, as the loss is a sum over the examples. Raises ValueError if it
+    couples its examples (not checked under tracing).
     """
     _, hessian = loss_gradient_and_hessian(loss, outputs, y)
     # A direction that is zero for half of the examples must have a product that is exactly zero

@@ -17,9 +17,6 @@ class Calendar:
     A schedule may depend on the step and on the last re-linearisation. A schedule with
     `check_every` (`schedules.when`) also reads the parameters, every `check_every` steps after a
     re-linearisation. An engine must therefore stop there.
-
-    Args:
-        schedule: When to re-linearise.
     """
 
     def __init__(self, schedule: Schedule):
@@ -34,36 +31,17 @@ class Calendar:
         self._now = SharedJit(lambda step, state: jnp.asarray(schedule(step, state)))
 
     def program(self, state: TrainState):
-        """Return the schedule's jaxpr, which identifies it in a checkpoint.
-
-        Args:
-            state: A state of the run; only its shapes are used.
-
-        Returns:
-            A closed jaxpr. The period is a constant in it.
-        """
+        """Return the schedule's jaxpr, which identifies it in a checkpoint."""
         return self._now.trace(state.step, state)
 
     def is_due(self, state: TrainState) -> bool:
-        """Return whether the schedule asks for a re-linearisation at the state's step.
-
-        Args:
-            state: The current state.
-        """
+        """Return whether the schedule asks for a re-linearisation at the state's step."""
         return bool(self._now(state.step, state))
 
     def next_stop(self, state: TrainState, limit: int) -> int:
-        """Return the next step at which an engine must stop.
+        """Return the next step at which an engine must stop, at most `limit`.
 
-        The engine must stop where the schedule asks for a re-linearisation, and where the schedule
-        reads the parameters.
-
-        Args:
-            state: The current state.
-            limit: The last step to consider.
-
-        Returns:
-            A step after the state's step, at most `limit`.
+        It must stop where the schedule asks for a re-linearisation or reads the parameters.
         """
         first = int(state.step) + 1
         if self.check_every is not None:

@@ -17,38 +17,18 @@ from iterlin.training.step import Step
 
 
 def sizes_of_kernel(task: Task, params: PyTree) -> CacheSizes:
-    """Return how much memory the kernel J J^T at params takes.
-
-    Args:
-        task: What to minimise.
-        params: The parameters.
-
-    Raises:
-        ValueError: If f couples its examples.
-    """
+    """Return how much memory J J^T at params takes. Raises ValueError if f couples its examples."""
     return cached_ntk_sizes(task.f, params, task.data[0], memory_limit=task.memory_limit)
 
 
 def is_quadratic(task: Task, outputs) -> bool:
-    """Return whether the loss is half a squared error of these outputs, or a multiple of it.
-
-    Args:
-        task: What to minimise.
-        outputs: Shape and type of the outputs, (N, ...).
-    """
+    """Return whether the loss is half a squared error of these outputs, or a multiple of it."""
     y = task.data[1]
     return getattr(y, "shape", None) == outputs.shape and quadratic(task.loss, y) is not None
 
 
 def unfit_for_engines(step: Step) -> str | None:
-    """Return why the settings of the run require engine 'steps'.
-
-    Args:
-        step: The step of the run.
-
-    Returns:
-        The reason; None if the settings allow other engines.
-    """
+    """Return why the settings of the run require engine 'steps'; None if they do not."""
     algorithm = step.algorithm
     for name in ("batch_size", "augment", "mesh", "normalization"):
         if getattr(algorithm if name == "normalization" else step, name) is not None:
@@ -67,16 +47,7 @@ def unfit_for_engines(step: Step) -> str | None:
 
 
 def needs_steps(algorithm: Algorithm, schedule: Schedule, state: TrainState) -> str | None:
-    """Return why the schedule or the regularizer requires engine 'steps'.
-
-    Args:
-        algorithm: What the run minimises.
-        schedule: When to re-linearise, as a schedule of the trained parameters.
-        state: The first state.
-
-    Returns:
-        The reason; None if the schedule and the objective allow other engines.
-    """
+    """Return why the regularizer or the schedule requires engine 'steps'; None if they do not."""
     if algorithm.regularizer is not None:
         return "a regularizer depends on the parameters, not on the outputs alone"
     if schedule.check_every is None and reads_params(schedule, state):
@@ -88,15 +59,7 @@ def needs_steps(algorithm: Algorithm, schedule: Schedule, state: TrainState) -> 
 
 
 def unfit_types(task: Task, params: PyTree) -> str | None:
-    """Return why the types of parameters and outputs require engine 'steps'.
-
-    Args:
-        task: What to minimise.
-        params: The parameters.
-
-    Returns:
-        The reason; None if the types allow other engines.
-    """
+    """Return why the types of parameters and outputs require engine 'steps'; None if they fit."""
     outputs = jax.eval_shape(task.f, params, task.data[0])
     types = {jnp.result_type(leaf) for leaf in [outputs, *jax.tree.leaves(params)]}
     if len(types) == 1 and all(jnp.finfo(dtype).bits >= 32 for dtype in types):
@@ -109,16 +72,9 @@ def unfit_types(task: Task, params: PyTree) -> str | None:
 
 
 def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False) -> None:
-    """Check that the engine applies to the task.
+    """Raise ValueError, which names an engine that does, if the engine does not apply to the task.
 
-    Args:
-        engine: Name of the engine.
-        task: What to minimise.
-        params: The parameters.
-        stops: Whether the schedule reads the parameters, so that the engine must stop in between.
-
-    Raises:
-        ValueError: If the engine does not apply. The message names an engine that does.
+    stops: whether the schedule reads the parameters, so that the engine must stop in between.
     """
     outputs = jax.eval_shape(task.f, params, task.data[0])
     if engine != "steps" and (why := unfit_types(task, params)):
@@ -161,16 +117,7 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
 
 
 def check_outputs(task: Task, params: PyTree) -> None:
-    """Check that f returns one array (N, ...) and that the targets match it.
-
-    Args:
-        task: What to minimise.
-        params: The parameters.
-
-    Raises:
-        ValueError: If f returns anything else, a label is outside the classes, or the rule `solved`
-            asks for an accuracy and the targets are not one label for each row of the outputs.
-    """
+    """Require that f returns one array (N, ...), and that targets and rule `solved` match it."""
     outputs = output_shape(task.f, params, task.data[0])
     check_loss(task.loss, outputs, task.data[1])
     if task.solved is None or task.solved.accuracy is None:

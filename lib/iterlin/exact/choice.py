@@ -34,19 +34,11 @@ SMALL_STEP = 0.1
 
 
 def choose(task: Task, params: PyTree, period: int) -> tuple[str, str]:
-    """Return the engine that 'auto' takes, and why.
+    """Return the engine that 'auto' takes for a first period of so many steps, and why.
 
     It takes 'steps' for periods shorter than LONG_PERIOD. For longer ones it takes 'closed_form' if
     the loss is a squared error and J has few rows and fits into the memory limit. Otherwise it
     takes a flow if steps are small, with the kernel if that fits, and 'steps' if they are not.
-
-    Args:
-        task: What to minimise.
-        params: The parameters.
-        period: Length of the first period in steps.
-
-    Returns:
-        The name of the engine and the reason, which `train` prints.
     """
     if period < LONG_PERIOD:
         return "steps", f"periods of {period} steps are shorter than {LONG_PERIOD}"

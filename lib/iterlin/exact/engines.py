@@ -47,51 +47,32 @@ class Engine(Protocol):
     def begin(self, params: PyTree, before: Position | None = None) -> Position:
         """Linearise at params and return the position at step 0.
 
-        Args:
-            params: The new theta_s.
-            before: The last position of the previous linearisation, from which an engine may take
-                a first guess; None for the first linearisation.
+        before: the last position of the previous linearisation, from which an engine may take a
+        first guess; None for the first linearisation.
         """
         ...
 
     def forward(self, position: Position, steps: int) -> Position:
-        """Train towards `steps` gradient steps and return the new position.
+        """Train towards `steps` gradient steps since theta_s and return the new position.
 
         One call may cover only a part of the way. It takes at most a few seconds if it can.
-
-        Args:
-            position: The current position.
-            steps: Gradient steps since theta_s.
         """
         ...
 
     def parameters(self, position: Position) -> PyTree:
-        """Return the parameters at the position.
-
-        Args:
-            position: The current position.
-        """
+        """Return the parameters at the position."""
         ...
 
     def programs(self, params: PyTree) -> list[Any]:
-        """Return the jaxprs that the engine runs, which identify it in a checkpoint.
-
-        Args:
-            params: Parameters; only their shapes are used.
-        """
+        """Return the jaxprs that the engine runs, which identify it in a checkpoint."""
         ...
 
 
 class ClosedForm:
     """Take K steps on the squared loss in closed form, along each singular direction of J.
 
-    The penalty is included. Each call of `forward` decomposes J anew.
-
-    Args:
-        task: What to minimise.
-
-    Raises:
-        ValueError: If the loss is not half a squared error, or a multiple of it.
+    The penalty is included. Each call of `forward` decomposes J anew. Raises ValueError if the loss
+    is not half a squared error, or a multiple of it.
     """
 
     def __init__(self, task: Task):
@@ -245,12 +226,7 @@ class GradientFlow(KernelProductEngine):
 
 
 class ToMinimum(KernelProductEngine):
-    """Find the minimum of the linearised objective, whatever the number of steps.
-
-    Args:
-        task: What to minimise. Its penalty must be positive.
-        with_kernel: Whether to compute and keep J J^T.
-    """
+    """Find the minimum of the linearised objective, with a positive penalty, for any period."""
 
     def __init__(self, task: Task, *, with_kernel: bool = False):
         super().__init__(task, with_kernel=with_kernel)

@@ -75,39 +75,20 @@ class Objective(NamedTuple):
     penalty: float | Array = 0.0
 
     def gradient(self, image: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
-        """Return the gradient of the loss in the outputs.
-
-        Args:
-            image: Change of the outputs since theta_s.
-        """
+        """Return the gradient of the loss in the outputs."""
         return jax.grad(self.loss)(self.model.outputs + image, self.targets)
 
     def hessian_product(self, image: Float[Array, "N ..."], v: Array) -> Float[Array, "N ..."]:
-        """Return H v, with H the Hessian of the loss in the outputs.
-
-        Args:
-            image: Change of the outputs since theta_s.
-            v: A vector like the outputs, (N, ...).
-        """
+        """Return H v, with H the Hessian of the loss in the outputs."""
         return jax.jvp(self.gradient, (image,), (v,))[1]
 
     def slope(self, coordinates: PyTree, image: Array) -> tuple[PyTree, Array]:
-        """Return the gradient of the objective in the parameters, as coordinates and image.
-
-        Args:
-            coordinates: Coordinates of the displacement.
-            image: Change of the outputs since theta_s, (N, ...).
-        """
+        """Return the gradient of the objective in the parameters, as coordinates and image."""
         c, i = self.model.push(self.gradient(image))
         return jax.tree.map(lambda a, b: a + 2 * self.penalty * b, (c, i), (coordinates, image))
 
     def gradient_norm(self, slope: PyTree, slope_image: Array) -> Float[Array, ""]:
-        """Return the norm of a gradient in parameter space.
-
-        Args:
-            slope: Coordinates of the gradient.
-            slope_image: Image of the gradient, (N, ...).
-        """
+        """Return the norm of a gradient in parameter space."""
         squared = self.model.inner(slope, slope_image, slope, slope_image)
         return jnp.sqrt(jnp.maximum(squared, 0))
 
@@ -115,10 +96,8 @@ class Objective(NamedTuple):
 def begin(objective: Objective, before: Flow | None = None) -> Flow:
     """Return the flow at theta_s, where it starts.
 
-    Args:
-        objective: The linearised objective.
-        before: The flow at the end of the previous linearisation. Its step and direction are the
-            first guesses of this flow. If None, the first step is 0.1 / lambda_max.
+    before: the flow at the end of the previous linearisation. Its step and direction are the first
+    guesses of this flow. If None, the first step is 0.1 / lambda_max.
     """
     zero = jnp.zeros_like(objective.model.outputs)
     slope, slope_image = objective.slope(objective.model.origin, zero)
@@ -220,16 +199,9 @@ def advance(
 
 
 def max_stages(tolerance: float, dtype) -> int:
-    """Return the largest number of stages s of a step.
+    """Return the largest number of stages s of a step, between 4 and 1000.
 
     The rounding error of a step grows like s^2 eps. The bound keeps it below the tolerance.
-
-    Args:
-        tolerance: As for `advance`.
-        dtype: Type of the outputs.
-
-    Returns:
-        A number between 4 and 1000.
     """
     return int(max(4, min(1000, (tolerance / (10 * float(jnp.finfo(dtype).eps))) ** 0.5)))
 

@@ -22,7 +22,7 @@ from iterlin.exact.checks import (
 )
 from iterlin.exact.choice import ENGINES, choose, default_memory
 from iterlin.exact.task import Task
-from iterlin.exact.trainer import SPENT, ExactTrainer
+from iterlin.exact.trainer import SPENT, ExactTrainer, spent_by_steps
 from iterlin.linearise import examples
 from iterlin.linearise.devices import to_auto_axes, with_auto_axes
 from iterlin.linearise.digests import program_digest
@@ -45,7 +45,7 @@ from iterlin.training.identity import (
     summary,
 )
 from iterlin.training.loop import Callback, History, never, run, with_fixed
-from iterlin.training.schedules import NEVER, Schedule, check_answer, reads_params
+from iterlin.training.schedules import NEVER, Schedule, reads_params
 from iterlin.training.state import TrainState, combine_state
 from iterlin.training.step import Step
 from iterlin.training.steps import train_by_steps
@@ -75,25 +75,8 @@ def train_by_engine(
 ) -> tuple[TrainState, History]:
     """Train as `train` does, with any engine except "steps". Engine "auto" may choose "steps".
 
-    Args:
-        step: One step of the run, with its algorithm and schedule.
-        params: Initial parameters; for "auto" also the state of a run.
-        data: As for `train`.
-        engine: As for `train`.
-        tolerance: As for `train`.
-        memory_limit: As for `train`.
-        num_steps: As for `train`.
-        key: As for `train`. Only "steps" takes a key.
-        watch: As for `train`.
-        checkpoint: As for `train`.
-        callback: As for `train`.
-        progress: As for `train`.
-
-    Returns:
-        The final state and the history.
-
-    Raises:
-        ValueError: If the engine does not apply to the run, or for a key.
+    The arguments are those of `train`. Only "steps" takes a key. Raises ValueError, also for a key,
+    if the engine does not apply to the run.
     """
     settings = {"tolerance": tolerance, "memory_limit": memory_limit}
     run = {"num_steps": num_steps, "checkpoint": checkpoint, "progress": progress}
@@ -116,11 +99,8 @@ class Integrator:
 
     Args:
         step: One step of the run. Its schedule is the default schedule of `__call__`.
-        data: As for `train`.
+        data, tolerance, watch, memory_limit: As for `train`.
         engine: One of `choice.ENGINES`.
-        tolerance: As for `train`.
-        watch: As for `train`.
-        memory_limit: As for `train`.
 
     Raises:
         ValueError: If the engine does not apply to the run. The message says why.
@@ -158,17 +138,10 @@ class Integrator:
         """Train from params; return what `train` returns.
 
         Args:
-            params: Initial parameters.
-            num_steps: As for `train`.
+            params, num_steps, checkpoint, callback, progress: As for `train`.
             schedule: When to re-linearise.
             at: Steps at which metrics are recorded; by default those of `watch`.
-            checkpoint: As for `train`.
-            callback: As for `train`.
-            progress: As for `train`.
             out_of_time: As for `training.loop.run`.
-
-        Returns:
-            The final state and the history.
 
         Raises:
             ValueError: As `train`, and if params are the state of a run.
@@ -180,9 +153,8 @@ class Integrator:
                 f"engine '{self.engine}' starts from parameters, not from the state of a run: give "
                 "its state.params, or a checkpoint from which to continue"
             )
-        step, watch = self.step, self.watch
-        if schedule is not None:
-            step = replace(step, schedule=schedule)
+        watch = self.watch
+        step = self.step if schedule is None else replace(self.step, schedule=schedule)
         check_call("train", step, (params, self.data), watch, checkpoint)
         looks = check_run(step, self.data, num_steps, None, watch.at if at is None else at)
         if num_steps >= NEVER:
@@ -192,7 +164,7 @@ class Integrator:
         fixed = to_auto_axes(given)
         bound = step.bind(fixed)
         due, state = bound.schedule, bound.start(moving, self.data, jax.random.key(0))
-        check_answer(due, state)
+        jax.eval_shape(due, state.step, state)  # It must return one bool.
         if reason := needs_steps(bound.algorithm, due, state):
             raise ValueError(
                 f"{reason}. This needs engine 'steps': take 'steps' or 'auto' instead of "
@@ -218,16 +190,7 @@ class Integrator:
             programs = [*engine.programs(moving), calendar.program(state)]
             if step.target_loss is not None:
                 programs.append(reached.trace(moving))
-            settings = start_settings(state, fixed, task.data, self.sets, looks)
-            settings |= scalar_fields(
-                algorithm=step.algorithm, schedule=step.schedule, rule=due.solved, run=step
-            )
-            settings |= {"engine": self.engine, "tolerance": task.tolerance}
-            identity = Identity(
-                settings,
-                {STEP: program_digest(programs), RECORDED: program_digest([observe.trace(state)])},
-                partial(_first_numbers, task, state, fixed, observe),
-            )
+            identity = self._identity(step, task, state, fixed, looks, programs, observe)
         trainer = ExactTrainer(engine, calendar, state, observe, at_target)
         history, _ = run(
             trainer,
@@ -240,6 +203,20 @@ class Integrator:
         )
         named = {"engine": np.full(len(history["step"]), self.engine)}
         return combine_state(trainer.state, given), history | named
+
+    def _identity(self, step, task, state, fixed, looks, programs, observe) -> Identity:
+        """Return what tells the run from others. programs: the jaxprs of its steps."""
+        settings = start_settings(state, fixed, task.data, self.sets, looks)
+        settings |= scalar_fields(
+            algorithm=step.algorithm, schedule=step.schedule, rule=task.solved, run=step
+        )
+        settings |= {"engine": self.engine, "tolerance": task.tolerance}
+        recorded = program_digest([observe.trace(state)])
+        return Identity(
+            settings,
+            {STEP: program_digest(programs), RECORDED: recorded},
+            partial(_first_numbers, task, state, fixed, observe),
+        )
 
 
 def _choose(step: Step, params, data, num_steps, watch, *, tolerance, memory_limit):
@@ -256,7 +233,7 @@ def _choose(step: Step, params, data, num_steps, watch, *, tolerance, memory_lim
     step = step.bind(to_auto_axes(fixed))
     task = _task(step, data, tolerance, memory_limit)
     state = step.start(moving, data, jax.random.key(0))
-    check_answer(step.schedule, state)
+    jax.eval_shape(step.schedule, state.step, state)  # It must return one bool.
     check_outputs(task, moving)
     if why := needs_steps(step.algorithm, step.schedule, state) or unfit_types(task, moving):
         return "steps", why
@@ -289,10 +266,9 @@ def _task(step: Step, data, tolerance: float, memory_limit: int | None) -> Task:
 def _by_steps(step: Step, params, data, **settings):
     """Train by steps, with the history of the other engines."""
     state, history, seconds = train_by_steps(step, params, data, **settings, taken=TAKEN)
-    unknown = np.full(len(history["step"]), np.nan)
-    ends = np.append(unknown[1:], seconds)
-    spent = {"evaluations": history["step"], "stability": unknown, "seconds": ends}
-    return state, history | spent | {"engine": np.full(len(unknown), "steps")}
+    taken = history["step"]
+    named = {"engine": np.full(len(taken), "steps")}
+    return state, history | spent_by_steps(taken, seconds) | named
 
 
 def _first_numbers(task: Task, state: TrainState, fixed: PyTree, observe) -> dict[str, list[float]]:

@@ -52,28 +52,19 @@ class KernelProductEngine(ABC):
     def start(self, objective: Objective, before: Any) -> Any:
         """Return the engine's state at theta_s.
 
-        Args:
-            objective: The linearised objective.
-            before: The engine's state at the end of the previous linearisation; None for the first.
+        before: the engine's state at the end of the previous linearisation; None for the first.
         """
 
     @abstractmethod
     def advance(self, objective: Objective, inner: Any, steps: Array) -> Any:
         """Return the engine's state after a part of the way to `steps`, or all of it.
 
-        Args:
-            objective: The linearised objective.
-            inner: The engine's state.
-            steps: Gradient steps since theta_s, a traced int32.
+        steps: gradient steps since theta_s, a traced int32.
         """
 
     @abstractmethod
     def with_progress(self, position: Position) -> Position:
-        """Return the position with the fields that follow from its `inner`, such as `steps`.
-
-        Args:
-            position: A position with a new `inner`.
-        """
+        """Return the position with the fields that follow from its `inner`, such as `steps`."""
 
     def begin(self, params: PyTree, before: Position | None = None) -> Position:
         """Linearise at params. See `engines.Engine.begin`."""

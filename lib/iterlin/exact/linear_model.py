@@ -51,13 +51,8 @@ def from_products(
     """Return the linear model in parameter space, where coordinates are the displacement itself.
 
     J is never formed. Without a slice_size, one pass over all examples stores their activations for
-    all products. With a slice_size, each product computes the activations anew, slice by slice.
-
-    Args:
-        f: The network. With a slice_size it must treat its examples independently.
-        params: theta_s.
-        x: Inputs of N examples.
-        slice_size: Examples in a slice; None for all of them together.
+    all products. With a slice_size, each product computes the activations anew, slice by slice, and
+    f must treat its examples independently.
     """
     if slice_size is None or slice_size >= examples.num_examples(x):
         outputs, jvp, vjp = jacobian_products(f, params, x)
@@ -93,11 +88,7 @@ def from_kernel(
 ) -> LinearModel:
     """Return the linear model in function space, where an array a (N, ...) represents J^T a.
 
-    Args:
-        f: The network.
-        params: theta_s.
-        x: Inputs of N examples.
-        image: image(a) -> J J^T a at params, such as `cached_ntk(f, params, x).product`.
+    image: image(a) -> J J^T a at params, such as `cached_ntk(f, params, x).product`.
     """
     outputs, _, vjp = jacobian_products(f, params, x)
 

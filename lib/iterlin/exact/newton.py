@@ -57,7 +57,7 @@ def minimize(
     decreases the objective. Both forms of the linear model give the same iterates.
 
     Args:
-        objective: The linearised objective, with a convex loss.
+        objective: The linearised objective, with a convex loss and a positive penalty.
         tolerance: Certificate at which to stop, in (0, 1).
         max_steps: Largest number of Newton steps.
         max_inner_steps: Largest number of conjugate gradient steps in a Newton step.
@@ -65,10 +65,6 @@ def minimize(
     Returns:
         The minimum. Its certificate exceeds the tolerance if the method has stopped early, after
         max_steps or because rounding hides any further decrease.
-
-    Raises:
-        ValueError: If tolerance is outside (0, 1), a number of steps is not a positive integer, or
-            the penalty is not positive.
     """
     check_open_unit_interval("tolerance", tolerance)
     check_positive_integer("max_steps", max_steps)
@@ -127,17 +123,11 @@ def minimize(
 
 
 def within_rounding(objective: Objective) -> Bool[Array, ""]:
-    """Return whether theta_s is the minimum up to rounding.
+    """Return whether theta_s is the minimum up to rounding; False if a value is NaN.
 
     Along the gradient g, the quadratic model at theta_s decreases by ||g||^4 / (2 <g, A g>), with
     A = J^T H J + 2 lambda. This is compared with the rounding error of the loss: a few units in the
     last place of the loss or of the largest output.
-
-    Args:
-        objective: The linearised objective.
-
-    Returns:
-        A bool; False if a value is NaN.
     """
     model = objective.model
     zero = jnp.zeros_like(model.outputs)

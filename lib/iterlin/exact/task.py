@@ -65,17 +65,7 @@ class Position(NamedTuple):
 
 
 def slice_size(f: Network, params: PyTree, x: PyTree, memory_limit: int) -> int | None:
-    """Return how many examples' activations fit into memory together.
-
-    Args:
-        f: The network.
-        params: Parameters of f.
-        x: Inputs of N examples.
-        memory_limit: Bytes for activations.
-
-    Returns:
-        The number of examples, at least 1; None if all N fit.
-    """
+    """Return how many examples' activations fit into memory together; None if all of them do."""
     needed = vjp_residual_bytes(f, params, x)
     if needed <= memory_limit:
         return None
@@ -83,17 +73,10 @@ def slice_size(f: Network, params: PyTree, x: PyTree, memory_limit: int) -> int 
 
 
 def quadratic(loss: Loss, y: PyTree) -> tuple[float, Array] | None:
-    """Return c and t if the gradient of the loss is c (outputs - t), as for a squared error.
+    """Return c > 0 and t if the gradient of the loss is c (outputs - t), as for a squared error.
 
-    The gradient is compared with that formula at random outputs of two sizes.
-
-    Args:
-        loss: loss(outputs, y) -> a number.
-        y: Targets.
-
-    Returns:
-        The factor c > 0 and the array t, shaped like y. None for any other loss, and if y is not
-        one floating point array.
+    The gradient is compared with that formula at random outputs of two sizes. None for any other
+    loss, and if y is not one floating point array.
     """
     gradient = jax.grad(loss)
     if not jax.tree_util.all_leaves([y]) or not jnp.issubdtype(y.dtype, jnp.floating):

@@ -15,6 +15,14 @@ from iterlin.training.state import TrainState
 
 # Names that the history has in addition to those of training by steps.
 SPENT = ("evaluations", "stability", "seconds")
+
+
+def spent_by_steps(steps: np.ndarray, seconds: float) -> dict[str, np.ndarray]:
+    """Return `SPENT` of a run that took every step; its seconds are known at the end alone."""
+    unknown = np.full(len(steps), np.nan)
+    return dict(zip(SPENT, (steps, unknown, np.append(unknown[1:], seconds)), strict=True))
+
+
 # Fields of a position that hold arrays. The others are saved as numbers.
 _NOT_NUMBERS = {"anchor", "inner"}
 
@@ -22,14 +30,10 @@ _NOT_NUMBERS = {"anchor", "inner"}
 class ExactTrainer:
     """Train with an engine. Implements `training.loop.Trainer`.
 
-    Attributes:
-        state: The state at the latest stop.
-        position: How far the current linearisation has been trained.
-
     Args:
         engine: The engine, such as one of `exact.engines`.
         calendar: When to re-linearise.
-        state: The first state.
+        state: The first state; the attribute `state` is that at the latest stop.
         observe: observe(state) -> {name: array}.
         at_target: at_target(state) -> whether the network has reached the target loss. It is
             called at each linearisation.
@@ -60,11 +64,7 @@ class ExactTrainer:
     def go_to(self, target: int) -> Iterator[None]:
         """Train up to a step. Stop wherever the schedule reads the parameters.
 
-        Args:
-            target: The step.
-
-        Yields:
-            None, before each call of the engine, when the state can be saved.
+        Yields None before each call of the engine, when the state can be saved.
         """
         while (step := self.step) < target:
             if self.state.ended:
@@ -115,11 +115,7 @@ class ExactTrainer:
         return self.state
 
     def look(self, seconds: float) -> dict[str, np.ndarray]:
-        """Return what is recorded of the current state.
-
-        Args:
-            seconds: How long the run has taken.
-        """
+        """Return what is recorded of the current state, after so many seconds."""
         observed = jax.device_get(self.observe(self.state))
         seen: dict[str, np.ndarray] = {name: np.asarray(v) for name, v in observed.items()}
         evaluations = np.asarray(self.spent + self.position.evaluations)
@@ -133,12 +129,7 @@ class ExactTrainer:
         return (self.state, self.position.inner), {**notes, "spent": self.spent}
 
     def restore(self, arrays: PyTree, notes: dict[str, Any]) -> None:
-        """Continue from what `save` has returned.
-
-        Args:
-            arrays: The arrays.
-            notes: The numbers.
-        """
+        """Continue from the arrays and the numbers that `save` has returned."""
         (self.state, inner), notes = arrays, dict(notes)
         self.spent = notes.pop("spent")
         self.position = Position(self.state.anchor, inner, **notes)

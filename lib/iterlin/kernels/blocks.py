@@ -89,12 +89,7 @@ def assemble_kernel(
 def even_blocks(count: int, largest: int) -> tuple[list[int], int]:
     """Cover a range by blocks of the same size; the last may overlap the one before.
 
-    Args:
-        count: The length of the range.
-        largest: The largest size of a block.
-
-    Returns:
-        The starts of the blocks and their size.
+    Returns their starts and their size, which is at most `largest`.
     """
     number = math.ceil(count / largest)
     size = math.ceil(count / number)

@@ -30,14 +30,7 @@ class CachedKernel(NamedTuple):
 
     @with_auto_axes
     def product(self, v: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
-        """Return J J^T v, not divided by N.
-
-        Args:
-            v: An array shaped as the outputs (N, ...).
-
-        Returns:
-            The product, of the same shape.
-        """
+        """Return J J^T v, not divided by N, for an array v shaped as the outputs (N, ...)."""
         if self.matrix is not None:
             return (self.matrix @ v.reshape(-1)).reshape(v.shape)
         assert self.factors is not None
@@ -66,14 +59,7 @@ class CacheSizes(NamedTuple):
 def cache_sizes(network: TracedNetwork, x: PyTree, outputs: int, memory_limit: int) -> CacheSizes:
     """Compute the sizes of both forms from shapes, and choose the one that a product reads less of.
 
-    Args:
-        network: The network, traced for a batch of one.
-        x: Inputs of N examples.
-        outputs: The number of outputs of an example.
-        memory_limit: The largest size of the cache, in bytes.
-
-    Returns:
-        The sizes and the form.
+    memory_limit: the largest size of the cache, in bytes.
     """
     matrix, factors = (examples.num_examples(x) * outputs) ** 2, factors_size(network, x, outputs)
     candidates = {"matrix": (matrix, matrix), "factors": (2 * factors, factors)}
@@ -83,32 +69,14 @@ def cache_sizes(network: TracedNetwork, x: PyTree, outputs: int, memory_limit: i
 
 
 def cache_factors(network: TracedNetwork, x: PyTree, outputs: int) -> Factors:
-    """Compute the factors of all examples.
-
-    Args:
-        network: The network, traced for a batch of one.
-        x: Inputs of N examples.
-        outputs: The number of outputs of an example.
-
-    Returns:
-        The factors, which lead with N.
-    """
+    """Compute the factors of all N examples, for the given number of outputs of an example."""
     count = examples.num_examples(x)
     settings = {"form": PRODUCT, "count": count, "total": outputs}
     return network.factors(x, jnp.arange(outputs), **settings)
 
 
 def factors_size(network: TracedNetwork, x: PyTree, outputs: int) -> int:
-    """Return the number of entries of the factors of `cache_factors`, from their shapes.
-
-    Args:
-        network: The network, traced for a batch of one.
-        x: Inputs of N examples.
-        outputs: The number of outputs of an example.
-
-    Returns:
-        A number of entries.
-    """
+    """Return the number of entries of the factors of `cache_factors`, from their shapes."""
     one = jax.eval_shape(lambda: cache_factors(network, examples.take_slice(x, 0, 1), outputs))
     return examples.num_examples(x) * sum(leaf.size for leaf in jax.tree.leaves(one))
 

@@ -73,9 +73,6 @@ def compute_factors(
         form: The form of the kernel: one of those in `PAIRWISE`, "diagonal", "trace" or `PRODUCT`.
         count: The number of examples that each example will be paired with.
         total: The number of all outputs of an example.
-
-    Returns:
-        The factors.
     """
     choice = partial(_positions_are_cheaper, outputs=total, form=form, count=count)
     layers = find_layers(program, len(trained))
@@ -109,45 +106,17 @@ class TracedNetwork(NamedTuple):
         return self.program.types[self.program.result]
 
     def factors(self, x: PyTree, outputs: Array | np.ndarray, **settings) -> Factors:
-        """Call `compute_factors`, compiled once for equal programs.
-
-        Args:
-            x: Inputs of N examples.
-            outputs: Indices of o outputs.
-            **settings: The arguments form, count and total of `compute_factors`.
-
-        Returns:
-            The factors.
-        """
+        """Call `compute_factors`, which is compiled once for equal programs."""
         call = jit_cached(compute_factors, self.program, static_argnames=("form", "count", "total"))
         return call(self.trained, self.fixed, x, outputs, **settings)
 
     def shapes(self, x: PyTree, outputs: Array | np.ndarray, **settings) -> Factors:
-        """Return shapes and dtypes of the factors, without computing them.
-
-        Args:
-            x: As of `factors`.
-            outputs: As of `factors`.
-            **settings: As of `factors`.
-
-        Returns:
-            Factors of `jax.ShapeDtypeStruct`.
-        """
+        """Return shapes and dtypes of the `factors` of the arguments, without computing them."""
         return jax.eval_shape(lambda x, outputs: self.factors(x, outputs, **settings), x, outputs)
 
 
 def trace_network(f: Callable, trained: PyTree, fixed: PyTree, x: PyTree) -> TracedNetwork:
-    """Trace a network for a batch of one.
-
-    Args:
-        f: The network, f(params, x).
-        trained: The trained parameters (`parameters.partition`).
-        fixed: The fixed parameters.
-        x: A batch of one example, or its shapes.
-
-    Returns:
-        The traced network.
-    """
+    """Trace a network of trained and fixed parameters for a batch x of one example."""
     program = trace_program(lambda a, b, x: f(combine(a, b), x), trained, fixed, x)
     return TracedNetwork(program, jax.tree.leaves(trained), jax.tree.leaves(fixed))
 
@@ -239,16 +208,10 @@ def _lookup_is_cheaper(lookup: Lookup, *, outputs, form) -> bool:
 
 
 def multiply_factors(first: Factors, second: Factors, form: str) -> Array:
-    """Compute the kernel between two groups of examples from their factors.
+    """Compute the kernel between two groups of N1 and N2 examples from their factors.
 
-    Args:
-        first: Factors of N1 examples and o1 outputs.
-        second: Factors of N2 examples and o2 outputs.
-        form: "full", "matrix", "diagonal" or "trace".
-
-    Returns:
-        (N1, o1, N2, o2) if the form is in `PAIRWISE`; (N1, N2, o) for "diagonal"; (N1, N2) for
-        "trace"; the number 0 if there are no factors.
+    Returns (N1, o1, N2, o2) if the form is in `PAIRWISE`; (N1, N2, o) for "diagonal"; (N1, N2) for
+    "trace"; the number 0 if there are no factors.
     """
     outer = (
         "io,jq->iojq" if form in PAIRWISE else "io,jo->ijo" if form == "diagonal" else "io,jo->ij"

@@ -357,9 +357,7 @@ def worst_case_steps(modes: Eigenmodes, *, step_size: float, beta: float) -> int
     non-zero eigenvalues l.
 
     Args:
-        modes: The linearised problem.
-        step_size: The step size eta, below 2 / lambda_max.
-        beta: The tolerance, between 0 and 1.
+        modes, step_size, beta: As of `steps_for_tolerance`.
 
     Returns:
         The number of steps.

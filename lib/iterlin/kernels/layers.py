@@ -42,13 +42,9 @@ class Layer(NamedTuple):
     scale: Any = 1.0
 
     def inputs(self, values: dict[int, Any]) -> Float[Array, "S D"]:
-        """Return the inputs of each position, times `scale`.
+        """Return the inputs (S, D) of S positions, times `scale`; a bias adds a last entry of 1.
 
-        Args:
-            values: Values of the program by number, with that of `operand`.
-
-        Returns:
-            The inputs (S, D) of S positions, with a last entry of 1 if there is a bias.
+        values: values of the program by number, with that of `operand`.
         """
         value = values[self.operand]
         if self.product.name == "dot_general":
@@ -61,14 +57,7 @@ class Layer(NamedTuple):
         return jnp.concatenate([rows, jnp.ones((len(rows), 1), rows.dtype)], axis=1)
 
     def cotangents(self, values: Float[Array, "o *output"]) -> Float[Array, "o S E"]:
-        """Arrange cotangents by position and feature.
-
-        Args:
-            values: Cotangents of `output` for o outputs of the network.
-
-        Returns:
-            The cotangents (o, S, E) of S positions and E features.
-        """
+        """Arrange cotangents of `output`, for o outputs of the network, by position and feature."""
         features = self.feature_axes(values.ndim - 1)
         if self.product.name == "dot_general":
             order = [axis for axis in range(values.ndim - 1) if axis not in features]
@@ -79,14 +68,7 @@ class Layer(NamedTuple):
         return values.reshape(len(values), -1, size)
 
     def feature_axes(self, ndim: int) -> list[int]:
-        """Return the axes of the product that come from the weight.
-
-        Args:
-            ndim: The number of axes of the product.
-
-        Returns:
-            The axes, in order.
-        """
+        """Return the axes of the product, an array of `ndim` axes, that come from the weight."""
         if self.product.name != "dot_general":
             return [self._dimension_numbers().out_spec[1]]
         operand_first = self.product.inputs[0] == self.operand
@@ -103,17 +85,10 @@ class Layer(NamedTuple):
 
 
 def find_layers(program: Program, leaves: int) -> list[Layer]:
-    """Find the layers of a program.
+    """Find the layers of a network for a batch of one. No parameter belongs to two of them.
 
     A parameter belongs to no layer if it is used more than once, by another operation, or inside
-    control flow.
-
-    Args:
-        program: The network for a batch of one.
-        leaves: The number of trained leaves, the first arguments of the program.
-
-    Returns:
-        The layers. No parameter belongs to two of them.
+    control flow. leaves: the number of trained leaves, the first arguments of the program.
     """
     users = program.users()
     biases = {}
@@ -135,12 +110,8 @@ def find_layers(program: Program, leaves: int) -> list[Layer]:
 def only_user(users, value: int) -> tuple[Operation | None, int]:
     """Return the only operation that takes a value, and the position among its inputs.
 
-    Args:
-        users: The result of `Program.users`.
-        value: The number of the value.
-
-    Returns:
-        The pair, or (None, 0) if the value is used more than once, not at all, or is the result.
+    (None, 0) if the value is used more than once, not at all, or is the result. users: the result
+    of `Program.users`.
     """
     return users[value][0] if len(users[value]) == 1 else (None, 0)
 
@@ -157,15 +128,7 @@ def _find_product(program, users, value) -> tuple[Operation, int] | None:
 
 
 def is_relayout(program: Program, operation: Operation) -> bool:
-    """Return whether an operation permutes the entries of a floating point array.
-
-    Args:
-        program: The program.
-        operation: One of its operations.
-
-    Returns:
-        True for operations such as reshape and transpose.
-    """
+    """Return whether an operation permutes the entries of a floating point array."""
     if len(operation.outputs) != 1:
         return False
     before, after = program.types[operation.inputs[0]], program.types[operation.outputs[0]]

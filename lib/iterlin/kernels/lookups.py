@@ -70,12 +70,7 @@ class Lookup(NamedTuple):
 def find_lookups(program: Program, leaves: int) -> list[Lookup]:
     """Find the trained leaves whose only use is a lookup of rows.
 
-    Args:
-        program: The network for a batch of one.
-        leaves: The number of trained leaves, the first arguments of the program.
-
-    Returns:
-        The lookups.
+    leaves: the number of trained leaves, the first arguments of the program.
     """
     users = program.users()
     found = []
@@ -123,16 +118,9 @@ def _is_lookup(program: Program, operation: Operation) -> bool:
 
 
 def find_sliced(program: Program, arguments: Iterable[int]) -> dict[int, int]:
-    """Find arguments of which only one slice is used.
+    """Find arguments of which only one slice is used: the number of its value, by argument.
 
     The derivatives of all other entries are 0, so J J^T does not depend on them.
-
-    Args:
-        program: The network for a batch of one.
-        arguments: Positions of arguments of the program.
-
-    Returns:
-        The number of the value that holds the slice, by argument.
     """
     users = program.users()
     sliced = {}

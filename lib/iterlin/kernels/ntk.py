@@ -112,12 +112,7 @@ def ntk_matrix(
     not divided by N or by the number of outputs.
 
     Args:
-        f: As of `empirical_ntk`.
-        params: As of `empirical_ntk`.
-        x1: Inputs of N1 examples.
-        x2: Inputs of N2 examples; None means x1.
-        trainable: As of `empirical_ntk`.
-        memory_limit: As of `empirical_ntk`, in bytes.
+        f, params, x1, x2, trainable, memory_limit: As of `empirical_ntk`.
 
     Returns:
         The matrix (N1 O, N2 O), with O the number of outputs of an example.
@@ -195,11 +190,7 @@ def cached_ntk_sizes(
     """Return the sizes of the cache that `cached_ntk` would make, without computing it.
 
     Args:
-        f: As of `cached_ntk`.
-        params: As of `cached_ntk`.
-        x: Inputs of N examples.
-        trainable: As of `cached_ntk`.
-        memory_limit: As of `cached_ntk`, in bytes.
+        f, params, x, trainable, memory_limit: As of `cached_ntk`.
 
     Returns:
         The sizes of both forms and the form that would be chosen.

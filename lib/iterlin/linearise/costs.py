@@ -13,12 +13,8 @@ from iterlin.linearise.linearization import Network
 def device_memory(on_cpu: int, share: float) -> int:
     """Return the memory, in bytes, that a computation may plan with on JAX's default device.
 
-    Args:
-        on_cpu: The answer on a CPU, and on a device that does not report its memory.
-        share: The share of its memory to use on a device that does report it, between 0 and 1.
-
-    Returns:
-        A number of bytes.
+    It is a share, between 0 and 1, of the device's memory; `on_cpu` on a CPU, and on a device that
+    does not report its memory.
     """
     device = jax.devices()[0]
     stats = {} if device.platform == "cpu" else device.memory_stats() or {}
@@ -30,44 +26,23 @@ def count_flops(function: Callable, *arguments) -> int:
     """Count the floating point operations of matrix products and convolutions in a call.
 
     A multiplication with its addition counts as 2. The body of a scan counts once for each
-    iteration, the body of a while loop once, and a conditional as its most expensive branch.
-
-    Args:
-        function: A function that JAX can trace.
-        *arguments: Its arguments, or `jax.ShapeDtypeStruct` in place of arrays.
-
-    Returns:
-        The number of operations of ``function(*arguments)``.
+    iteration, the body of a while loop once, and a conditional as its most expensive branch. The
+    arguments may be `jax.ShapeDtypeStruct`.
     """
     return _count_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
 def vjp_residual_bytes(f: Network, params: PyTree, x: PyTree) -> int:
-    """Count the bytes that `jax.vjp` saves in one forward pass for products with the Jacobian.
-
-    Args:
-        f: The network, f(params, x).
-        params: Its parameters.
-        x: Inputs of N examples.
-
-    Returns:
-        The size in bytes of all saved arrays.
-    """
+    """Count the bytes that `jax.vjp` saves in one forward pass for products with the Jacobian."""
     saved = jax.eval_shape(lambda p: jax.vjp(lambda q: f(q, x), p)[1], params)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(saved))
 
 
 def intermediate_bytes(function: Callable, *arguments) -> int:
-    """Count the bytes of all intermediate values of a call, as if no buffer were reused.
+    """Count the bytes of all intermediate values of a call: an upper bound on its memory.
 
-    Values inside the body of a loop count once, and the arrays that a scan stacks count in full.
-
-    Args:
-        function: A function that JAX can trace.
-        *arguments: Its arguments, or `jax.ShapeDtypeStruct` in place of arrays.
-
-    Returns:
-        A number of bytes: an upper bound on the memory of ``function(*arguments)``.
+    No buffer is counted as reused. Values inside the body of a loop count once, and the arrays that
+    a scan stacks in full. The arguments may be `jax.ShapeDtypeStruct`.
     """
     return _intermediate_bytes(jax.make_jaxpr(function)(*arguments).jaxpr)
 

@@ -15,31 +15,17 @@ from iterlin.linearise.validation import is_traced
 
 
 def to_auto_axes(tree: PyTree) -> PyTree:
-    """Convert the leaves to arrays whose mesh axes are of type Auto.
+    """Convert the leaves to arrays whose mesh axes are of type Auto, on the same devices.
 
     On Explicit axes, which `jax.make_mesh` gives, every gather and product must be told the
     sharding of its result. A network written for one device does not do so. On Auto axes the
     compiler chooses the shardings.
-
-    Args:
-        tree: A pytree of arrays, on one device or sharded over several.
-
-    Returns:
-        The pytree with the same values on the same devices.
     """
     return jax.tree.map(_to_auto_axes, tree)
 
 
 def with_auto_axes(function: Callable) -> Callable:
-    """Decorate a function so that it receives its array arguments on Auto mesh axes.
-
-    Args:
-        function: A function whose arguments are pytrees.
-
-    Returns:
-        The function, which calls `to_auto_axes` on arrays with Explicit axes and passes all other
-        arguments on unchanged.
-    """
+    """Decorate a function so that it receives its array arguments on Auto mesh axes."""
 
     @wraps(function)
     def wrapped(*args, **settings):
@@ -75,15 +61,7 @@ def _auto_mesh(mesh: Mesh | AbstractMesh) -> Mesh:
 
 
 def find_mesh(tree: PyTree) -> Mesh | None:
-    """Return the mesh that the arrays of a pytree lie on.
-
-    Args:
-        tree: A pytree of arrays.
-
-    Returns:
-        The mesh of the first leaf that is sharded over several devices or replicated on them, or
-        None if no leaf is.
-    """
+    """Return the mesh of the first leaf that lies on several devices; None if no leaf does."""
     for leaf in jax.tree.leaves(tree):
         sharding = getattr(leaf, "sharding", None)
         mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None

@@ -19,14 +19,7 @@ DIGEST_PREFIX = "sha256:"
 
 
 def digest(*trees: PyTree) -> str:
-    """Return the SHA-256 of pytrees: of their structures, shapes, dtypes and entries.
-
-    Args:
-        trees: Pytrees of arrays and PRNG keys.
-
-    Returns:
-        "sha256:" and 64 hexadecimal digits.
-    """
+    """Return "sha256:" and the SHA-256 of pytrees: their structures, shapes, dtypes and entries."""
     found = hashlib.sha256()
     for tree in trees:
         leaves, structure = jax.tree.flatten(tree)
@@ -38,11 +31,7 @@ def digest(*trees: PyTree) -> str:
 
 
 def to_numpy(leaf: Any) -> np.ndarray:
-    """Return a leaf as a NumPy array; a typed PRNG key as its raw uint32 words.
-
-    Args:
-        leaf: An array, a number or a PRNG key.
-    """
+    """Return a leaf as a NumPy array; a typed PRNG key as its raw uint32 words."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return np.asarray(leaf)
@@ -52,9 +41,6 @@ def program_key(program: ClosedJaxpr) -> tuple | None:
     """Return a key of what a program computes and where; None if it calls Python functions back.
 
     What such functions read and write is not part of the program.
-
-    Args:
-        program: A jaxpr with its constants.
     """
     if "callback" in program.pretty_print(use_color=False):
         return None
@@ -62,11 +48,7 @@ def program_key(program: ClosedJaxpr) -> tuple | None:
 
 
 def device_ids(equations: Iterable[JaxprEqn]) -> tuple[int, ...]:
-    """Return the devices of the meshes in a program, which its text does not tell.
-
-    Args:
-        equations: The equations of the program.
-    """
+    """Return the devices of the meshes in a program, which its text does not tell."""
     found: list[int] = []
     for equation in equations:
         for part in jax.tree.leaves(equation.params):
@@ -79,16 +61,10 @@ def device_ids(equations: Iterable[JaxprEqn]) -> tuple[int, ...]:
 
 
 def program_digest(programs: Iterable[ClosedJaxpr]) -> str:
-    """Return the SHA-256 of the text of programs and of every array constant in them.
+    """Return "sha256:" and the SHA-256 of the text of programs and of every array constant in them.
 
     For a Python callback the digest includes its code and the numbers and arrays in its closure. It
     excludes the globals of the callback, and other objects and lists in its closure.
-
-    Args:
-        programs: Jaxprs, as jax.jit(f).trace(...).jaxpr.
-
-    Returns:
-        "sha256:" and 64 hexadecimal digits.
     """
     found = hashlib.sha256()
     for program in programs:

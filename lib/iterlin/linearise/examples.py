@@ -11,16 +11,8 @@ from jaxtyping import PyTree
 def num_examples(tree: PyTree, name: str = "inputs") -> int:
     """Return the number of examples N, the common length of all leaves.
 
-    Args:
-        tree: An array, or a pytree of arrays, that leads with N.
-        name: How error messages call the tree.
-
-    Returns:
-        N.
-
-    Raises:
-        ValueError: If there is no array, a leaf has no axis, no examples, or holds objects or text,
-            or the leaves differ in length.
+    Raises ValueError, which calls the tree by its name, if there is no array, a leaf has no axis,
+    no examples, or holds objects or text, or the leaves differ in length.
     """
     sizes = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -43,52 +35,20 @@ def num_examples(tree: PyTree, name: str = "inputs") -> int:
 
 
 def take(tree: PyTree, indices: Any) -> PyTree:
-    """Gather examples by index.
-
-    Args:
-        tree: A pytree of arrays that lead with N.
-        indices: Integers of any shape, concrete or traced.
-
-    Returns:
-        The pytree whose leaves lead with the axes of `indices` in place of N.
-    """
+    """Gather examples by index: leaves lead with the axes of `indices` in place of N."""
     return jax.tree.map(lambda leaf: jnp.take(leaf, indices, 0), tree)
 
 
 def take_slice(tree: PyTree, start: int | None, stop: int | None = None) -> PyTree:
-    """Slice examples.
-
-    Args:
-        tree: A pytree of arrays that lead with N.
-        start: The first example; None starts at 0.
-        stop: The end of the slice, exclusive; None takes all that follow.
-
-    Returns:
-        The pytree of ``leaf[start:stop]``.
-    """
+    """Return the pytree of ``leaf[start:stop]``."""
     return jax.tree.map(lambda leaf: leaf[start:stop], tree)
 
 
 def batch_shapes(tree: PyTree, size: int) -> PyTree:
-    """Return shapes and dtypes of a batch of the first examples, without computing it.
-
-    Args:
-        tree: A pytree of arrays that lead with N.
-        size: The number of examples in the batch.
-
-    Returns:
-        A pytree of `jax.ShapeDtypeStruct` that lead with min(size, N).
-    """
+    """Return shapes and dtypes of a batch of the first min(size, N) examples."""
     return jax.eval_shape(lambda tree: take_slice(tree, 0, size), tree)
 
 
 def add_batch_axis(example: PyTree) -> PyTree:
-    """Turn one example into a batch of size one.
-
-    Args:
-        example: A pytree of arrays without an axis for examples.
-
-    Returns:
-        The pytree whose leaves lead with an axis of length 1.
-    """
+    """Turn one example into a batch of size one."""
     return jax.tree.map(lambda leaf: leaf[None], example)

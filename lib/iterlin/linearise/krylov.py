@@ -77,9 +77,6 @@ def power_iteration(
     Returns:
         ||product(v)|| for the last direction v of norm 1, which is at most the largest eigenvalue,
         and product(v).
-
-    Raises:
-        ValueError: If iterations is not a positive integer.
     """
     check_positive_integer("iterations", iterations)
 

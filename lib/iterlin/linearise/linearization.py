@@ -182,14 +182,8 @@ def jacobian_rows(
 ) -> Float[Array, "N o P"]:
     """Compute rows of the Jacobian, each by a backward pass of one example.
 
-    Args:
-        f: A network that treats its examples independently.
-        params: Parameters, all of which are trained.
-        x: Inputs of N examples.
-        outputs: A slice that selects o of the outputs of an example.
-
-    Returns:
-        The rows (N, o, P).
+    f treats its examples independently, and all params are trained. The slice selects o of the
+    outputs of an example.
     """
     flat, unravel = ravel_pytree(params)
 
@@ -203,19 +197,10 @@ def jacobian_rows(
 
 
 def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
-    """Return shape and dtype of f(params, x), without computing it.
+    """Return shape (N, ...) and dtype of f(params, x), without computing it.
 
-    Args:
-        f: The network, f(params, x).
-        params: Its parameters.
-        x: Inputs of N examples.
-
-    Returns:
-        The shape (N, ...) and the dtype.
-
-    Raises:
-        ValueError: If f cannot be called on x, or does not return one array that leads with N and
-            holds at least one floating point number for each example.
+    Raises ValueError if f cannot be called on x, or does not return one array that leads with N and
+    holds at least one floating point number for each example.
     """
     count = examples.num_examples(x)
     with prefix_errors(f"f(params, x) of inputs {describe(x)}"):
@@ -238,15 +223,8 @@ def require_independent(f: Network, params: PyTree, x: Any) -> None:
 
     Outputs and gradients of up to `COMPARED` examples are compared, at params and at a perturbation
     of them, because a weight of zero may hide a coupling. Only shapes are compared if JAX traces x,
-    params or a value that f closes over.
-
-    Args:
-        f: The network, f(params, x).
-        params: Parameters, all of which are trained.
-        x: Inputs of N examples.
-
-    Raises:
-        ValueError: If f couples its examples, and as `output_shape`.
+    params or a value that f closes over. Raises ValueError if f couples its examples, and as
+    `output_shape`.
     """
     batch, single = (
         output_shape(f, params, x),

@@ -4,7 +4,6 @@ Fixed parameters cost no derivative. Where a program is compiled, they are one o
 not constants in it.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
+
+from iterlin.linearise.validation import warn_user
 
 # A predicate on the path of a leaf, such as "layers/0/weight", or a pytree of bools whose structure
 # is a prefix of that of params. None trains every floating point leaf.
@@ -43,18 +44,7 @@ def partition(params: PyTree, trainable: Trainable = None) -> tuple[PyTree, PyTr
 
 
 def trainable_mask(params: PyTree, trainable: Trainable = None) -> PyTree:
-    """Return a mask that tells which leaves of params are trained.
-
-    Args:
-        params: A pytree of arrays.
-        trainable: As of `partition`.
-
-    Returns:
-        A pytree of bools with the structure of params.
-
-    Raises:
-        ValueError: As `partition`.
-    """
+    """Return which leaves of params are trained: a pytree of bools. Arguments as of `partition`."""
     paths, tree = jax.tree_util.tree_flatten_with_path(params)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
     types = [_dtype(name, leaf) for name, (_, leaf) in zip(names, paths, strict=True)]
@@ -110,13 +100,8 @@ def combine(trained: PyTree, fixed: PyTree) -> PyTree:
 def bind_fixed(f: Callable, fixed: PyTree) -> Callable:
     """Bind the fixed parameters of a function, so that it takes the trained ones alone.
 
-    Args:
-        f: A function whose first argument is params, or an object with a method `bind_fixed`, such
-            as `slices.Sliced`.
-        fixed: The fixed leaves, as `partition` returns them.
-
-    Returns:
-        The function of the trained leaves; f itself if no leaf is fixed.
+    f is a function whose first argument is params, or an object with a method `bind_fixed`, such as
+    `slices.Sliced`. It is returned as it is if no leaf is fixed.
     """
     if not jax.tree.leaves(fixed):
         return f
@@ -132,9 +117,6 @@ def warn_about_batch_stats(params: PyTree) -> None:
 
     Running statistics are leaves in a collection "batch_stats" (Flax Linen) or in a variable of
     type `BatchStat` (Flax NNX).
-
-    Args:
-        params: The parameters that are trained.
     """
     found = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_batch_stat):
@@ -143,11 +125,10 @@ def warn_about_batch_stats(params: PyTree) -> None:
             found.append(name)
     if found:
         listed = ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
-        warnings.warn(
+        warn_user(
             f"params hold running statistics of batch normalisation ({listed}), and training moves "
             "them by gradient: take the module apart with `iterlin.from_linen` or "
-            "`iterlin.from_nnx`, or leave them out by `trainable`",
-            stacklevel=4,
+            "`iterlin.from_nnx`, or leave them out by `trainable`"
         )
 
 

@@ -13,9 +13,8 @@ import jax
 def matmul_precision() -> str:
     """Return the precision in which float32 matrix products are computed.
 
-    Returns:
-        "highest" (float32), unless `jax_default_matmul_precision` in the configuration of JAX names
-        another, such as "tensorfloat32".
+    "highest" (float32), unless `jax_default_matmul_precision` in the configuration of JAX names
+    another, such as "tensorfloat32".
     """
     return jax.config.values["jax_default_matmul_precision"] or "highest"
 

@@ -79,11 +79,9 @@ class Program(NamedTuple):
     text: str
 
     def users(self) -> dict[int, list[tuple[Operation | None, int]]]:
-        """Return where each value is used.
+        """Return the operations that take each value, by number, with the place among their inputs.
 
-        Returns:
-            For each value, by number, a list of pairs: the operation that takes it and the position
-            among the inputs of the operation. The result has one more pair, (None, 0).
+        The result has one more pair, (None, 0).
         """
         found: dict[int, list] = {number: [] for number in range(len(self.types))}
         for operation in self.operations:
@@ -94,17 +92,10 @@ class Program(NamedTuple):
 
 
 def trace_program(function: Callable[..., Array], *arguments: PyTree) -> Program:
-    """Trace a function to a program.
+    """Trace a function that returns one array to a program.
 
-    Args:
-        function: A function that returns one array.
-        *arguments: Its arguments, pytrees of arrays, tracers or `jax.ShapeDtypeStruct`.
-
-    Returns:
-        The program, without the operations that the result does not depend on.
-
-    Raises:
-        ValueError: If the function returns anything but one array.
+    Operations that the result does not depend on are left out. Arguments are pytrees of arrays,
+    tracers or `jax.ShapeDtypeStruct`.
     """
     # JAX caches the jaxpr of a function. A new lambda forces it to trace the function again.
     anew = jax.make_jaxpr(lambda *given: function(*given), return_shape=True)
@@ -213,17 +204,10 @@ def _called_jaxpr(equation, constant) -> tuple[Any, list[int]]:
 def eval_program(
     program: Program, arguments: list[Array], shifts: dict[int, Array]
 ) -> tuple[Array, dict[int, Any]]:
-    """Evaluate a program, adding shifts to some of its intermediate values.
+    """Evaluate a program on the leaves of its arguments; return the result, and values by number.
 
-    The derivative with respect to a shift is the cotangent of the value.
-
-    Args:
-        program: The program.
-        arguments: The leaves of its arguments.
-        shifts: Arrays to add, by the number of the value.
-
-    Returns:
-        The result, and all values by number.
+    shifts: arrays to add to intermediate values, by number. The derivative with respect to a shift
+    is the cotangent of the value.
     """
     given = dict(zip(program.arguments, arguments, strict=True))
     values = {**program.literals, **program.constants, **given}
@@ -249,19 +233,13 @@ def _shared(key: tuple, function: Callable) -> Callable:
 
 
 def jit_cached(function: Callable, *programs: Program, **options) -> Callable:
-    """Jit a function of programs, reusing the compiled function of equal programs.
+    """Jit a function of programs and arguments, compiled once for equal programs.
 
-    Programs are equal if they differ in their constants alone. The constants are arguments of the
-    compiled function, so the cache keeps neither them nor the traced functions alive. Programs with
-    opaque parts (`Program.opaque`) cannot be compared and are compiled at each call.
-
-    Args:
-        function: ``function(*programs, *arguments)``; it must be the same object in each call.
-        *programs: The programs to bind.
-        **options: Options of `jax.jit`.
-
-    Returns:
-        ``jax.jit(partial(function, *programs), **options)``.
+    Returns ``jax.jit(partial(function, *programs), **options)``. Programs are equal if they differ
+    in their constants alone. The constants are arguments of the compiled function, so the cache
+    keeps neither them nor the traced functions alive. Programs with opaque parts (`Program.opaque`)
+    cannot be compared and are compiled at each call. The function must be the same object in each
+    call.
     """
     bare = [program._replace(constants={}) for program in programs]
 
@@ -294,19 +272,11 @@ class SharedJit:
         self._known: dict[tuple, Callable | None] = {}
 
     def trace(self, *arguments: PyTree) -> ClosedJaxpr:
-        """Return the jaxpr of the function, with the arrays that it closes over.
-
-        Args:
-            *arguments: Pytrees of arrays or of `jax.ShapeDtypeStruct`.
-        """
+        """Return the jaxpr of the function, with the arrays that it closes over."""
         return jax.make_jaxpr(lambda *given: self._function(*given))(*arguments)
 
     def __call__(self, *arguments: PyTree) -> Any:
-        """Return the function of the arguments. Under a JAX trace it is called as it is.
-
-        Args:
-            *arguments: Pytrees of arrays.
-        """
+        """Return the function of the arguments. Under a JAX trace it is called as it is."""
         leaves, structure = jax.tree.flatten(arguments)
         if any(map(is_traced, leaves)):
             return self._function(*arguments)

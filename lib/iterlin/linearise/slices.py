@@ -30,15 +30,9 @@ class Sliced:
     size: int
 
     def __call__(self, params: PyTree, x: PyTree, *key: Array | None) -> PyTree:
-        """Evaluate f on all examples.
+        """Evaluate f on all N examples.
 
-        Args:
-            params: Parameters of f.
-            x: Inputs of N examples.
-            *key: At most one PRNG key, which is split into one for each slice; None is passed on.
-
-        Returns:
-            The outputs, a pytree of arrays that lead with N.
+        *key: at most one PRNG key, which is split into one for each slice; None is passed on.
         """
         count, size = examples.num_examples(x), self.size
         if count <= size:
@@ -55,14 +49,7 @@ class Sliced:
         return jax.tree.map(lambda *a: jnp.concatenate(a), outputs, remainder)
 
     def bind_fixed(self, fixed: PyTree) -> "Sliced":
-        """Return the sliced network as a function of the trained parameters alone.
-
-        Args:
-            fixed: The parameters that are not trained, as `parameters.partition` returns them.
-
-        Returns:
-            A network with the same slices.
-        """
+        """Return the sliced network as a function of the trained parameters alone."""
         return replace(self, f=bind_fixed(self.f, fixed))
 
 
@@ -115,16 +102,9 @@ def sum_over_slices(term: Callable[..., PyTree], size: int, *trees: PyTree) -> P
 
 
 def fold_slices(step: Callable[..., PyTree], start: PyTree, size: int, *trees: PyTree) -> PyTree:
-    """Fold a function over slices of examples, from the first slice to the last.
+    """Fold ``step(carry, *slice_of_trees)`` over slices of examples, from the first to the last.
 
-    Args:
-        step: ``step(carry, *slice_of_trees)`` returns the next carry.
-        start: The first carry.
-        size: The number of examples in a slice; the last slice may be smaller.
-        *trees: Pytrees of arrays that lead with N.
-
-    Returns:
-        The last carry.
+    size: the number of examples in a slice; the last slice may be smaller.
     """
     count = examples.num_examples(trees, "arrays")
     divisible = count - count % size

@@ -4,14 +4,19 @@ A check takes the argument's name and value and raises ValueError if the value i
 traced value, which has no concrete value to check, passes.
 """
 
+import contextlib
 import inspect
 import math
+import os
 import reprlib
+import sys
 import textwrap
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
 from operator import itemgetter
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -33,17 +38,7 @@ def as_python(value):
 def check_positive_integer(
     name: str, value, *, infinity: bool = False, below: float = math.inf
 ) -> None:
-    """Require an integer of at least 1 and below a limit.
-
-    Args:
-        name: The argument's name.
-        value: Its value.
-        infinity: Whether infinity is allowed, too.
-        below: The limit, exclusive.
-
-    Raises:
-        ValueError: If the value is not such an integer.
-    """
+    """Require an integer of at least 1 and below a limit, or infinity if that is allowed."""
     if is_traced(value):
         return
     scalar = as_python(value)
@@ -160,11 +155,7 @@ class LabelError(ValueError):
 
 
 def check_class_labels(name: str, values, classes: int) -> None:
-    """Require integers to lie in [0, classes); values of another dtype pass.
-
-    Raises:
-        LabelError: If a label lies outside.
-    """
+    """Require integers to lie in [0, classes), or raise LabelError; other dtypes pass."""
     if is_traced(values) or not jnp.issubdtype(jnp.result_type(values), jnp.integer):
         return
     values = np.asarray(values)
@@ -203,16 +194,7 @@ def check_one_of(name: str, value, allowed) -> None:
 
 
 def check_same_tree(name: str, tree, model) -> None:
-    """Require a pytree of the structure and shapes of another.
-
-    Args:
-        name: The argument's name.
-        tree: Its value.
-        model: The pytree to compare with.
-
-    Raises:
-        ValueError: If structures or shapes differ; the error names the leaf.
-    """
+    """Require a pytree of the structure and shapes of another; the error names the leaf."""
     structure, wanted = jax.tree.structure(tree), jax.tree.structure(model)
     if structure != wanted:
         raise ValueError(f"{name} must be a pytree of structure {wanted}, got {structure}")
@@ -232,16 +214,9 @@ def check_float32_or_wider(name: str, dtype) -> None:
 
 
 def check_signature(name: str, function, arguments: tuple[str, ...], remedy: str = "") -> None:
-    """Require a function that can be called with the given number of arguments.
+    """Require a function that can be called with these positional arguments.
 
-    Args:
-        name: The argument's name.
-        function: Its value. A callable without a signature passes.
-        arguments: Names for the positional arguments of the call.
-        remedy: Text to append to the error message.
-
-    Raises:
-        ValueError: If the signature does not accept the call.
+    A callable without a signature passes. remedy: text to append to the error message.
     """
     try:
         signature = inspect.signature(function)
@@ -253,6 +228,18 @@ def check_signature(name: str, function, arguments: tuple[str, ...], remedy: str
         raise ValueError(
             f"{name} is called as {name}({', '.join(arguments)}), but it takes {signature}{remedy}"
         ) from None
+
+
+# Frames of the library, and of the context managers that wrap its functions.
+_OWN_FRAMES = (f"{Path(__file__).parents[1]}{os.sep}", contextlib.__file__)
+
+
+def warn_user(message: str) -> None:
+    """Give a UserWarning that points at the line outside the library which led to it."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_code.co_filename.startswith(_OWN_FRAMES):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 # Errors of JAX when Python needs the concrete value of a tracer.
@@ -272,17 +259,13 @@ def function_name(function) -> str:
 def describe(value) -> str:
     """Describe a value for error messages: arrays by dtype and shape, such as float32[10, 3].
 
-    Args:
-        value: An array, a pytree, or any other object.
-
-    Returns:
-        The description; other objects by their `repr`, shortened.
+    Functions are described by their names, other objects by their `repr`, shortened.
     """
 
     def describe_leaf(leaf):
         if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
             return f"{leaf.dtype}{list(leaf.shape)}"
-        return reprlib.repr(leaf)
+        return function_name(leaf) if callable(leaf) else reprlib.repr(leaf)
 
     if value is None or jax.tree_util.all_leaves([value]):
         return describe_leaf(value)
@@ -293,11 +276,7 @@ def describe(value) -> str:
 def prefix_errors(call: str) -> Iterator[None]:
     """Turn a TypeError or ValueError of a user's function into a ValueError that names the call.
 
-    Args:
-        call: The call that the context manager surrounds, such as "f(params, x)".
-
-    Raises:
-        ValueError: "<call> fails: " and the first line of the original message.
+    Its message is "<call> fails: " and the first line of the original message.
     """
     try:
         yield
@@ -311,13 +290,7 @@ def prefix_errors(call: str) -> Iterator[None]:
 def check_returns_bool(name: str, value, example: str) -> None:
     """Require the value that a user's function returned to be one bool, of Python or JAX.
 
-    Args:
-        name: The function's name.
-        value: What it returned; it may be traced.
-        example: An expression that returns a bool, for the error message.
-
-    Raises:
-        ValueError: If the value is not one bool.
+    example: an expression that returns a bool, for the error message.
     """
     array = hasattr(value, "dtype") and hasattr(value, "shape")
     if not (isinstance(value, bool) or (array and value.dtype == np.bool_ and value.shape == ())):
@@ -326,15 +299,10 @@ def check_returns_bool(name: str, value, example: str) -> None:
 
 @contextmanager
 def explain_tracer_errors(name: str, argument: str, example: str) -> Iterator[None]:
-    """Turn JAX's error about a concrete value of a tracer into an error of one line.
+    """Turn JAX's error about a concrete value of a tracer into a ValueError of one line.
 
-    Args:
-        name: The user's function, called in this context.
-        argument: The argument that is traced.
-        example: An expression in jax.numpy that works, for the message.
-
-    Raises:
-        ValueError: If the function needs the concrete value.
+    name, argument: the user's function and its argument that is traced. example: an expression in
+    jax.numpy that works, for the message.
     """
     try:
         yield

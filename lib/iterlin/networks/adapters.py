@@ -252,12 +252,8 @@ def _adapted(
 ) -> Adapted:
     """Make the functions of `Adapted` from a module as a pure function.
 
-    Args:
-        call: the module as a pure function.
-        params: initial parameters.
-        initial: initial running statistics.
-        keyed: whether the module takes a key.
-        module_of: function from (params, statistics) to the module in evaluation.
+    initial: initial running statistics. keyed: whether the module takes a key. module_of: function
+    from (params, statistics) to the module in evaluation.
     """
 
     def checked_call(params, statistics, x, key, training):

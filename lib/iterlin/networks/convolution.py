@@ -102,20 +102,7 @@ def _checked_output_size(x, filters, stride, padding) -> tuple[int, int]:
 def output_size(
     image: tuple[int, ...], window: tuple[int, ...], stride: int = 1, padding: str = "VALID"
 ) -> tuple[int, int]:
-    """Return the size of the outputs of a convolution.
-
-    Args:
-        image: height and width of the image.
-        window: height and width of the filter.
-        stride: stride in both directions.
-        padding: "VALID" or "SAME", as in `conv2d`.
-
-    Returns:
-        Height and width of the outputs.
-
-    Raises:
-        ValueError: if the filter does not fit into the image (VALID).
-    """
+    """Return height and width of the outputs of a convolution, or raise ValueError as `conv2d`."""
     (height, width), (rows, columns) = image, window
     if padding == "SAME":
         return -(-height // stride), -(-width // stride)
@@ -129,16 +116,8 @@ def output_size(
 def max_pool2(x: Float[Array, "N H W C"]) -> Float[Array, "N h w C"]:
     """Return the maximum over 2 x 2 blocks with stride 2.
 
-    Where k entries of a block tie, each gets 1/k of the derivative.
-
-    Args:
-        x: images (N, H, W, C). The last row or column of an odd side is left out.
-
-    Returns:
-        Maxima (N, H // 2, W // 2, C).
-
-    Raises:
-        ValueError: if the image is smaller than one block.
+    Where k entries of a block tie, each gets 1/k of the derivative. The last row or column of an
+    odd side is left out. Raises ValueError if the image is smaller than one block.
     """
     height, width = _pooled_size(x.shape[1:3])
     count, channels = len(x), x.shape[-1]

@@ -66,16 +66,6 @@ def normalize(
     """Return scale (h - mean) / sqrt(variance + 1e-5) + bias for each channel.
 
     Source: Ioffe & Szegedy (2015), Batch normalization.
-
-    Args:
-        h: activations (..., C).
-        mean: means (C,).
-        variance: variances (C,), in squared units of h.
-        scale: factors (C,).
-        bias: offsets (C,).
-
-    Returns:
-        The normalised activations (..., C).
     """
     align = (1,) * (h.ndim - 1) + (-1,)
     factor = (scale / jnp.sqrt(variance + EPSILON)).reshape(align)

@@ -25,24 +25,15 @@ MAX_FILTER_SIZE = len(POINTS)
 
 @functools.cache
 def transforms(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the matrices of the transform for filters of one size.
+    """Return the matrices A (2, r + 1), B (r + 1, r + 1) and G (r + 1, r) for filters of r numbers.
 
-    The two outputs of a filter g (r,) on inputs d (r + 1,) are ``A @ ((G @ g) * (B @ d))``.
+    The two outputs of a filter g (r,) on inputs d (r + 1,) are ``A @ ((G @ g) * (B @ d))``. Raises
+    ValueError if r is not between 1 and 5.
 
-    Args:
-        size: number r of entries of the filter.
-
-    Returns:
-        A (2, r + 1), B (r + 1, r + 1) and G (r + 1, r).
-
-    Raises:
-        ValueError: if size is not between 1 and 5.
-
-    Example:
-        >>> outputs, inputs, filters = transforms(2)
-        >>> d, g = np.array([1.0, 2.0, 3.0]), np.array([10.0, 1.0])
-        >>> print(outputs @ ((filters @ g) * (inputs @ d)))
-        [12. 23.]
+    >>> outputs, inputs, filters = transforms(2)
+    >>> d, g = np.array([1.0, 2.0, 3.0]), np.array([10.0, 1.0])
+    >>> print(outputs @ ((filters @ g) * (inputs @ d)))
+    [12. 23.]
     """
     if not 1 <= size <= MAX_FILTER_SIZE:
         raise ValueError(f"filters must have 1 to {MAX_FILTER_SIZE} rows and columns, got {size}")
@@ -68,16 +59,8 @@ def corner_outputs(
 ) -> Float[Array, "N h w 4 O"]:
     """Return the VALID cross-correlation with stride 1, grouped into 2 x 2 blocks of outputs.
 
-    Args:
-        x: images (N, H, W, C).
-        filters: filters (k, l, C, O).
-
-    Returns:
-        The four outputs of each block, (N, h, w, 4, O). An odd last row or column of outputs is
-        left out.
-
-    Raises:
-        ValueError: if a filter has more than 5 rows or columns.
+    An odd last row or column of outputs is left out. Raises ValueError if a filter has more than 5
+    rows or columns.
     """
     rows, columns = filters.shape[:2]
     height, width = (x.shape[1] - rows + 1) // 2, (x.shape[2] - columns + 1) // 2

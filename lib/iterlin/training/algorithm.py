@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Bool, PyTree
 
 from iterlin.linearise.digests import program_key
 from iterlin.linearise.linearization import Network, tree_add, tree_sub
@@ -96,11 +96,7 @@ class Algorithm:
     def compiled(self, function: Any, *arguments: Any) -> Any:
         """Return a jitted function, or an earlier one that computes the same and is compiled.
 
-        The function is traced here. So a change in what it closes over is seen.
-
-        Args:
-            function: What `jax.jit` returned.
-            arguments: Arguments to trace it with.
+        The function is traced here, with the arguments: a change in what it closes over is seen.
         """
         key = program_key(function.trace(*arguments).jaxpr)
         if key is None:
@@ -116,11 +112,7 @@ class Algorithm:
 
     @property
     def transformation(self) -> optax.GradientTransformationExtraArgs:
-        """The optimiser as a transformation of `optax`.
-
-        Raises:
-            ValueError: If the algorithm has no optimiser.
-        """
+        """The optimiser as a transformation of `optax`. Raises ValueError if there is none."""
         if self.optimizer is None:
             raise ValueError("the algorithm has no optimizer: give one, or a step size")
         if isinstance(self.optimizer, optax.GradientTransformation):
@@ -128,11 +120,7 @@ class Algorithm:
         return optax.with_extra_args_support(optax.sgd(self.optimizer))
 
     def bind_fixed(self, fixed: PyTree) -> "Algorithm":
-        """Return the algorithm as one of the trained parameters alone.
-
-        Args:
-            fixed: The fixed parameters, with which the functions are called.
-        """
+        """Return the algorithm as one of the trained parameters alone."""
         if not jax.tree.leaves(fixed):
             return self
         changed = {"f": bind_fixed(self.f, fixed), "trainable": None}
@@ -145,33 +133,21 @@ class Algorithm:
     def network(self, state: TrainState) -> Network:
         """Return the network in evaluation mode, as a function of (params, x).
 
-        Args:
-            state: Its running statistics are used, if the network has any.
+        It uses the running statistics of the state, if it has any.
         """
         if self.normalization is None:
             return (lambda params, x: self.f(params, x, None)) if self.keyed else self.f
         return lambda params, x: self.normalization.evaluate(params, state.statistics, x)
 
     def in_training(self, params: PyTree, x: PyTree, extra: tuple) -> tuple[Array, PyTree]:
-        """Return the outputs in training mode, and the running statistics after the batch.
-
-        Args:
-            params: The parameters.
-            x: Inputs of the batch.
-            extra: Further arguments of the network (`extra`).
-        """
+        """Return the outputs in training mode, and the running statistics after the batch."""
         if self.normalization is None:
             return self.f(params, x, *extra), ()
         statistics, *key = extra
         return self.normalization.apply(params, statistics, x, *key)
 
     def extra(self, state: TrainState, key: Array | None) -> tuple:
-        """Return the further arguments of the network in training: statistics and a PRNG key.
-
-        Args:
-            state: The state before the step.
-            key: PRNG key of the step; None for a network that draws nothing.
-        """
+        """Return the further arguments of the network in training: statistics and a PRNG key."""
         of_key = (key,) if self.keyed else ()
         return of_key if self.normalization is None else (state.statistics, *of_key)
 
@@ -186,25 +162,14 @@ class Algorithm:
         return self._penalized or self.regularizer is not None
 
     def further_terms(self, theta: PyTree, anchor: PyTree) -> Array | float:
-        """Return the sum of the penalty and the regularizer.
-
-        Args:
-            theta: The parameters.
-            anchor: The point of expansion theta_s.
-        """
+        """Return the sum of the penalty and the regularizer."""
         total = 0.0
         if self._penalized:
             total = self.penalty * optax.tree.norm(tree_sub(theta, anchor), squared=True)
         return total if self.regularizer is None else total + self.regularizer(theta)
 
     def with_further_terms(self, gradient: PyTree, theta: PyTree, anchor: PyTree) -> PyTree:
-        """Return the gradient of the objective from the gradient of the loss.
-
-        Args:
-            gradient: Gradient of the loss, a pytree like theta.
-            theta: The parameters.
-            anchor: The point of expansion theta_s.
-        """
+        """Return the gradient of the objective from the gradient of the loss."""
         if not self.has_further_terms:
             return gradient
         return tree_add(gradient, jax.grad(self.further_terms)(theta, anchor))
@@ -214,15 +179,8 @@ class Algorithm:
     ) -> tuple[Array, PyTree, PyTree]:
         """Return the linearised objective of a batch, its gradient, and the running statistics.
 
-        Args:
-            theta: The parameters. At the anchor the Jacobian-vector product is zero and is not
-                computed.
-            anchor: The point of expansion theta_s.
-            x: Inputs of the batch.
-            y: Targets of the batch.
-            extra: See `in_training`.
-            at_anchor: Whether theta equals the anchor.
-            mesh: Devices that share the examples.
+        extra: see `extra`. at_anchor: whether theta equals the anchor, so that the Jacobian-vector
+        product is zero and is not computed. mesh: devices that share the examples.
         """
         displacement = None if at_anchor else tree_sub(theta, anchor)
         value, gradient, statistics = self.loss_and_gradient(
@@ -238,15 +196,7 @@ class Algorithm:
 
         A sliced network whose loss is a sum goes slice by slice from the inputs to the gradient, so
         that no activation outlives its slice. On a mesh each device goes through its own examples.
-        Any other network sees the whole batch at once.
-
-        Args:
-            anchor: The point of expansion theta_s.
-            displacement: theta - theta_s; None for zero.
-            x: Inputs of the batch.
-            y: Targets of the batch.
-            extra: See `in_training`.
-            mesh: Devices that share the examples.
+        Any other network sees the whole batch at once. A displacement of None stands for zero.
         """
 
         def of_part(loss, x, y):
@@ -264,3 +214,38 @@ class Algorithm:
         indivisible = self.normalization is not None or self.keyed
         size = self.f.size if isinstance(self.f, Sliced) and not indivisible else None
         return loss_over_slices(of_part, self.loss, size, x, y, None if indivisible else mesh)
+
+
+@dataclass(frozen=True)
+class LinearProblem:
+    """The objective of a batch, linearised at the anchor, as a function of theta.
+
+    Args:
+        algorithm: The objective, including penalty and regularizer.
+        anchor: The point of expansion theta_s.
+        x: Inputs of the batch.
+        y: Targets of the batch.
+        extra: Further arguments of the network: running statistics and a PRNG key.
+        linearizing: Whether the anchor is new in this step.
+    """
+
+    algorithm: Algorithm
+    anchor: PyTree
+    x: PyTree
+    y: PyTree
+    extra: tuple[PyTree, ...]
+    linearizing: Bool[Array, ""]
+
+    def outputs(self, theta: PyTree) -> Array:
+        """Return the outputs of the proxy, f(theta_s) + J_s (theta - theta_s), on the batch."""
+        network = lambda p: self.algorithm.in_training(p, self.x, self.extra)[0]  # noqa: E731
+        displacement = tree_sub(theta, self.anchor)
+        outputs, change = jax.jvp(network, (self.anchor,), (displacement,))
+        return outputs + change
+
+    def __call__(self, theta: PyTree) -> Array:
+        """Return the objective of the proxy at theta on the batch, a scalar."""
+        value = self.algorithm.loss(self.outputs(theta), self.y)
+        if self.algorithm.has_further_terms:
+            value = value + self.algorithm.further_terms(theta, self.anchor)
+        return value

@@ -25,15 +25,8 @@ class CheckpointError(RuntimeError):
 def save(path: Path, tree: PyTree, *, identity: Identity, notes: dict | None = None) -> None:
     """Write a checkpoint atomically: an .npz file with the leaves of a pytree and JSON notes.
 
-    Args:
-        path: The file.
-        tree: A pytree of arrays and PRNG keys.
-        identity: The identity of the run, which `load` compares.
-        notes: Numbers to keep with the arrays.
-
-    Raises:
-        CheckpointError: If the file cannot be written (disk full, folder not writable). The
-            previous checkpoint is then intact.
+    Raises CheckpointError if the file cannot be written (disk full, folder not writable). The
+    previous checkpoint is then intact.
     """
     path = Path(path)
     leaves = [to_numpy(leaf) for leaf in jax.tree.leaves(tree)]
@@ -54,7 +47,7 @@ def save(path: Path, tree: PyTree, *, identity: Identity, notes: dict | None = N
 def load(
     path: Path, like: PyTree, *, identity: Identity, notes: Collection[str] = ()
 ) -> tuple[PyTree, dict] | None:
-    """Read a checkpoint that the same run has written.
+    """Read a checkpoint that the same run has written; None if the file does not exist.
 
     Args:
         path: The file.
@@ -64,7 +57,7 @@ def load(
         notes: Names of the notes that the file must hold, numbers or lists.
 
     Returns:
-        (tree, notes), or None if the file does not exist.
+        (tree, notes).
 
     Raises:
         CheckpointError: If the path is a folder, or the file is damaged, is not a checkpoint, or
@@ -136,29 +129,12 @@ def _arrays(path: Path) -> Iterator[tuple[str, np.ndarray]]:
             yield entry.filename.removesuffix(".npy"), array
 
 
-def resolve_path(path: Path, identity: Identity) -> Path:
-    """Return the checkpoint file of a run: the path itself, or a file in it if it is a folder.
-
-    Args:
-        path: A file or a folder.
-        identity: The identity of the run.
-    """
-    return path_in_folder(path, identity) if path.is_dir() else path
-
-
 def path_in_folder(folder: Path, identity: Identity) -> Path:
     """Return the checkpoint file of a run in a folder that many runs share.
 
-    The name holds a digest of the settings, by which the file of another version of JAX is found.
-    It also holds a digest of the programs, so that runs that differ in their programs alone have
-    separate files.
-
-    Args:
-        folder: The folder.
-        identity: The identity of the run.
-
-    Returns:
-        A file that `load` accepts, or else the name for a new file.
+    It is one that `load` accepts, or else the name for a new file. The name holds a digest of the
+    settings, by which the file of another version of JAX is found, and one of the programs, so that
+    runs that differ in their programs alone have separate files.
     """
     settings, programs = identity.names()
     own = Path(folder) / f"{settings[:24]}-{programs[:8]}.npz"

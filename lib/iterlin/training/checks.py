@@ -22,15 +22,7 @@ from iterlin.training.watching import UPDATES, Watch, check_sets, check_watch, l
 def check_call(name: str, step: Step, given: PyTree, watch: Any, checkpoint: Any) -> None:
     """Require a `Watch`, a path for the checkpoint, and arguments that JAX does not trace.
 
-    Args:
-        name: Names the function that is called.
-        step: The steps of the run.
-        given: Further arguments of the call: parameters, data and keys.
-        watch: What a user passes as `watch`.
-        checkpoint: What a user passes as `checkpoint`.
-
-    Raises:
-        ValueError: If an argument has the wrong type, or if the call is inside jit, vmap or grad.
+    name: the function that is called. given: further arguments: parameters, data and keys.
     """
     check_watch(watch)
     if not isinstance(checkpoint, str | os.PathLike | None):
@@ -48,14 +40,8 @@ def check_call(name: str, step: Step, given: PyTree, watch: Any, checkpoint: Any
 def batch_iterator(data: Any, step: Step, checkpoint: Any) -> Iterator:
     """Return an iterator over the batches (x, y) of a run.
 
-    Args:
-        data: An iterable of batches.
-        step: The steps of the run.
-        checkpoint: What a user passes as `checkpoint`: None for a run on batches.
-
-    Raises:
-        ValueError: If data are not iterable, or if the run needs all examples at once or has a
-            checkpoint.
+    Raises ValueError if data are not iterable, or if the run needs all examples at once or has a
+    checkpoint.
     """
     if not isinstance(data, Iterable) or hasattr(data, "shape") or isinstance(data, Mapping | str):
         raise ValueError(f"data must be (inputs, targets), or batches of these: got {type(data)}")
@@ -72,20 +58,10 @@ def check_functions(
 ) -> jax.ShapeDtypeStruct:
     """Require that the functions of an algorithm take what training gives them.
 
-    Args:
-        step: The steps of the run.
-        params: All parameters, arrays or their shapes and dtypes.
-        key: PRNG key of the run; None for a run that draws nothing.
-        data: (x, y).
-        watch: What to record.
-
-    Returns:
-        Shape and dtype of the outputs for all inputs x, (N, ...).
-
-    Raises:
-        ValueError: If f, the loss, the regularizer or augment fails or returns something else than
-            training needs, or if a label in the data or in a set of watch is outside the classes.
-            The message names the function.
+    params are arrays or their shapes and dtypes. Returns shape and dtype of the outputs for all
+    inputs x. Raises ValueError, which names the function, if f, the loss, the regularizer or
+    augment fails or returns something else than training needs, or if a label in the data or in a
+    set of watch is outside the classes.
     """
     algorithm, (x, y) = step.algorithm, data
     drawn = (key,) if algorithm.keyed else ()
@@ -120,11 +96,7 @@ BATCHES = "data must be two, inputs and targets: give batches (x, y) as an itera
 
 
 def looks_like_batches(data: Any) -> bool:
-    """Return whether data look like a list of batches (x, y) instead of inputs and targets.
-
-    Args:
-        data: A sequence.
-    """
+    """Return whether data look like a list of batches (x, y) instead of inputs and targets."""
 
     def shapes(batch):
         leaves, structure = jax.tree.flatten(batch)
@@ -136,15 +108,9 @@ def looks_like_batches(data: Any) -> bool:
 
 
 def cached_outputs(f: Network, params: PyTree) -> Callable[[PyTree], jax.ShapeDtypeStruct]:
-    """Return a function of the shape of outputs that traces f once for each shape of an example.
+    """Return a function outputs_of(x) -> shape and dtype of f(params, x), as `output_shape`.
 
-    Args:
-        f: The network f(params, x) -> outputs (N, ...).
-        params: The parameters, arrays or their shapes and dtypes.
-
-    Returns:
-        outputs_of(x) -> shape and dtype of f(params, x), as `linearization.output_shape`. Inputs
-            that differ only in their number of examples share one trace.
+    Inputs that differ only in their number of examples share one trace of f.
     """
     known = {}
 
@@ -159,16 +125,10 @@ def cached_outputs(f: Network, params: PyTree) -> Callable[[PyTree], jax.ShapeDt
 
 
 def check_resumed(state: TrainState, step: Step, count: int) -> None:
-    """Require a state from which these steps can resume.
+    """Require a state from which these steps can resume, on `count` examples.
 
-    Args:
-        state: The state of an earlier run.
-        step: The steps of the run that resumes.
-        count: Number of examples N.
-
-    Raises:
-        ValueError: If the state is of a run with another optimiser, other trained parameters,
-            another number of examples, or full batches in place of minibatches.
+    Raises ValueError if the state is of a run with another optimiser, other trained parameters,
+    another number of examples, or full batches in place of minibatches.
     """
     if step.batch_size is not None and state.order.size != count:
         if state.order.size == 0:
@@ -197,9 +157,6 @@ def check_run(
 
     Returns:
         Increasing steps (T,) at which to record; the last is num_steps.
-
-    Raises:
-        ValueError: If an argument does not fit the others. The message names the argument.
     """
     if not isinstance(data, tuple | list) or len(data) != 2:
         if isinstance(data, tuple | list) and len(data) > 2 and looks_like_batches(data):

@@ -17,20 +17,12 @@ _AUGMENTATION, _NETWORK = 2**31 - 1, 2**31 - 2
 
 
 def example_indices(data: PyTree) -> Int[Array, " N"]:
-    """Return the indices of the examples that a run trains on.
-
-    Args:
-        data: (x, y), or (x, y, indices).
-    """
+    """Return the indices of the examples that a run trains on."""
     return data[2] if len(data) == 3 else jnp.arange(examples.num_examples(data[1]))
 
 
 def training_examples(data: PyTree) -> tuple[PyTree, PyTree]:
-    """Return the inputs and targets of all examples that a run trains on.
-
-    Args:
-        data: (x, y), or (x, y, indices).
-    """
+    """Return the inputs and targets of all examples that a run trains on."""
     x, y = data[:2]
     return examples.take((x, y), data[2]) if len(data) == 3 else (x, y)
 
@@ -41,16 +33,9 @@ def batch(
     batch_size: int | None,
     augment: Callable[[Array, PyTree], PyTree] | None,
 ) -> tuple[Int[Array, " N"], PyTree, PyTree]:
-    """Draw the batch of a step: without replacement within an epoch.
+    """Draw the batch of a step, without replacement within an epoch: (order, x, y).
 
-    Args:
-        state: The state before the step.
-        data: (x, y), or (x, y, indices).
-        batch_size: Examples in a batch; None for all examples.
-        augment: augment(key, x) -> x is applied to the inputs of the batch.
-
-    Returns:
-        (order, x, y): The order of the examples in this epoch (N,), and the batch.
+    order: the order of the examples in this epoch (N,).
     """
     order = state.order
     if batch_size is None:

@@ -14,12 +14,6 @@ def atomic_write(target: Path) -> Iterator[Path]:
     The temporary file is hidden and lies beside the target. It is flushed to disk before the
     rename, and the folder after it. If the block raises, the target stays as it was and the
     temporary file is deleted. Missing folders are created.
-
-    Args:
-        target: The file to replace or to create.
-
-    Raises:
-        OSError: If the file cannot be written or renamed.
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)

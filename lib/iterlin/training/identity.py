@@ -72,11 +72,7 @@ class Identity:
         return settings.removeprefix(DIGEST_PREFIX), programs.removeprefix(DIGEST_PREFIX)
 
     def differences(self, head: Mapping[str, Any]) -> list[str]:
-        """Return the parts in which another run differs from this one, in words.
-
-        Args:
-            head: The `head` of the other run.
-        """
+        """Return the parts in which the run of another `head` differs from this one, in words."""
         theirs = {name: part if isinstance(part, dict) else {} for name, part in head.items()}
         kept, wanted, numbers = theirs.get("settings", {}), self.settings, {}
         if head.get("version") == VERSION:
@@ -118,11 +114,7 @@ def _agree(kept: Any, here: list[float]) -> bool:
 def scalar_fields(**objects: Any) -> dict[str, Any]:
     """Return the attributes of objects that are numbers or texts.
 
-    Args:
-        objects: The objects, by name.
-
-    Returns:
-        A dict as {"max_period of the schedule": 10}.
+    They are named as {"max_period of the schedule": 10}.
     """
     return {
         f"{name} of the {of}": as_python(value)
@@ -137,12 +129,7 @@ def start_settings(
 ) -> dict[str, Any]:
     """Return the settings that every run has for its `Identity`.
 
-    Args:
-        state: The first state.
-        fixed: The fixed parameters.
-        data: All that the run trains on.
-        sets: The sets on which metrics are recorded.
-        looks: The steps at which metrics are recorded, (T,).
+    state: the first state. data: all that the run trains on. looks: the recorded steps, (T,).
     """
     rest = state._replace(params=None, anchor=None, key=None)
     return {
@@ -161,13 +148,8 @@ def first_numbers(
 ) -> dict[str, list[float]]:
     """Return the first numbers of a training run for its `Identity`.
 
-    They summarise the first parameters, the change in the first step, and the first metrics.
-
-    Args:
-        state: The first state.
-        fixed: The fixed parameters.
-        step: step(state) -> the next state. It may donate the buffers of its argument.
-        observe: observe(state) -> {name: array}, the metrics.
+    They summarise the first parameters, the change in the first step, and the first metrics. The
+    function step(state) may donate the buffers of its argument.
     """
     after = step(jax.tree.map(jnp.copy, state))
     found = {PARAMETERS: summary((state.params, state.anchor, fixed))}
@@ -182,14 +164,7 @@ def first_numbers(
 
 
 def summary(tree: PyTree) -> list[float]:
-    """Summarise a pytree by two numbers.
-
-    Args:
-        tree: A pytree of arrays and PRNG keys.
-
-    Returns:
-        [norm, sum]: The 2-norm of all entries, and their sum with fixed pseudo-random signs.
-    """
+    """Summarise a pytree by the 2-norm of all entries and their sum with pseudo-random signs."""
     squared = signed = 0.0
     for index, leaf in enumerate(map(_floats, jax.tree.leaves(tree))):
         squared += np.vdot(leaf, leaf)

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -53,9 +53,6 @@ class Trainer(Protocol):
         """Train up to a step. Yield before each piece of work, when the state can be saved.
 
         A trainer whose data end before the target stops there.
-
-        Args:
-            target: The step at which to stop.
         """
         ...
 
@@ -64,11 +61,7 @@ class Trainer(Protocol):
         ...
 
     def look(self, seconds: float) -> dict[str, np.ndarray]:
-        """Return the metrics of the current state.
-
-        Args:
-            seconds: Duration of the run so far.
-        """
+        """Return the metrics of the current state, after a run of so many seconds."""
         ...
 
     def save(self) -> tuple[PyTree, dict[str, float]]:
@@ -76,31 +69,12 @@ class Trainer(Protocol):
         ...
 
     def restore(self, arrays: PyTree, notes: dict[str, float]) -> None:
-        """Resume from a checkpoint.
-
-        Args:
-            arrays: The arrays that `save` returned.
-            notes: The numbers that `save` returned.
-        """
+        """Resume from the arrays and numbers that `save` returned."""
         ...
 
     def status(self) -> str:
         """Return a few words for the progress bar."""
         ...
-
-
-class Outcome(NamedTuple):
-    """The result of a run.
-
-    Attributes:
-        state: The final state.
-        history: "step" (T,) and the metrics, arrays whose last axis is T.
-        seconds: How long the run took, interruptions left out.
-    """
-
-    state: Any
-    history: History
-    seconds: float
 
 
 def never() -> bool:
@@ -113,14 +87,7 @@ Callback = Callable[[TrainState, dict[str, Any]], bool | None]
 
 
 def check_callback(callback: Any) -> None:
-    """Require a function of (state, row), or None.
-
-    Args:
-        callback: What a user passes as `callback`.
-
-    Raises:
-        ValueError: If it is anything else.
-    """
+    """Require a function of (state, row), or None."""
     if callback is None:
         return
     if not callable(callback):
@@ -129,12 +96,7 @@ def check_callback(callback: Any) -> None:
 
 
 def with_fixed(callback: Callback | None, fixed: PyTree) -> Callback | None:
-    """Return a callback for states of the trained parameters alone.
-
-    Args:
-        callback: A callback for states of all parameters, or None.
-        fixed: The fixed parameters.
-    """
+    """Return a callback of all parameters as one for states of the trained parameters alone."""
     if callback is None:
         return None
     return lambda state, row: callback(combine_state(state, fixed), row)
@@ -180,7 +142,9 @@ def run(
     last, before, stopped = int(looks[-1]), 0.0, 0
     identity = Identity({}) if identity is None else identity
     if checkpoint is not None:
-        checkpoint = checkpoints.resolve_path(Path(checkpoint), identity)
+        checkpoint = Path(checkpoint)
+        if checkpoint.is_dir():
+            checkpoint = checkpoints.path_in_folder(checkpoint, identity)
         rows, before, stopped = _resumed(trainer, checkpoint, identity, looks)
     if callback is None or stopped < last:
         stopped = 0

@@ -150,32 +150,13 @@ def _with_options(loss: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def check_loss(loss: Loss, outputs: jax.ShapeDtypeStruct, targets: PyTree) -> None:
-    """Require that loss(outputs, targets) is one number and that all labels are classes.
-
-    Args:
-        loss: The loss.
-        outputs: Shape and dtype of the outputs (N, ..., O).
-        targets: Targets of the N examples.
-
-    Raises:
-        ValueError: If the loss fails, returns anything but a floating-point scalar, or is given a
-            label outside the classes (`check_labels`).
-    """
+    """Require that loss(outputs, targets) is one number and that all labels are classes."""
     check_returns_scalar("loss", loss, outputs, targets)
     check_labels(loss, outputs, targets)
 
 
 def check_returns_scalar(name: str, function: Callable, *given: PyTree) -> None:
-    """Require that a function returns one number, without computing it.
-
-    Args:
-        name: Names the function in the error message.
-        function: The function.
-        given: Its arguments, arrays or their shapes and dtypes.
-
-    Raises:
-        ValueError: If the function fails or returns anything but a floating-point scalar.
-    """
+    """Require that a function of these arguments returns one number, without computing it."""
     with prefix_errors(f"{name} of {' and '.join(map(describe, given))}"):
         value = jax.eval_shape(lambda *given: function(*given), *given)
     number = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
@@ -195,15 +176,7 @@ def check_labels(loss: Loss, outputs: jax.ShapeDtypeStruct, targets: PyTree) -> 
 
     A function that is not from this module is called on outputs of zeros and the targets, so that a
     cross-entropy inside it sees its labels. If the function fails for another reason, the check
-    passes. Traced targets are not checked.
-
-    Args:
-        loss: A loss or metric (outputs, targets) -> number.
-        outputs: Shape and dtype of the outputs (N, ..., O).
-        targets: Targets of the N examples.
-
-    Raises:
-        LabelError: If a label is below 0, or is O or above.
+    passes. Traced targets are not checked. Raises `LabelError`.
     """
     leaves = jax.tree.leaves(targets)
     function, options = _with_options(as_sum(loss) or loss)
@@ -274,12 +247,7 @@ class Mean:
     def divisor(self, num_examples: int, targets: PyTree) -> Any:
         """Return the number by which the sum is divided; it may be traced.
 
-        Args:
-            num_examples: The number of examples N.
-            targets: Targets of the N examples.
-
-        Raises:
-            ValueError: If the targets are not one array and their number is asked for.
+        Raises ValueError if the targets are not one array and their number is asked for.
         """
         if self.over == "examples":
             return num_examples
@@ -449,16 +417,7 @@ def accuracy(
 
 
 def training_accuracy(loss: Loss, outputs: Float[Array, "N ... O"], targets: Any) -> Array:
-    """Return the accuracy on the labels that a loss does not ignore.
-
-    Args:
-        loss: Any loss.
-        outputs: As for `accuracy`.
-        targets: As for `accuracy`.
-
-    Returns:
-        As `accuracy`.
-    """
+    """Return the `accuracy` on the labels that a loss does not ignore."""
     function, options = _with_options(as_sum(loss) or loss)
     if function is cross_entropy:
         return accuracy(outputs, targets, ignore=options.get("ignore"))

@@ -114,11 +114,7 @@ class Schedule:
         return answer
 
     def bind_fixed(self, fixed: PyTree) -> "Schedule":
-        """Return the schedule as one of states of the trained parameters alone.
-
-        Args:
-            fixed: The fixed parameters, with which each state is combined for `due`.
-        """
+        """Return the schedule as one of states of the trained parameters alone."""
         if not jax.tree.leaves(fixed):
             return self
 
@@ -295,26 +291,8 @@ def as_schedule(schedule: Any) -> Schedule:
         ) from None
 
 
-def check_answer(schedule: Schedule, state: TrainState) -> None:
-    """Require that a schedule returns one bool, without computing it.
-
-    Args:
-        schedule: The schedule.
-        state: The state at which to trace it.
-
-    Raises:
-        ValueError: If the schedule fails or returns anything else.
-    """
-    jax.eval_shape(schedule, state.step, state)
-
-
 def reads_params(schedule: Schedule, state: TrainState) -> bool:
-    """Return whether the answer of a schedule depends on the parameters.
-
-    Args:
-        schedule: The schedule.
-        state: The state at which to trace it.
-    """
+    """Return whether the answer of a schedule at a state depends on the parameters."""
 
     def answer(params):
         return schedule(state.step, state._replace(params=params))
@@ -346,16 +324,9 @@ def _as_period(name: str, period: Any) -> int | Array:
 
 
 def periods_array(periods: Any) -> Array:
-    """Return periods as an array that `every` accepts under vmap.
+    """Return periods as an int32 array (K,) that `every` accepts under vmap; infinity as `NEVER`.
 
-    Args:
-        periods: A sequence of positive integers or infinity.
-
-    Returns:
-        The periods as int32 (K,), with `NEVER` for infinity.
-
-    Raises:
-        ValueError: If periods are not such a sequence, or are empty.
+    Raises ValueError unless they are positive integers or infinity, and one at least.
     """
     several = isinstance(as_python(periods), Iterable)
     found = [_as_period("period", period) for period in periods] if several else []

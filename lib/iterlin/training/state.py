@@ -73,23 +73,13 @@ RUN_AXES: Any = TrainState._make([None] + [0] * (len(TrainState._fields) - 1))
 def partition_state(state: TrainState, trainable: Trainable) -> tuple[TrainState, PyTree]:
     """Split a state into the state of the trained parameters and the fixed parameters.
 
-    Args:
-        state: A state of all parameters.
-        trainable: Which parameters are trained (`linearise.parameters.partition`).
-
-    Returns:
-        (state, fixed): The state, whose params and anchor hold None in place of fixed leaves, and
-            the fixed parameters. `combine_state` is the inverse.
+    In the state, params and anchor hold None in place of fixed leaves. `combine_state` is the
+    inverse.
     """
     params, fixed = partition(state.params, trainable)
     return state._replace(params=params, anchor=partition(state.anchor, trainable)[0]), fixed
 
 
 def combine_state(state: TrainState, fixed: PyTree) -> TrainState:
-    """Return the state of all parameters, as schedules and users see it.
-
-    Args:
-        state: A state of the trained parameters.
-        fixed: The fixed parameters, as `partition_state` returns them.
-    """
+    """Return the state of all parameters, as schedules and users see it."""
     return state._replace(params=combine(state.params, fixed), anchor=combine(state.anchor, fixed))

@@ -19,8 +19,7 @@ from iterlin.linearise.parameters import partition
 from iterlin.linearise.slices import in_slices
 from iterlin.linearise.validation import check_positive, check_positive_integer, check_signature
 from iterlin.training import draws
-from iterlin.training.algorithm import Algorithm
-from iterlin.training.linear_problem import LinearProblem
+from iterlin.training.algorithm import Algorithm, LinearProblem
 from iterlin.training.losses import loss_over_slices, training_accuracy
 from iterlin.training.schedules import as_schedule
 from iterlin.training.state import NOT_YET, TrainState

@@ -1,6 +1,5 @@
 """Training that takes every step: one run, or several as one program."""
 
-import warnings
 from dataclasses import replace
 
 import jax
@@ -12,7 +11,7 @@ from iterlin.linearise.devices import find_mesh, to_auto_axes
 from iterlin.linearise.digests import program_digest
 from iterlin.linearise.parameters import partition, warn_about_batch_stats
 from iterlin.linearise.slices import Sliced
-from iterlin.linearise.validation import check_random_key
+from iterlin.linearise.validation import check_random_key, warn_user
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.checks import (
     batch_iterator,
@@ -30,7 +29,6 @@ from iterlin.training.identity import (
     start_settings,
 )
 from iterlin.training.loop import History, StepTrainer, run, with_fixed
-from iterlin.training.schedules import check_answer
 from iterlin.training.state import TrainState, combine_state, partition_state
 from iterlin.training.step import Step
 from iterlin.training.watching import Watch, observer
@@ -49,26 +47,10 @@ def train_by_steps(
     callback=None,
     taken: tuple[str, ...] = ("step",),
 ) -> tuple[TrainState, History, float]:
-    """Train with the engine "steps", after checking the arguments.
+    """Train with the engine "steps", after checking the arguments, which are those of `train`.
 
-    Args:
-        step: The steps of the run.
-        params: As for `train`, like all further arguments.
-        data: See `train`.
-        num_steps: See `train`.
-        key: See `train`.
-        watch: See `train`.
-        checkpoint: See `train`.
-        progress: See `train`.
-        callback: See `train`.
-        taken: Names that the history uses for other quantities.
-
-    Returns:
-        (state, history, seconds): As `train`, and how long the run took.
-
-    Raises:
-        ValueError: As `train`.
-        CheckpointError: As `train`.
+    taken: names that the history uses for other quantities. Returns state and history as `train`,
+    and the seconds that the run took.
     """
     algorithm, schedule = step.algorithm, step.schedule
     check_call("train", step, (params, data, key), watch, checkpoint)
@@ -95,7 +77,6 @@ def train_by_steps(
     # Arguments of the programs, on the device once. Constants would be copied into each program.
     data, state, fixed, sets = to_auto_axes((tuple(data), state, given, dict(watch.sets)))
     check_functions(step, combine_state(state, fixed).params, key, data, watch)
-    check_answer(schedule.bind_fixed(fixed), state)
     step = with_data_mesh(step, data)
     advance = jax.jit(step.advance, donate_argnums=0)
     advance = algorithm.compiled(advance, state, data, jnp.asarray(1, jnp.int32), fixed)
@@ -119,10 +100,6 @@ def with_data_mesh(step: Step, data) -> Step:
     """Return the steps with the mesh of their data, if the network is in slices.
 
     A network in slices treats its examples independently. Any other network needs an explicit mesh.
-
-    Args:
-        step: The steps.
-        data: (x, y), which may be sharded.
     """
     if step.mesh is None and isinstance(step.algorithm.f, Sliced):
         return replace(step, mesh=find_mesh(data))
@@ -151,9 +128,7 @@ def _with_batches(advance, first, batches):
         for _ in range(int(count)):
             batch = waiting.pop() if waiting else next(batches, None)
             if batch is None:
-                warnings.warn(
-                    f"data ended at step {int(state.step)}: so does the run", stacklevel=2
-                )
+                warn_user(f"data ended at step {int(state.step)}: so does the run")
                 break
             state = advance(state, to_auto_axes(tuple(batch)), jnp.asarray(1, jnp.int32), fixed)
         return state
@@ -173,8 +148,7 @@ def run_steps(
         sets: Sets on which metrics are recorded.
         looks: Steps at which metrics are recorded, (T,).
         more: Further arguments of advance.
-        checkpoint: See `train`.
-        progress: See `train`.
+        checkpoint, progress: See `train`.
         callback: As for `training.loop.run`.
         settings: Numbers and texts that distinguish the run from others.
 

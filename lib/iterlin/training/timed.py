@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from iterlin.linearise.krylov import power_iteration
 from iterlin.linearise.validation import check_open_unit_interval, check_positive
-from iterlin.training.linear_problem import LinearProblem
+from iterlin.training.algorithm import LinearProblem
 from iterlin.training.losses import smoothness
 from iterlin.training.schedules import Schedule
 

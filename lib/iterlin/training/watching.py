@@ -64,8 +64,8 @@ class Watch(NamedTuple):
 
     def __repr__(self):
         defaults = self._field_defaults  # a signature that has a default Watch shows "Watch()"
-        given = [name for name, value in self._asdict().items() if value is not defaults[name]]
-        return f"Watch({', '.join(f'{name}=...' for name in given)})"
+        given = {k: v for k, v in self._asdict().items() if v is not defaults[k]}
+        return f"Watch({', '.join(f'{name}={describe(value)}' for name, value in given.items())})"
 
 
 # Record the number of feature updates alone.
@@ -75,16 +75,10 @@ UPDATES = Watch()
 def observer(
     algorithm: Algorithm, watch: Watch, taken: tuple[str, ...] = ("step",)
 ) -> Callable[[TrainState, Sets], dict[str, Array]]:
-    """Make the function that computes what a run records.
+    """Make the function observe(state, sets) -> {name: array} of what a run records.
 
-    Args:
-        algorithm: The objective and the optimiser.
-        watch: What to record.
-        taken: Names that the history uses for other quantities.
-
-    Returns:
-        observe(state, sets) -> {name: array}, for a state of all parameters. Tracing it raises
-            ValueError for a name that is taken or occurs twice.
+    The state is one of all parameters. Tracing the function raises ValueError for a name that
+    occurs twice, or is taken: used by the history for another quantity.
     """
     metrics = _metrics(watch, algorithm.loss)
 
@@ -122,14 +116,7 @@ def observer(
 
 
 def check_unique_names(*names: Iterable[str]) -> None:
-    """Require that no name of the history occurs twice.
-
-    Args:
-        names: Collections of names.
-
-    Raises:
-        ValueError: If a name occurs twice; the message gives the name.
-    """
+    """Require that no name of the history occurs twice."""
     count = Counter(chain(*names))
     if twice := [name for name in count if count[name] > 1]:
         raise ValueError(
@@ -163,14 +150,7 @@ def _map_sets(measured: Callable[[Any], dict], sets: Sets) -> dict[str, dict[str
 
 
 def check_watch(watch: Any) -> None:
-    """Require a `Watch` of sets (x, y) and of metrics that are functions.
-
-    Args:
-        watch: What a user passes as `watch`.
-
-    Raises:
-        ValueError: If the watch, or one of its entries, has the wrong type.
-    """
+    """Require a `Watch` of sets (x, y) and of metrics that are functions."""
     if not isinstance(watch, Watch):
         raise ValueError(
             "watch must be a Watch, as il.Watch({'test': (x, y)}), got one of type "
@@ -195,14 +175,7 @@ def check_watch(watch: Any) -> None:
 def check_sets(watch: Watch, loss: Loss, outputs_of: Callable) -> None:
     """Require that the network takes the inputs of each set, and that all labels are classes.
 
-    Args:
-        watch: What to record.
-        loss: The loss that is minimised.
-        outputs_of: outputs_of(x) -> shape and dtype of the outputs for inputs x.
-
-    Raises:
-        ValueError: If the inputs of a set do not lead with the same number of examples, if the
-            network fails on them, or if a label is outside the classes.
+    outputs_of: outputs_of(x) -> shape and dtype of the outputs for inputs x.
     """
     for name, (x, y) in watch.sets.items():
         examples.num_examples(x, f"watch.sets[{name!r}][0]")
@@ -221,14 +194,6 @@ def _metrics(watch: Watch, loss: Loss) -> Metrics:
 
 
 def log_steps(num_steps: int, per_decade: int = 6) -> np.ndarray:
-    """Return 0 and the steps of a log grid from 1 to num_steps, without duplicates.
-
-    Args:
-        num_steps: The last step.
-        per_decade: Points of the grid in a factor of ten.
-
-    Returns:
-        Increasing integers (T,).
-    """
+    """Return 0 and the steps of a log grid from 1 to num_steps, increasing integers (T,)."""
     count = max(2, int(per_decade * np.log10(max(num_steps, 2))) + 1)
     return np.unique(np.concatenate([[0], np.geomspace(1, num_steps, count).round()])).astype(int)

@@ -11,7 +11,7 @@ import xarray as xr
 from iterlin.exact.checks import unfit_for_engines
 from iterlin.exact.choice import ENGINE_NAMES
 from iterlin.exact.integrator import Integrator
-from iterlin.exact.trainer import SPENT
+from iterlin.exact.trainer import SPENT, spent_by_steps
 from iterlin.linearise.validation import check_one_of
 from iterlin.training.loop import OutOfTime
 from iterlin.training.step import Step
@@ -101,14 +101,8 @@ def _by_steps(problem: Problem, run: Run, label: str, folder: Path | None) -> Re
     [result], seconds = run_all(problem, [run], label=label, folder=folder)
     if result is None:
         return None
-    steps = result.history["step"]
-    unknown = np.full(len(steps), np.nan)
-    more = {
-        "evaluations": steps,
-        "stability": unknown,
-        "seconds": np.append(unknown[1:], seconds),
-    }
-    return result._replace(history=result.history | more)
+    spent = spent_by_steps(result.history["step"], seconds)
+    return result._replace(history=result.history | spent)
 
 
 def _integrator(problem: Problem, run: Run, engine: str, tolerance: float) -> Integrator:

@@ -27,7 +27,7 @@ from iterlin.training.identity import (
     scalar_fields,
     start_settings,
 )
-from iterlin.training.loop import Outcome, OutOfTime, StepTrainer
+from iterlin.training.loop import History, OutOfTime, StepTrainer
 from iterlin.training.loop import run as run_to_end
 from iterlin.training.schedules import NEVER, Schedule, Solved, as_schedule, every, when_solved
 from iterlin.training.state import RUN_AXES, TrainState
@@ -120,6 +120,14 @@ class Problem:
         of_algorithm = {name: settings[name] for name in settings.keys() - own}
         settings = {name: settings[name] for name in settings.keys() & own}
         return replace(self, algorithm=replace(self.algorithm, **of_algorithm), **settings)
+
+
+class Outcome(NamedTuple):
+    """The final state of a group of runs, its history and the seconds that training took."""
+
+    state: TrainState
+    history: History
+    seconds: float
 
 
 def key_of(seed: int) -> Array:
