@@ -37,8 +37,8 @@ class Row:
 
     what: str
     paper: str
-    experiment: str
     ours: str  # with statistics of the record in its slots
+    experiment: str = ""  # of the figure, unless another is named
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,8 @@ FIGURES = (
         "algorithm/regimes",
         ("C12",),
         (
-            Row(
-                "distance to gradient descent, K = 10",
-                "–",
-                "regimes",
-                "{small_period_distance:.0%}",
-            ),
-            Row(
-                "distance to Gauss-Newton, K = 10⁸",
-                "–",
-                "regimes",
-                "zero to rounding",
-            ),
+            Row("distance to gradient descent, K = 10", "–", "{small_period_distance:.0%}"),
+            Row("distance to Gauss-Newton, K = 10⁸", "–", "zero to rounding"),
         ),
     ),
     Figure(
@@ -85,10 +75,10 @@ FIGURES = (
         "experiments/few_updates",
         ("C1", "C1-number", "C1-augmented"),
         (
-            Row("SGD, K = 1 (%)", "82.3", "few_updates", "{first_level}"),
-            Row("below SGD, K = 5·10⁶ (points)", "0.9", "few_updates", "{gap_end}"),
-            Row("the same, trained until it fits 1,000 images", "–", "converged", "{few_gap_end}"),
-            Row("updates until it fits", "8 to 12", "converged", "{few_taken:.0f} on 1,000 images"),
+            Row("SGD, K = 1 (%)", "82.3", "{first_level}"),
+            Row("below SGD, K = 5·10⁶ (points)", "0.9", "{gap_end}"),
+            Row("the same, trained until it fits 1,000 images", "–", "{few_gap_end}", "converged"),
+            Row("updates until it fits", "8 to 12", "{few_taken:.0f} on 1,000 images", "converged"),
         ),
         few_updates_helpers.draw,
     ),
@@ -98,9 +88,9 @@ FIGURES = (
         "experiments/period_sweep",
         ("C2", "C2-middle", "C3", "C3-newton"),
         (
-            Row("K up to 10⁴ and K = 1 (points)", "same", "period_sweep", "{largest_gap_oracle}"),
-            Row("above SGD, middle K (points)", "slightly", "converged", "{middle_rise}"),
-            Row("below SGD, K = 10⁸ (points)", "about 9", "converged", "{long_gap_end}"),
+            Row("K up to 10⁴ and K = 1 (points)", "same", "{largest_gap_oracle}"),
+            Row("above SGD, middle K (points)", "slightly", "{middle_rise}", "converged"),
+            Row("below SGD, K = 10⁸ (points)", "about 9", "{long_gap_end}", "converged"),
         ),
         period_sweep_helpers.draw,
     ),
@@ -110,8 +100,8 @@ FIGURES = (
         "experiments/data_scaling",
         ("C4", "C4-steps", "C4-step-size"),
         (
-            Row("K = ∞ minus K = 1, a decade of data", "worse", "converged", "{lazy_slope}"),
-            Row("few updates minus K = 1, a decade", "parallel", "converged", "{few_slope}"),
+            Row("K = ∞ minus K = 1, a decade of data", "worse", "{lazy_slope}", "converged"),
+            Row("few updates minus K = 1, a decade", "parallel", "{few_slope}", "converged"),
         ),
         data_scaling_helpers.draw,
     ),
@@ -121,8 +111,8 @@ FIGURES = (
         "experiments/probes",
         ("C5-probes", "C5-match"),
         (
-            Row("large K, layer 1 (points lower)", "lower", "probes", "{final_gap_conv1}"),
-            Row("large K, layer 2 (points lower)", "lower", "probes", "{final_gap_conv2}"),
+            Row("large K, layer 1 (points lower)", "lower", "{final_gap_conv1}"),
+            Row("large K, layer 2 (points lower)", "lower", "{final_gap_conv2}"),
         ),
         probes_helpers.draw,
     ),
@@ -135,13 +125,10 @@ FIGURES = (
             Row(
                 "share of K = 1's training in which its filters move as far as with large K",
                 "20 %",
-                "filters",
                 "{fraction_reached:.0%}",
             ),
-            Row(
-                "distance moved, large K over K = 1, equal steps", "–", "filters", "{change_ratio}"
-            ),
-            Row("the same, trained until both fit", "–", "converged", "{few_moved}"),
+            Row("distance moved, large K over K = 1, equal steps", "–", "{change_ratio}"),
+            Row("the same, trained until both fit", "–", "{few_moved}", "converged"),
         ),
         filters_helpers.draw,
     ),
@@ -152,8 +139,8 @@ FIGURES = (
         "experiments/xor",
         ("C5-XOR", "C5-XOR-error", "C8"),
         (
-            Row("alignment lost to large K", "drawn", "xor", "{alignment_drop_period_small}"),
-            Row("alignment lost to low damping", "drawn", "xor", "{alignment_drop_damping_small}"),
+            Row("alignment lost to large K", "drawn", "{alignment_drop_period_small}"),
+            Row("alignment lost to low damping", "drawn", "{alignment_drop_damping_small}"),
         ),
         xor_helpers.draw_collapse,
     ),
@@ -163,18 +150,8 @@ FIGURES = (
         "experiments/full_solve",
         ("C6", "C6-exact", "C6-same"),
         (
-            Row(
-                "lost, of SGD's (points)",
-                "9.1 of 69.4",
-                "full_solve",
-                "{gap_sgd_fixed_oracle} of 35",
-            ),
-            Row(
-                "lost by exact minima",
-                "–",
-                "exact_solves",
-                "{cost_accuracy} of {sgd_level:.0f}",
-            ),
+            Row("lost, of SGD's (points)", "9.1 of 69.4", "{gap_sgd_fixed_oracle} of 35"),
+            Row("lost by exact minima", "–", "{cost_accuracy} of {sgd_level:.0f}", "exact_solves"),
         ),
         full_solve_helpers.draw,
     ),
@@ -184,14 +161,9 @@ FIGURES = (
         "experiments/damping_quintic",
         ("C7-mean", "C7-worst", "C7-best", "C7-smooth", "C8-error"),
         (
-            Row(
-                "mean error, damping 10⁻³ over 1, log10",
-                "drawn",
-                "damping_quintic",
-                "{mean_ratio_zero}",
-            ),
-            Row("worst 5 %, the same", "drawn", "damping_quintic", "{worst_ratio_zero}"),
-            Row("best 5 %, the same", "unchanged", "damping_quintic", "{best_ratio_zero}"),
+            Row("mean error, damping 10⁻³ over 1, log10", "drawn", "{mean_ratio_zero}"),
+            Row("worst 5 %, the same", "drawn", "{worst_ratio_zero}"),
+            Row("best 5 %, the same", "unchanged", "{best_ratio_zero}"),
         ),
         damping_quintic_helpers.draw,
     ),
@@ -201,8 +173,8 @@ FIGURES = (
         "experiments/damping_cnn",
         ("C7-CNN", "C7-exact", "C8-CNN"),
         (
-            Row("gained by damping (points)", "drawn", "damping_cnn", "{gain_oracle}"),
-            Row("the same, exact minima", "–", "exact_solves", "{gain_accuracy}"),
+            Row("gained by damping (points)", "drawn", "{gain_oracle}"),
+            Row("the same, exact minima", "–", "{gain_accuracy}", "exact_solves"),
         ),
         damping_cnn_helpers.draw,
     ),
@@ -212,8 +184,8 @@ FIGURES = (
         "experiments/resnet",
         ("C9", "C9-normalised"),
         (
-            Row("large K below K = 1 (points)", "similar", "resnet", "{gap_plain}"),
-            Row("the same, normalised", "similar", "resnet", "{gap_batch}"),
+            Row("large K below K = 1 (points)", "similar", "{gap_plain}"),
+            Row("the same, normalised", "similar", "{gap_batch}"),
         ),
         resnet_helpers.draw,
     ),
@@ -223,13 +195,8 @@ FIGURES = (
         "experiments/batching",
         ("C10", "C10-moderate", "C10-large"),
         (
-            Row(
-                "full minus minibatch, K = 1",
-                "curves coincide",
-                "batching",
-                "{difference_end_standard}",
-            ),
-            Row("the same, large K", "curves coincide", "batching", "{difference_end_large}"),
+            Row("full minus minibatch, K = 1", "curves coincide", "{difference_end_standard}"),
+            Row("the same, large K", "curves coincide", "{difference_end_large}"),
         ),
         batching_helpers.draw,
     ),
@@ -239,16 +206,9 @@ FIGURES = (
         "experiments/workshop",
         ("v1-MNIST", "v1-plateau", "C11", "v1-any"),
         (
-            Row(
-                "MNIST, spread of finite K (points)",
-                "0.4",
-                "workshop",
-                "{mnist_spread}, not fitted",
-            ),
-            Row(
-                "runs that fail, larger step, K > 5", "all", "workshop", "{larger_beyond_share:.0%}"
-            ),
-            Row("runs that fail, smaller step", "none", "workshop", "{smaller_beyond_share:.0%}"),
+            Row("MNIST, spread of finite K (points)", "0.4", "{mnist_spread}, not fitted"),
+            Row("runs that fail, larger step, K > 5", "all", "{larger_beyond_share:.0%}"),
+            Row("runs that fail, smaller step", "none", "{smaller_beyond_share:.0%}"),
         ),
         workshop_helpers.draw,
     ),
@@ -274,7 +234,7 @@ def _shown(figure: Figure) -> str:
         f"{escape(ledger[name]['claim'])}</li>"
         for name in figure.claims
     )
-    rows = "".join(map(_row, figure.rows))
+    rows = "".join(_row(row, row.experiment or figure.experiment) for row in figure.rows)
     return (
         f'<div class="paper-figure"><div><p>{escape(figure.shows)} '
         f'<a href="{link}">Our page</a>.</p>{picture}</div>'
@@ -283,8 +243,8 @@ def _shown(figure: Figure) -> str:
     )
 
 
-def _row(row: Row) -> str:
-    record = records.best(row.experiment)
+def _row(row: Row, experiment: str) -> str:
+    record = records.best(experiment)
     ours = claims.filled(row.ours, record) if record else "no record"
     cells = "".join(f"<td>{escape(text)}</td>" for text in (row.paper, ours))
     return f"<tr><th scope='row'>{escape(row.what)}</th>{cells}</tr>"

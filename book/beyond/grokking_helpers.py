@@ -239,36 +239,38 @@ def draw(ds: xr.Dataset, few: float, long: float) -> None:
     plt.show()
 
 
+HEAD = ["features are updated", "runs that generalise", "updates until then", "steps until then"]
+
+
+def _generalising(at: xr.Dataset, part: str) -> list[str]:
+    """Return the cells of how many runs of one setting generalise, and of what they need."""
+    reached = at[f"{part}_reached_then"]
+    then = [at[f"{part}_{name}_then"].where(reached) for name in ("updates", "step")]
+    count = f"{int(reached.sum())} of {reached.sizes['seed']}"
+    return [count, *(tables.interval_text(each, 0) for each in then)]
+
+
 def table(ds: xr.Dataset) -> object:
     """Return a table of when runs generalise, for each decay and period."""
-    head = ["weight decay", "features are updated", "runs that generalise", "updates until then"]
-    head += ["steps until then", "network at the end (%)", "proxy at the end (%)"]
-    rows, text = [], tables.interval_text
+    head = ["weight decay", *HEAD, "network at the end (%)", "proxy at the end (%)"]
+    rows = []
     for decay in ds.decay.values:
         for time in ds.time.values:
             at = ds.sel(decay=decay, time=time)
-            reached = at.main_reached_then
-            then = [at[f"main_{name}_then"].where(reached) for name in ("updates", "step")]
             ends = [100 * at[f"main_test_accuracy{of}"].isel(look=-1) for of in ("", "_proxy")]
-            count = f"{int(reached.sum())} of {reached.sizes['seed']}"
-            rows.append([f"{decay:g}", time_label(time), count, *(text(each, 0) for each in then)])
-            rows[-1] += [text(each, 0) for each in ends]
+            rows.append([f"{decay:g}", time_label(time), *_generalising(at, "main")])
+            rows[-1] += [tables.interval_text(each, 0) for each in ends]
     return tables.table(head, rows)
 
 
 def moduli_table(ds: xr.Dataset) -> object:
     """Return a table of when runs generalise, for each other modulus."""
-    head = ["modulus", "features are updated", "runs that generalise", "updates until then"]
-    head += ["steps until then"]
-    rows, text = [], tables.interval_text
+    rows = []
     for modulus in ds.modulus.values:
         for time in ds.other_time.values:
             at = ds.sel(modulus=modulus, other_time=time)
-            reached = at.other_reached_then
-            then = [at[f"other_{name}_then"].where(reached) for name in ("updates", "step")]
-            count = f"{int(reached.sum())} of {reached.sizes['seed']}"
-            rows.append([int(modulus), time_label(time), count, *(text(v, 0) for v in then)])
-    return tables.table(head, rows)
+            rows.append([int(modulus), time_label(time), *_generalising(at, "other")])
+    return tables.table(["modulus", *HEAD], rows)
 
 
 def looks(units: float, per_unit: int, unit: float) -> Sequence[int]:

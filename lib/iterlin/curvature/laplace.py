@@ -281,10 +281,9 @@ def laplace(
         >>> print(posterior.variance(2 * x).round(3), posterior.log_marginal_likelihood().round(3))
         [0.8 0.8] -6.061
     """
-    check_positive("prior_precision", prior_precision)
-    check_positive("noise_variance", noise_variance)
-    check_scalar("prior_precision", prior_precision)
-    check_scalar("noise_variance", noise_variance)
+    for name, value in (("prior_precision", prior_precision), ("noise_variance", noise_variance)):
+        check_positive(name, value)
+        check_scalar(name, value)
     check_positive_integer("memory_limit", memory_limit)
     check_one_of("structure", structure, STRUCTURES)
     examples.num_examples((x, y), "inputs and targets")

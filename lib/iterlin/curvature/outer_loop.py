@@ -219,29 +219,31 @@ def run_outer_loop(
         )
 
     def solve(initial) -> _Iterate:
-        loss = problem.loss_at(initial)
-        adapted = None
-        if isinstance(damping, LevenbergMarquardt):
-            adapted = damping.initial_state(loss.dtype)
-        names = {"loss", "step_norm"} | (set() if adapted is None else {"damping", "accepted"})
-        names |= set(
-            jax.eval_shape(step, initial, damping if adapted is None else adapted.value)[1]
-        )
-        length = min(max_steps, HISTORY_LIMIT) + 1
-        history = {name: jnp.full(length, jnp.nan, loss.dtype) for name in sorted(names)}
-        history["loss"] = history["loss"].at[0].set(loss)
-        first = _Iterate(
-            params=initial,
-            status=_status(~jnp.isfinite(loss), loss <= target_loss, False),
-            num_steps=jnp.asarray(0),
-            loss=loss,
-            history=history,
-            damping=adapted,
-        )
+        first = _first_iterate(problem, initial, step, damping, max_steps, target_loss)
         return jax.lax.while_loop(lambda current: current.status == RUNNING, next_iterate, first)
 
     last = SharedJit(solve)(problem.initial)
     return Solution(combine(last.params, problem.fixed), last.status, last.num_steps, last.history)
+
+
+def _first_iterate(problem: Problem, initial, step, damping, max_steps, target_loss) -> _Iterate:
+    loss = problem.loss_at(initial)
+    adapted = None
+    if isinstance(damping, LevenbergMarquardt):
+        adapted = damping.initial_state(loss.dtype)
+    names = {"loss", "step_norm"} | (set() if adapted is None else {"damping", "accepted"})
+    names |= set(jax.eval_shape(step, initial, damping if adapted is None else adapted.value)[1])
+    length = min(max_steps, HISTORY_LIMIT) + 1
+    history = {name: jnp.full(length, jnp.nan, loss.dtype) for name in sorted(names)}
+    history["loss"] = history["loss"].at[0].set(loss)
+    return _Iterate(
+        params=initial,
+        status=_status(~jnp.isfinite(loss), loss <= target_loss, False),
+        num_steps=jnp.asarray(0),
+        loss=loss,
+        history=history,
+        damping=adapted,
+    )
 
 
 def _checked_target(loss: Loss, target_loss):

@@ -164,16 +164,9 @@ class Integrator:
         fixed = to_auto_axes(given)
         bound = step.bind(fixed)
         due, state = bound.schedule, bound.start(moving, self.data, jax.random.key(0))
-        jax.eval_shape(due, state.step, state)  # It must return one bool.
-        if reason := needs_steps(bound.algorithm, due, state):
-            raise ValueError(
-                f"{reason}. This needs engine 'steps': take 'steps' or 'auto' instead of "
-                f"'{self.engine}'"
-            )
         task = self.task._replace(f=bound.algorithm.f, solved=due.solved)
-        check_outputs(task, moving)
+        self._check(bound, task, state)
         check_sets(watch, step.algorithm.loss, cached_outputs(step.algorithm.f, params))
-        check_engine(self.engine, task, moving, stops=reads_params(due, state))
         seen = observer(step.algorithm, watch._replace(sets={}, at=None), TAKEN)
         observe = SharedJit(lambda state: seen(combine_state(state, fixed), self.sets))
         jax.eval_shape(observe, state)  # Check the names of the history.
@@ -203,6 +196,18 @@ class Integrator:
         )
         named = {"engine": np.full(len(history["step"]), self.engine)}
         return combine_state(trainer.state, given), history | named
+
+    def _check(self, bound: Step, task: Task, state: TrainState) -> None:
+        """Raise ValueError if the engine does not apply to the steps of the trained parameters."""
+        due = bound.schedule
+        jax.eval_shape(due, state.step, state)  # It must return one bool.
+        if reason := needs_steps(bound.algorithm, due, state):
+            raise ValueError(
+                f"{reason}. This needs engine 'steps': take 'steps' or 'auto' instead of "
+                f"'{self.engine}'"
+            )
+        check_outputs(task, state.params)
+        check_engine(self.engine, task, state.params, stops=reads_params(due, state))
 
     def _identity(self, step, task, state, fixed, looks, programs, observe) -> Identity:
         """Return what tells the run from others. programs: the jaxprs of its steps."""

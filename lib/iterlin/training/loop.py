@@ -138,66 +138,110 @@ def run(
             cannot be written.
         ValueError: If the callback returns anything but a bool or None.
     """
-    rows: list[dict[str, np.ndarray]] = []
-    last, before, stopped = int(looks[-1]), 0.0, 0
-    identity = Identity({}) if identity is None else identity
-    if checkpoint is not None:
-        checkpoint = Path(checkpoint)
-        if checkpoint.is_dir():
-            checkpoint = checkpoints.path_in_folder(checkpoint, identity)
-        rows, before, stopped = _resumed(trainer, checkpoint, identity, looks)
-    if callback is None or stopped < last:
-        stopped = 0
-    ahead = [] if stopped else [s for s in looks.tolist() if s >= trainer.step and s > _end(rows)]
-    if checkpoint is not None and ahead:
-        identity.prepare()
-    began = written = time.monotonic()
-    seconds = before
-
-    def elapsed():
-        return before + time.monotonic() - began
-
-    def write():
-        nonlocal seconds, written
-        seconds = elapsed()
-        if checkpoint is not None:
-            arrays, notes = trainer.save()
-            kept = {name: np.array([row[name] for row in rows]) for name in trainer.names}
-            recorded = [int(row["step"]) for row in rows]
-            notes = {**notes, "seconds": seconds, "stopped": stopped, "recorded": recorded}
-            checkpoints.save(checkpoint, (arrays, kept), identity=identity, notes=notes)
-        written = time.monotonic()
-
+    last, kept = int(looks[-1]), _Kept(trainer, checkpoint, identity, looks)
+    if callback is None or kept.stopped < last:
+        kept.stopped = 0
+    ahead = [s for s in looks.tolist() if s >= trainer.step and s > kept.end and not kept.stopped]
+    kept.start(ahead=bool(ahead))
     report = _Report(last, trainer.step, progress, label)
     try:
         for target in ahead:
             for _ in trainer.go_to(target):
                 report.update(trainer)
                 if out_of_time():
-                    write()
+                    kept.write()
                     raise OutOfTime(
                         f"{label or 'the run'} stopped at step {trainer.step}: out of time"
                     )
-                if time.monotonic() - written >= CHECKPOINT:
-                    write()
-            if trainer.step > _end(rows):
-                rows.append({"step": np.asarray(trainer.step), **trainer.look(elapsed())})
+                if time.monotonic() - kept.written >= CHECKPOINT:
+                    kept.write()
+            if trainer.step > kept.end:
+                kept.look()
                 report.update(trainer)
-                if callback is not None and _ends_run(callback, trainer, rows[-1]):
-                    stopped = last
-            if stopped or trainer.step < target:
+                if callback is not None and _ends_run(callback, trainer, kept.rows[-1]):
+                    kept.stopped = last
+            if kept.stopped or trainer.step < target:
                 break
         if ahead:
-            write()
+            kept.write()
     finally:
         report.close()
     names = ("step", *trainer.names)
-    return {name: np.stack([row[name] for row in rows], -1) for name in names}, seconds
+    return {name: np.stack([row[name] for row in kept.rows], -1) for name in names}, kept.seconds
 
 
-def _end(rows: list[dict[str, np.ndarray]]) -> int:
-    """Return the last step that is recorded; -1 if there is none."""
-    return int(rows[-1]["step"]) if rows else -1
+class _Kept:
+    """What a run has recorded, how long it has taken, and the checkpoint that keeps both.
+
+    Attributes:
+        rows: The metrics of each look, by name.
+        seconds: Duration of the run when it was last written.
+        stopped: The number of steps that the run would have had if its callback had not ended it;
+            0 if it has not.
+        written: When it was last written.
+    """
+
+    def __init__(self, trainer: Trainer, checkpoint, identity: Identity | None, looks: np.ndarray):
+        self.trainer, self.path = trainer, None
+        self.identity = Identity({}) if identity is None else identity
+        self.rows: list[dict[str, np.ndarray]] = []
+        self.seconds, self.stopped = 0.0, 0
+        if checkpoint is not None:
+            path = Path(checkpoint)
+            self.path = checkpoints.path_in_folder(path, self.identity) if path.is_dir() else path
+            self._resume(self.path, looks)
+        self.began = self.written = time.monotonic()
+
+    def _resume(self, path: Path, looks: np.ndarray) -> None:
+        """Restore the trainer and what was recorded from a checkpoint, if there is one."""
+        trainer = self.trainer
+        like = (trainer.save()[0], {name: np.zeros(0) for name in trainer.names})
+        names = ("seconds", "recorded", "stopped", *trainer.notes)
+        found = checkpoints.load(path, like, identity=self.identity, notes=names)
+        if found is None:
+            return
+        (arrays, kept), notes = found
+        kept["step"] = np.asarray(notes.pop("recorded"))
+        self.seconds, self.stopped = notes.pop("seconds"), notes.pop("stopped")
+        trainer.restore(arrays, notes)
+        if trainer.step > looks[-1]:
+            raise checkpoints.CheckpointError(
+                f"the checkpoint {path} is of a run that has taken {trainer.step} steps: "
+                f"num_steps {looks[-1]} is below them"
+            )
+        self.rows = [
+            {name: np.asarray(values[i]) for name, values in kept.items()}
+            for i in range(len(kept["step"]))
+        ]
+
+    @property
+    def end(self) -> int:
+        """The last step that is recorded; -1 if there is none."""
+        return int(self.rows[-1]["step"]) if self.rows else -1
+
+    def start(self, *, ahead: bool) -> None:
+        """Start the clock; compute first what tells the run from others if steps lie ahead."""
+        if self.path is not None and ahead:
+            self.identity.prepare()
+        self.written = time.monotonic()
+        self.began = self.written - self.seconds
+
+    def look(self) -> None:
+        """Record the metrics of the trainer's state."""
+        seen = self.trainer.look(time.monotonic() - self.began)
+        self.rows.append({"step": np.asarray(self.trainer.step), **seen})
+
+    def write(self) -> None:
+        """Write the checkpoint, if the run has one."""
+        self.seconds = time.monotonic() - self.began
+        if self.path is not None:
+            arrays, notes = self.trainer.save()
+            kept = {name: np.array([row[name] for row in self.rows]) for name in self.trainer.names}
+            recorded = [int(row["step"]) for row in self.rows]
+            notes = {**notes, "seconds": self.seconds, "stopped": self.stopped}
+            notes["recorded"] = recorded
+            checkpoints.save(self.path, (arrays, kept), identity=self.identity, notes=notes)
+        self.written = time.monotonic()
 
 
 def _ends_run(callback: Callback, trainer: Trainer, row: dict[str, np.ndarray]) -> bool:
@@ -208,32 +252,6 @@ def _ends_run(callback: Callback, trainer: Trainer, row: dict[str, np.ndarray]) 
         return False
     check_returns_bool("callback", answer, "row['test_loss'] < 0.1")
     return bool(answer)
-
-
-def _resumed(trainer: Trainer, checkpoint: Path, identity: Identity, looks: np.ndarray):
-    """Restore the trainer from a checkpoint.
-
-    Returns:
-        (rows, seconds, stopped): What was recorded by then, how long it took, and the number of
-            steps that the run would have had if its callback had not ended it (0 if it did not).
-    """
-    like = (trainer.save()[0], {name: np.zeros(0) for name in trainer.names})
-    notes = ("seconds", "recorded", "stopped", *trainer.notes)
-    found = checkpoints.load(checkpoint, like, identity=identity, notes=notes)
-    if found is None:
-        return [], 0.0, 0
-    (arrays, kept), notes = found
-    count = len(next(iter(kept.values())))
-    steps, stopped, seconds = (notes.pop(name) for name in ("recorded", "stopped", "seconds"))
-    trainer.restore(arrays, notes)
-    if trainer.step > looks[-1]:
-        raise checkpoints.CheckpointError(
-            f"the checkpoint {checkpoint} is of a run that has taken {trainer.step} steps: "
-            f"num_steps {looks[-1]} is below them"
-        )
-    kept["step"] = np.asarray(steps)
-    rows = [{name: np.asarray(v[i]) for name, v in kept.items()} for i in range(count)]
-    return rows, seconds, stopped
 
 
 class StepTrainer:

@@ -3,7 +3,7 @@
 Each measure is a function of a `TrainState`, for `schedules.when`:
 
     error = linearization_error(f, x)
-    schedule = when(lambda state: error(state) > 0.3, check_every=10)
+    schedule = when(lambda state: error(state) > 0.3, check_every=10, max_period=100)
 """
 
 from collections.abc import Callable

@@ -86,10 +86,8 @@ def digits(train: int = 200, *, seed: int = 0) -> Split:
 def nested_subset(labels, size: int, seed) -> np.ndarray:
     """Return indices (size,) of a class-balanced subset of labels (N,), for a seed or several.
 
-    Class counts differ by at most one, unless a class has no more to give: that one is then taken
-    whole. The subset of size n is the first n indices of every larger one. The draw is the same
-    in every version of NumPy. Raises ValueError for a size beyond N, or a seed that is not a
-    non-negative integer.
+    Class counts differ by at most one, unless a class has no more to give. The subset of size n is
+    the first n indices of every larger one. The draw is the same in every version of NumPy.
     """
     labels = np.asarray(labels)
     for one in seed if isinstance(seed, tuple | list) else (seed,):

@@ -56,7 +56,7 @@ def lenet(
         input_shape: (H, W, C) of the images.
         channels: output channels of each convolution.
         kernel_size: rows and columns of each filter.
-        padding: "VALID" or "SAME" (see `convolution.conv2d`).
+        padding, method: as of `convolution.conv2d_max_pool2`.
         hidden: widths of the hidden dense layers.
         classes: number of outputs.
         weight: "lecun" draws weights from N(0, 1/fan_in), not truncated, and "he" from
@@ -64,15 +64,13 @@ def lenet(
         slice_size: number of examples to apply the network to at a time (`slices.in_slices`); None
             for all. "auto" is 8 on a CPU if the patches of one example take over 50,000 numbers,
             otherwise None.
-        method: method of `convolution.conv2d_max_pool2`.
 
     Returns:
         A `Model` with parameters {"conv1": {"kernel": (k, k, C, channels), "bias"}, "conv2": ...,
         "dense1": {"kernel": (fan_in, fan_out), "bias"}, ...} and outputs (N, classes).
 
     Raises:
-        ValueError: if a size is not a positive integer, padding, weight or method is unknown, or
-            the image is too small for the filters and pools.
+        ValueError: if an argument is not allowed, or the image is too small for filters and pools.
     """
     height, width, depth = _checked_shape(input_shape, classes=classes, channels=channels)
     check_positive_integer("kernel_size", kernel_size)
@@ -112,16 +110,8 @@ def lenet_activations(
 ) -> dict[str, Array]:
     """Return the activations of a `lenet` after each convolution, ReLU and pooling.
 
-    For many examples, wrap this function in `slices.in_slices`.
-
-    Args:
-        params: parameters of the network.
-        x: images (N, H, W, C).
-        padding: padding of the network.
-        method: method of `convolution.conv2d_max_pool2`.
-
-    Returns:
-        {"conv1": (N, h, w, channels), "conv2": (N, h, w, channels)}.
+    padding and method are those of the network. For many examples, wrap this function in
+    `slices.in_slices`. Returns {"conv1": (N, h, w, channels), "conv2": (N, h, w, channels)}.
     """
     size, _, depth, channels = params["conv1"]["kernel"].shape
     settings = {"padding": padding, "method": method}
@@ -148,7 +138,7 @@ def resnet18(
     (32, 32, 3) and width 64 there are 11,164,362 parameters, 11,173,962 with normalisation.
 
     Args:
-        input_shape: (H, W, C) of the images.
+        input_shape: (H, W, C) of the images, 8 x 8 at least.
         width: channels of the first stage.
         classes: number of outputs.
         normalization: "batch" normalises by the mean and the biased variance of the batch over
@@ -163,11 +153,7 @@ def resnet18(
         A `NormalizedModel` with parameters {"stem": {"conv": {"kernel"}}, "stage1_block1":
         {"conv1": ..., "conv2": ...}, ..., "stage2_block1": {..., "shortcut": ...}, ..., "dense":
         {"kernel", "bias"}} and outputs (N, classes). With normalisation, each "conv" has a "norm":
-        {"scale" (1 at the start), "bias" (0)} beside it.
-
-    Raises:
-        ValueError: if a size is not a positive integer, normalization or method is unknown, or the
-            image is below 8 x 8, the product of the strides.
+        {"scale" (1 at the start), "bias" (0)} beside it. Raises ValueError as `lenet`.
     """
     height, image_width, depth = _checked_shape(input_shape, classes=classes, width=width)
     if normalization not in NORMALIZATIONS:

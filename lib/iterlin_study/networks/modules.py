@@ -22,13 +22,7 @@ MOMENTUM = 0.9
 class LeNet(nnx.Module):
     """LeNet, as `convnets.lenet` describes it.
 
-    Args:
-        depth: channels of the images.
-        channels: output channels of each convolution.
-        kernel_size: rows and columns of each filter.
-        widths: number of inputs of the first dense layer, then the outputs of each dense layer.
-        padding: "VALID" or "SAME".
-        method: method of `convolution.conv2d_max_pool2`.
+    widths: number of inputs of the first dense layer, then the outputs of each dense layer.
     """
 
     def __init__(self, depth, channels, kernel_size, widths, *, padding, method):
@@ -55,9 +49,7 @@ class LeNet(nnx.Module):
 class BatchNorm(nnx.Module):
     """Batch normalisation as `convnets.resnet18` describes it, with momentum 0.9.
 
-    Args:
-        channels: number of channels.
-        frozen: whether derivatives take the mean and the variance for constants.
+    frozen: whether derivatives take the mean and the variance for constants.
     """
 
     def __init__(self, channels, *, frozen):
@@ -80,16 +72,7 @@ class BatchNorm(nnx.Module):
 
 
 class Unit(nnx.Module):
-    """A convolution without bias, and its normalisation if there is one.
-
-    Args:
-        inputs: input channels.
-        outputs: output channels.
-        size: rows and columns of each filter.
-        stride: stride in both directions.
-        normalization: None, "batch" or "frozen".
-        method: method of `convolution.conv2d`.
-    """
+    """A convolution without bias, and its normalisation if there is one."""
 
     def __init__(self, inputs, outputs, size, stride, *, normalization, method):
         settings = {"stride": stride, "padding": "SAME", "method": method, "use_bias": False}
@@ -102,14 +85,7 @@ class Unit(nnx.Module):
 
 
 class Block(nnx.Module):
-    """A residual block: two convolutions, and a shortcut around them.
-
-    Args:
-        inputs: input channels.
-        outputs: output channels.
-        stride: stride of the first convolution and of the shortcut.
-        **unit: normalization and method of each `Unit`.
-    """
+    """A residual block: two convolutions, and a shortcut around them."""
 
     def __init__(self, inputs, outputs, stride, **unit):
         self.conv1 = Unit(inputs, outputs, 3, stride, **unit)
@@ -123,14 +99,7 @@ class Block(nnx.Module):
 
 
 class ResNet18(nnx.Module):
-    """ResNet18, as `convnets.resnet18` describes it.
-
-    Args:
-        depth: channels of the images.
-        width: channels of the first stage.
-        classes: number of outputs.
-        **unit: normalization and method of each `Unit`.
-    """
+    """ResNet18, as `convnets.resnet18` describes it; unit: normalization and method of a `Unit`."""
 
     def __init__(self, depth, width, classes, **unit):
         self.stem = Unit(depth, width, 3, 1, **unit)

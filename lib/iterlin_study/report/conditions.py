@@ -7,7 +7,7 @@ Each condition is read off the histories that a record keeps, so that it needs n
 import numpy as np
 import xarray as xr
 
-from iterlin_study.report.intervals import Interval, mean_interval
+from iterlin_study.report.intervals import Interval, exact, mean_interval
 
 ALIVE = 0.15
 
@@ -51,30 +51,25 @@ def dead(record: xr.Dataset) -> Interval:
     except KeyError:
         histories = _kept(record, "test_accuracy")
     ends = [_finite(h).isel({h.dims[-1]: -1}) for h in histories if "lazy" not in str(h.name)]
-    count = float(sum(int((~(end > ALIVE)).sum()) for end in ends))
-    return Interval(count, count, count)
+    return exact(float(sum(int((~(end > ALIVE)).sum()) for end in ends)))
 
 
 def diverged(record: xr.Dataset) -> Interval:
     """Runs that diverged, of any setting: their number."""
-    count = float(sum(int((runs >= 0).sum()) for runs in _kept(record, "diverged_at")))
-    return Interval(count, count, count)
+    return exact(float(sum(int((runs >= 0).sum()) for runs in _kept(record, "diverged_at"))))
 
 
 def time(record: xr.Dataset) -> Interval:
     """The record's own "time" at its end; else steps of the shortest run times the time of one."""
     if "time" in record.data_vars:
-        length = float(record["time"].max())
-    else:
-        length = _time_of_a_step(record) * float(record["step"].isel(evaluation=-1).min())
-    return Interval(length, length, length)
+        return exact(float(record["time"].max()))
+    return exact(_time_of_a_step(record) * float(record["step"].isel(evaluation=-1).min()))
 
 
 def longest_period(record: xr.Dataset) -> Interval:
     """Time of a step times the largest finite period."""
     periods = record["period"].values
-    longest = _time_of_a_step(record) * float(periods[np.isfinite(periods)].max())
-    return Interval(longest, longest, longest)
+    return exact(_time_of_a_step(record) * float(periods[np.isfinite(periods)].max()))
 
 
 CONDITIONS = {f.__name__: f for f in (fit, updates, diverged, dead, time, longest_period)}

@@ -11,7 +11,7 @@ import xarray as xr
 
 from iterlin_study.records import records
 from iterlin_study.report import conditions, intervals
-from iterlin_study.report.intervals import Interval, mean_interval
+from iterlin_study.report.intervals import Interval, exact, mean_interval
 from iterlin_study.runs import early_stopping
 
 
@@ -175,8 +175,7 @@ def censored_sizes(record: xr.Dataset) -> Interval:
     """
     found = record.enough_by_size.sel(of_family="fixed").isel(bound=0)
     fixed = record.taken.isel(schedule=record.family.values == "fixed").mean("seed")
-    count = float(np.sum(found.values <= float(fixed.min()) + 1e-9))
-    return Interval(count, count, count)
+    return exact(float(np.sum(found.values <= float(fixed.min()) + 1e-9)))
 
 
 # Full solves (page exact_solves).
@@ -243,23 +242,25 @@ def diverged_with_normalisation(record: xr.Dataset) -> Interval:
     )
 
 
+def _lost(train_accuracy: xr.DataArray, diverged_at: xr.DataArray) -> Interval:
+    """Number of runs that diverged, or end at guessing; the accuracy is that of all looks."""
+    alive = (train_accuracy[..., -1] > conditions.ALIVE) & (diverged_at < 0)
+    return exact(float((~alive).sum()))
+
+
 def lost_at_period(place: int) -> Callable[[xr.Dataset], Interval]:
-    """Number of runs that diverged, or end at guessing, at the period of this place."""
+    """Number of runs that are lost at the period of this place."""
 
     def count(record: xr.Dataset) -> Interval:
         at = record.isel(period=place)
-        alive = (at.train_accuracy.isel(evaluation=-1) > conditions.ALIVE) & (at.diverged_at < 0)
-        found = float((~alive).sum())
-        return Interval(found, found, found)
+        return _lost(at.train_accuracy, at.diverged_at)
 
     return count
 
 
 def lost_plateau(record: xr.Dataset) -> Interval:
-    """Number of the runs with plateaus that diverged or end at guessing."""
-    end = record.plateau_train_accuracy.isel(plateau_evaluation=-1)
-    found = float((~((end > conditions.ALIVE) & (record.plateau_diverged_at < 0))).sum())
-    return Interval(found, found, found)
+    """Number of the runs with plateaus that are lost."""
+    return _lost(record.plateau_train_accuracy, record.plateau_diverged_at)
 
 
 def matched_gap(prefix: str, suffix: str) -> Callable[[xr.Dataset], Interval]:

@@ -24,6 +24,11 @@ class Interval(NamedTuple):
         return "bound", np.asarray([float(value) for value in self])
 
 
+def exact(value: float) -> Interval:
+    """Return a number that has no spread, such as a count of runs."""
+    return Interval(value, value, value)
+
+
 def over_seeds(samples) -> tuple[str, np.ndarray]:
     """`mean_interval` of one sample a seed, as a variable of a data set."""
     return mean_interval(samples).variable()
@@ -67,12 +72,8 @@ def bootstrap_interval(
     The samples are indexed by the same seeds and resampled together. The generator is fixed, so
     the interval is a function of the samples. The plain percentile interval of n samples is too
     short by sqrt((n - 1) / n) and by the ratio of normal and t quantiles; here the percentiles are
-    moved outwards by both, so that the interval of a mean is about Student's.
-
-    With fewer than `FEWEST` samples the interval is the whole line.
-
-    Raises ValueError for no sample, empty ones or ones of different lengths, a confidence outside
-    (0, 1), or a number of resamples that is not a positive integer.
+    moved outwards by both, so that the interval of a mean is about Student's. With fewer than
+    `FEWEST` samples the interval is the whole line.
     """
     check_open_unit_interval("confidence", confidence)
     check_positive_integer("resamples", resamples)

@@ -18,14 +18,8 @@ def kernel_diagnostics(
 ) -> dict[str, Float[Array, ""]]:
     """Compute the largest eigenvalues of the kernel at the anchor, and how far it has drifted.
 
-    Power iteration gives both eigenvalues and underestimates them.
-
-    Args:
-        f: The network.
-        params: The parameters theta.
-        anchor: The expansion point theta_s.
-        sample: Inputs and targets of M examples.
-        loss: A mean loss: loss(outputs, y) -> a number.
+    Power iteration gives both eigenvalues and underestimates them. sample: inputs and targets of M
+    examples. loss: a mean loss.
 
     Returns:
         A dictionary of scalars. "kernel_eigenvalue" is lambda_max(J J^T) / M: with a frozen kernel,

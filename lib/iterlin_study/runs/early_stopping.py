@@ -12,14 +12,8 @@ import xarray as xr
 def trained(dataset: xr.Dataset, name: str) -> xr.DataArray:
     """Return a history such as "test_accuracy" of the model that is trained.
 
-    This is the network, except at K = infinity, where only the linearised model is trained.
-
-    Args:
-        dataset: A grid.
-        name: Name of the network's history; the proxy's history is "<name>_proxy".
-
-    Returns:
-        The history, over the axes of the grid and "evaluation".
+    This is the network, except at K = infinity, where only the linearised model is trained, whose
+    history is "<name>_proxy".
     """
     network, proxy = dataset[name], dataset[f"{name}_proxy"]
     if "period" not in dataset.coords:
@@ -28,30 +22,18 @@ def trained(dataset: xr.Dataset, name: str) -> xr.DataArray:
 
 
 def oracle(dataset: xr.Dataset, *, first_step: xr.DataArray | int = 0) -> xr.DataArray:
-    """Return the highest test accuracy of each run.
+    """Return the highest test accuracy of each run in [0, 1]; NaN without a finite accuracy.
 
-    Args:
-        dataset: A grid.
-        first_step: First step at which a run may stop.
-
-    Returns:
-        Accuracies in [0, 1] over the axes of the grid; NaN for a run without a finite accuracy.
+    first_step: the first step at which a run may stop.
     """
     curve = trained(dataset, "test_accuracy").where(dataset.step >= first_step)
     return curve.max("evaluation")
 
 
 def validated(dataset: xr.Dataset, *, first_step: xr.DataArray | int = 0) -> xr.DataArray:
-    """Return the test accuracy of each run where its validation accuracy is highest.
+    """Return the test accuracy of each run where its validation accuracy is first highest.
 
-    Among equal validation accuracies the first one counts.
-
-    Args:
-        dataset: A grid.
-        first_step: First step at which a run may stop.
-
-    Returns:
-        Accuracies in [0, 1] over the axes of the grid; NaN without a validation set.
+    NaN without a validation set. first_step: the first step at which a run may stop.
     """
     if "validation_accuracy" not in dataset:
         return oracle(dataset) * np.nan
@@ -66,14 +48,7 @@ def at_loss(dataset: xr.Dataset, loss: xr.DataArray) -> xr.DataArray:
 
     This compares runs at equal fit, not after equally many steps. Between two evaluations the
     accuracy is interpolated in the logarithm of the loss. A run that never falls to `loss` is read
-    at its lowest loss.
-
-    Args:
-        dataset: A grid.
-        loss: Training loss. It may have dimensions that the grid does not have.
-
-    Returns:
-        Accuracies in [0, 1] over the axes of the grid and of `loss`; NaN for a run that diverged.
+    at its lowest loss; NaN for a run that diverged. `loss` may have dimensions of its own.
     """
 
     def one(losses, accuracies, wanted):
@@ -93,14 +68,9 @@ READINGS = {"oracle": oracle, "validated": validated}
 
 
 def add_accuracies(dataset: xr.Dataset, **settings) -> xr.Dataset:
-    """Add the test accuracy of each run by both early stopping rules.
+    """Add the test accuracy of each run by both early stopping rules, in per cent.
 
-    Args:
-        dataset: A grid.
-        **settings: Arguments of `oracle` and `validated`.
-
-    Returns:
-        The data set with the variables "accuracy_oracle" and "accuracy_validated", in per cent.
+    The variables are "accuracy_oracle" and "accuracy_validated".
     """
     readings = {name: 100 * read(dataset, **settings) for name, read in READINGS.items()}
     return dataset.assign({f"accuracy_{name}": values for name, values in readings.items()})

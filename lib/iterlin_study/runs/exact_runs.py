@@ -45,17 +45,13 @@ def exact_grid(
 ) -> xr.Dataset:
     """Train a grid with an engine for each run, one run after the other.
 
-    A seed gives the same initial parameters and examples as in `grids.grid`.
+    A seed gives the same initial parameters and examples as in `grids.grid`. The problem must be
+    full batch, without augmentation or running statistics.
 
     Args:
-        problem: What the runs have in common. It must be full batch, without augmentation or
-            running statistics.
-        axes: As for `grids.grid`.
-        make: As for `grids.grid`.
+        problem, axes, make, label, folder: As for `grids.grid`.
         engine: engine(run) -> name of an engine of `train`; "steps" trains with `grids.run_all`.
         tolerance: As for `train`.
-        label: Name of the grid in progress reports.
-        folder: As for `grids.run_all`.
 
     Returns:
         A data set as `grids.grid` returns it, without kernel diagnostics, and with the variables
@@ -106,7 +102,7 @@ def _by_steps(problem: Problem, run: Run, label: str, folder: Path | None) -> Re
 
 
 def _integrator(problem: Problem, run: Run, engine: str, tolerance: float) -> Integrator:
-    """Return the integrator of runs on the same examples, with the same step size and penalty."""
+    """Return the integrator of runs on the same examples, of the same step size and penalty."""
     x, y = problem.train
     watch = problem.watch._replace(observe=problem.observe, batch_size=SLICE)
     if run.examples is not None:

@@ -13,14 +13,8 @@ RANDOM_ALIGNMENT = 4 / math.pi * math.sin(math.pi / 4)
 def alignment(weights: Float[Array, "... 2"]) -> Float[Array, "..."]:
     """Return the alignment a(w) = max over c in {-1, 1}^2 of cos(w, c), eq. (11).
 
-    The maximum over the four corners is ``(|w_1| + |w_2|) / (sqrt(2) ||w||)``.
-
-    Args:
-        weights: Features w, (..., 2).
-
-    Returns:
-        Alignments in [1/sqrt(2), 1], (...). They are 1 on the diagonals, where the four clusters
-        are, and NaN for w = 0.
+    The maximum over the four corners is ``(|w_1| + |w_2|) / (sqrt(2) ||w||)``, in [1/sqrt(2), 1].
+    It is 1 on the diagonals, where the four clusters are, and NaN for w = 0.
 
     >>> from iterlin_study.runs.features import alignment
     >>> print(alignment(jnp.array([[1.0, 1.0], [1.0, 0.0]])).round(3))

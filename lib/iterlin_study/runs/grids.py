@@ -47,12 +47,9 @@ from iterlin_study.runs.groups import (
 
 
 class Result(NamedTuple):
-    """The result of one run.
+    """A run, its history and the step at which it diverged; -1 if it did not.
 
-    Attributes:
-        run: The run.
-        history: "step" (T,) and the recorded values (..., T).
-        diverged_at: Step at which the run diverged; -1 if it did not.
+    The history has "step" (T,) and the recorded values (..., T).
     """
 
     run: Run
@@ -61,14 +58,7 @@ class Result(NamedTuple):
 
 
 def store(tier: str) -> Path | None:
-    """Return the folder for the checkpoints of a tier's runs.
-
-    Args:
-        tier: "quick", "laptop", "gpu" or "paper".
-
-    Returns:
-        The folder; None for the quick tier, which keeps nothing.
-    """
+    """Return the folder for the checkpoints of a tier's runs; None for the quick tier."""
     return None if tier == "quick" else provenance.project_root() / "_build" / "runs"
 
 
@@ -168,12 +158,10 @@ def grid(
     """Train a run for every combination of the axes' values.
 
     Args:
-        problem: What the runs have in common.
+        problem, folder, memory: As for `run_all`.
         axes: Values of each axis.
         make: ``make(**{axis: value})`` -> Run. All runs need equally many evaluations.
         label: Name of the grid in progress reports.
-        folder: As for `run_all`.
-        memory: As for `run_all`.
 
     Returns:
         A data set over the axes and "evaluation". Its variables are "step", the recorded histories,
@@ -196,12 +184,7 @@ def grid(
 def combined(axes: Mapping[str, Sequence], make: Callable[..., Run]) -> list[Run]:
     """Return the run of every combination of values; the last axis varies fastest.
 
-    Args:
-        axes: Values of each axis.
-        make: ``make(**{axis: value})`` -> Run.
-
-    Raises:
-        ValueError: If an axis has no value.
+    Raises ValueError if an axis has no value.
     """
     for name, values in axes.items():
         if len(values) == 0:
@@ -216,17 +199,10 @@ def tabulate(
     *,
     label: str = "",
 ) -> xr.Dataset:
-    """Return the results of a grid as a data set (see `grid`).
+    """Return the results of a grid, in the order of `combined`, as a data set (see `grid`).
 
-    Args:
-        axes: Values of each axis.
-        runs: The runs, in the order of `combined`.
-        results: The result of each run; None if it is not finished.
-        label: Name of the grid in messages.
-
-    Raises:
-        ValueError: If an axis has the name of a recorded variable.
-        OutOfTime: If no run is finished.
+    A result is None if the run is not finished. Raises ValueError if an axis has the name of a
+    recorded variable, and OutOfTime if no run is finished.
     """
     sizes = [len(values) for values in axes.values()]
     finished = [result for result in results if result is not None]
@@ -259,12 +235,7 @@ def _masked(result: Result, name: str) -> np.ndarray:
 
 
 class _Kind(NamedTuple):
-    """The settings that runs of a group share.
-
-    Attributes:
-        program: Settings on which the compiled program depends.
-        eval_steps: Steps at which the runs are evaluated.
-    """
+    """Settings on which a group's compiled program depends, and the steps of its evaluations."""
 
     program: tuple
     eval_steps: tuple[int, ...]
@@ -285,26 +256,13 @@ def group_memory() -> int:
 
 
 def say(line: str) -> None:
-    """Print a line of progress to stderr if the environment asks for it.
-
-    Args:
-        line: The line.
-    """
+    """Print a line of progress to stderr if the environment asks for it."""
     if environment.reporting():
         print(line, file=sys.stderr, flush=True)
 
 
 def check_settings(problem: Problem, run: Run) -> None:
-    """Check the settings of a run.
-
-    Args:
-        problem: What the runs have in common.
-        run: The run.
-
-    Raises:
-        ValueError: If a setting is out of range or does not fit the problem. The message names the
-            run.
-    """
+    """Require settings in range that fit the problem; the ValueError names the run."""
     try:
         check_non_negative_integer("seed", run.seed, below=2**32)
         check_positive_integer("period", run.period, infinity=True)

@@ -111,11 +111,7 @@ class Problem:
     solved: Solved | None = None
 
     def but(self, **settings) -> "Problem":
-        """Return a copy of the problem with some fields replaced.
-
-        Args:
-            **settings: New values of fields of the problem or of its algorithm.
-        """
+        """Return a copy with some fields of the problem or of its algorithm replaced."""
         own = {field.name for field in fields(self)}
         of_algorithm = {name: settings[name] for name in settings.keys() - own}
         settings = {name: settings[name] for name in settings.keys() & own}
@@ -131,21 +127,14 @@ class Outcome(NamedTuple):
 
 
 def key_of(seed: int) -> Array:
-    """Return the PRNG key of a run (`Step.draw`).
-
-    Args:
-        seed: Seed of the run.
-    """
+    """Return the PRNG key of a run (`Step.draw`) from its seed."""
     return jax.random.fold_in(jax.random.key(0), seed)
 
 
 def schedule_of(problem: Problem, run: Run, period=None) -> Schedule:
     """Return the schedule of a run.
 
-    Args:
-        problem: What the runs have in common.
-        run: The run.
-        period: Traced period, if several runs share a program; by default the run's.
+    period: traced, if several runs share a program; by default the run's.
     """
     if run.schedule is not None:
         return as_schedule(run.schedule)
@@ -174,15 +163,9 @@ def _stage(run: Run, step, period):
 
 
 def ends_of_problems(period: int, count: int, halve_after: Sequence[int] = ()) -> np.ndarray:
-    """Return the steps at which the first linear problems of a run end.
+    """Return the steps (count,) at which the first linear problems of a run end.
 
-    Args:
-        period: First period, in steps.
-        count: Number of linear problems.
-        halve_after: As for `Run`.
-
-    Returns:
-        Increasing steps, (count,).
+    period: the first period, in steps. halve_after: as for `Run`.
 
     >>> ends_of_problems(100, 6, halve_after=(2, 4)).tolist()
     [100, 200, 400, 600, 1000, 1400]
@@ -194,12 +177,7 @@ def ends_of_problems(period: int, count: int, halve_after: Sequence[int] = ()) -
 def algorithm_of(problem: Problem, run: Run, *, step_size=None, penalty=None, period=None):
     """Return the `Algorithm` of a run.
 
-    Args:
-        problem: What the runs have in common.
-        run: The run.
-        step_size: Traced step size, if several runs share a program; by default the run's.
-        penalty: Traced penalty; by default the run's.
-        period: Traced period; by default the run's.
+    step_size, penalty and period: traced, if several runs share a program; by default the run's.
     """
     step_size = run.step_size if step_size is None else step_size
     penalty = run.penalty if penalty is None else penalty
@@ -220,13 +198,7 @@ def algorithm_of(problem: Problem, run: Run, *, step_size=None, penalty=None, pe
 
 
 def step_of(problem: Problem, run: Run, **values) -> Step:
-    """Return one training step of a run, as a `Step`.
-
-    Args:
-        problem: What the runs have in common.
-        run: The run.
-        **values: Traced step_size, penalty and period, if several runs share a program.
-    """
+    """Return one training step of a run; values: traced step_size, penalty and period."""
     return Step(
         algorithm_of(problem, run, **values),
         schedule_of(problem, run, values.get("period")),
@@ -237,29 +209,17 @@ def step_of(problem: Problem, run: Run, **values) -> Step:
 
 
 def is_plain(run: Run) -> bool:
-    """Return whether the run re-linearises at every step.
-
-    Args:
-        run: The run.
-    """
+    """Return whether the run re-linearises at every step."""
     return run.period == 1 and not run.until_solved
 
 
 def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
-    """Return a function that trains groups of runs of the example's kind.
+    """Return a function that trains groups of runs which differ from the example in numbers only.
 
-    It compiles once for each size of a group. With a folder, the group has a checkpoint there
-    (`checkpoints.path_in_folder`), and groups of other shares (`environment`) are not trained:
-    their history is NaN.
-
-    Args:
-        problem: What the runs have in common.
-        example: A run. The others may differ from it in numbers only.
-
-    Returns:
-        run(runs, *, label, folder, data_digest) -> Outcome. The leaves of the outcome have a
-        leading axis of runs. It raises OutOfTime if the deadline has passed and there is no
-        checkpoint.
+    It is run(runs, *, label, folder, data_digest) -> Outcome, whose leaves lead with the runs, and
+    compiles once for each size of a group. With a folder, the group has a checkpoint there, and
+    groups of other shares (`environment`) are not trained: their history is NaN. It raises
+    OutOfTime if the deadline has passed and there is no checkpoint.
     """
     digests = {}
     compiled = cache(partial(programs, problem, example))
@@ -329,17 +289,11 @@ def _not_run(state: TrainState, observe: Callable, eval_steps: np.ndarray) -> Ou
 
 
 def programs(problem: Problem, example: Run, size: int):
-    """Return the compiled functions that train and evaluate a group of runs.
+    """Return the compiled functions that train and evaluate a group of `size` runs.
 
-    Args:
-        problem: What the runs have in common.
-        example: A run of the group.
-        size: Number of runs in the group.
-
-    Returns:
-        advance(state, values, examples, train, count) -> state after `count` steps, which donates
-        the buffers of its first argument; and observe(state, values, examples, train, sets) ->
-        {name: array}. `inputs` gives their first three arguments.
+    They are advance(state, values, examples, train, count) -> state after `count` steps, which
+    donates the buffers of its first argument; and observe(state, values, examples, train, sets) ->
+    {name: array}. `inputs` gives their first three arguments.
     """
     advance, observe = _advance(problem, example), _observe(problem, example)
     if size > 1:  # A single run needs no vmap.
@@ -349,22 +303,12 @@ def programs(problem: Problem, example: Run, size: int):
 
 
 def step_memory(problem: Problem, example: Run) -> int:
-    """Return an upper bound on the bytes that a step of one run takes, without reuse of buffers.
-
-    Args:
-        problem: What the runs have in common.
-        example: The run.
-    """
+    """Return an upper bound on the bytes that a step of one run takes, without reuse of buffers."""
     return costs.intermediate_bytes(*_one_step(problem, example))
 
 
 def step_operations(problem: Problem, example: Run) -> int:
-    """Return the number of operations of a step of one run, without the test of `solved`.
-
-    Args:
-        problem: What the runs have in common.
-        example: The run.
-    """
+    """Return the number of operations of a step of one run, without the test of `solved`."""
     return costs.count_flops(*_one_step(problem, example._replace(until_solved=False)))
 
 
@@ -404,10 +348,7 @@ def _observe(problem, example):
 def with_own_examples(sets: Sets, train: tuple[Array, Array], chosen: Array) -> Sets:
     """Return the watched sets, with the run's own first training examples as "train".
 
-    Args:
-        sets: {name: (x, y)}.
-        train: All training inputs and targets.
-        chosen: Indices of the run's training examples.
+    chosen: indices of the run's training examples.
     """
     if "train" not in sets:
         return sets
@@ -418,14 +359,9 @@ def with_own_examples(sets: Sets, train: tuple[Array, Array], chosen: Array) -> 
 def inputs(problem: Problem, runs: Sequence[Run]):
     """Return the arguments with which `programs` starts a group of runs.
 
-    Args:
-        problem: What the runs have in common.
-        runs: The runs of the group.
-
-    Returns:
-        The first state, the numbers in which the runs differ ("period", "step_size", "penalty"),
-        and the indices of their training examples. With several runs, the leaves have a leading
-        axis of runs.
+    These are the first state, the numbers in which the runs differ ("period", "step_size",
+    "penalty"), and the indices of their training examples. With several runs, the leaves have a
+    leading axis of runs.
     """
     keys = jnp.stack([key_of(run.seed) for run in runs])
     values = {

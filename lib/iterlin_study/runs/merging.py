@@ -8,29 +8,16 @@ import xarray as xr
 def named(
     dataset: xr.Dataset, name: str, axes: Collection[str] = ("period", "evaluation")
 ) -> xr.Dataset:
-    """Add the prefix "<name>_" to the variables and to some axes of a grid.
+    """Add the prefix "<name>_" to the variables and to some axes of a grid; `of` undoes it.
 
     The merged grids share the axes that are not renamed, such as "seed".
-
-    Args:
-        dataset: A grid.
-        name: The prefix, without the underscore.
-        axes: Axes to rename.
-
-    Returns:
-        The renamed data set. `of` undoes it.
     """
     old = [*dataset.data_vars, *(axis for axis in axes if axis in dataset.dims)]
     return dataset.rename({variable: f"{name}_{variable}" for variable in old})
 
 
 def of(dataset: xr.Dataset, name: str) -> xr.Dataset:
-    """Return one grid of a merged data set, with the names that it had before `named`.
-
-    Args:
-        dataset: The merged data set.
-        name: The prefix, without the underscore.
-    """
+    """Return one grid of a merged data set, with the names that it had before `named`."""
     prefix = f"{name}_"
     chosen = dataset[[v for v in dataset.data_vars if v.startswith(prefix)]]
     old = [v for v in [*chosen.data_vars, *chosen.dims] if v.startswith(prefix)]
@@ -38,14 +25,7 @@ def of(dataset: xr.Dataset, name: str) -> xr.Dataset:
 
 
 def totals(*grids: xr.Dataset) -> dict[str, float]:
-    """Return the total training time and number of unfinished runs of several grids.
-
-    Args:
-        *grids: Data sets as `grids.grid` returns them.
-
-    Returns:
-        "seconds" and "missing", as `Page.save` takes them.
-    """
+    """Return the total "seconds" and "missing" runs of several grids, as `Page.save` takes them."""
     return {
         "seconds": sum(float(grid.attrs["seconds"]) for grid in grids),
         "missing": sum(int(grid.attrs["missing"]) for grid in grids),

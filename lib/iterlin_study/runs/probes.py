@@ -27,10 +27,7 @@ LAYERS = ("conv1", "conv2")
 class Fit(NamedTuple):
     """Logistic regressions of D features to O classes, one for each of L penalties.
 
-    Attributes:
-        weights: Weights, (L, D, O).
-        gap: Bound on the difference between the objective and its minimum, (L,).
-        iterations: Iterations of L-BFGS, (L,).
+    gap: a bound on the difference between the objective and its minimum. iterations: of L-BFGS.
     """
 
     weights: Float[Array, "L D O"]
@@ -39,15 +36,10 @@ class Fit(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """Accuracies of the probe whose penalty gives the highest validation accuracy.
+    """Accuracies in [0, 1] of the probe whose penalty l2 gives the highest validation accuracy.
 
-    The first three are NaN if a feature of train or test is not finite.
-
-    Attributes:
-        test: Test accuracy, in [0, 1].
-        validation: Validation accuracy, in [0, 1].
-        l2: The penalty.
-        gap: Largest `Fit.gap` over all penalties.
+    These three are NaN if a feature of train or test is not finite. gap: the largest `Fit.gap` over
+    all penalties.
     """
 
     test: Float[Array, ""]
@@ -79,9 +71,6 @@ def fit(
         tolerance: L-BFGS stops when the objective is at most this far above its minimum. The
             objective is l2-strongly convex, so ||gradient||^2 / (2 l2) bounds the difference.
         max_iterations: Largest number of iterations for each penalty.
-
-    Returns:
-        The weights, bounds and iterations.
     """
     entropy = losses.mean(losses.cross_entropy)
     solver = optax.lbfgs(memory_size=20)
@@ -133,15 +122,10 @@ def probe(
     accuracy, the largest one is chosen.
 
     Args:
-        train: Features (N, D) and labels (N,).
-        validation: Features and labels.
-        test: Features and labels.
+        train: Features (N, D) and labels (N,); so are validation and test.
         l2: Penalties.
         classes: Number of classes.
         **settings: Further arguments of `fit`.
-
-    Returns:
-        Accuracies of the chosen probe.
 
     Raises:
         ValueError: If a penalty is not positive or, unless JAX traces the labels, a label is
@@ -180,16 +164,7 @@ def probe(
 def lenet_features(
     params: PyTree, x: Float[Array, "N H W C"], *, padding: str = "VALID"
 ) -> dict[str, Float[Array, "N D"]]:
-    """Return the activations of a LeNet after ReLU and pooling, flattened.
-
-    Args:
-        params: Parameters of a `convnets.lenet`.
-        x: Images, (N, H, W, C).
-        padding: Padding of the network's convolutions.
-
-    Returns:
-        {"conv1": (N, D1), "conv2": (N, D2)}.
-    """
+    """Return the activations of a `convnets.lenet` after ReLU and pooling, flattened."""
 
     def features(image):
         found = lenet_activations(params, image[None], padding=padding)
@@ -205,17 +180,9 @@ def of_layers(
     l2: Sequence[float],
     padding: str = "VALID",
 ) -> dict[str, Probe]:
-    """Fit a probe to each convolutional layer of a LeNet.
+    """Fit a probe to each convolutional layer of a `convnets.lenet`: {"conv1": ..., "conv2": ...}.
 
-    Args:
-        params: Parameters of a `convnets.lenet`.
-        sets: {"train": ..., "validation": ..., "test": ...}, each with images (N, H, W, C) and
-            labels (N,).
-        l2: Penalties.
-        padding: Padding of the network's convolutions.
-
-    Returns:
-        {"conv1": Probe, "conv2": Probe}.
+    sets: {"train": ..., "validation": ..., "test": ...}, images (N, H, W, C) and labels (N,).
     """
     return _of_layers(params, dict(sets), l2=tuple(l2), padding=padding)
 

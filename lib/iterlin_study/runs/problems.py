@@ -44,8 +44,7 @@ def image_problem(
 
     Args:
         dataset: Name of a data set of `images.load`.
-        network: {"name": "lenet" or "resnet18", ...} with the arguments of that function in
-            `convnets`.
+        network: As for `create`.
         train: Number of training examples; None for all. The subsets are balanced by class and the
             same for every run.
         validation: Number of validation examples, held out from the training set.
@@ -55,16 +54,11 @@ def image_problem(
         augment: Whether to augment the images.
         reduction: "mean" or "sum" of the loss over the examples of a batch.
         seed: Seed of the subsets.
-        diagnose: As for `groups.Problem`.
-        observe: As for `groups.Problem`.
+        diagnose, observe: As for `groups.Problem`.
         **settings: Further fields of `groups.Problem` or of its algorithm.
 
-    Returns:
-        The problem.
-
     Raises:
-        ValueError: If the data set, the network or the reduction is unknown, and as
-            `images.load` and `create`.
+        ValueError: If the reduction is unknown, and as `images.load` and `create`.
     """
     check_one_of("reduction", reduction, REDUCTIONS)
     split = images.load(dataset, train=train, validation=validation, test=test, seed=seed)
@@ -101,12 +95,7 @@ def image_problem(
 
 
 def half_squared(outputs, labels):
-    """Return the loss 1/2 ||outputs - one-hot labels||^2, the mean over examples.
-
-    Args:
-        outputs: Outputs, (N, O).
-        labels: Integer labels, (N,).
-    """
+    """Return the loss 1/2 ||outputs - one-hot labels||^2, the mean over examples."""
     targets = jax.nn.one_hot(labels, outputs.shape[-1], dtype=outputs.dtype)
     return losses.mean(losses.squared_error, over="examples")(outputs, targets)
 
@@ -116,14 +105,7 @@ def boundary_step_sizes(problem: Problem, num_seeds: int) -> list[float]:
 
     It is 2 / lambda_max of the kernel J J^T / N at the initial parameters, on the N training
     examples. Full-batch gradient descent on `half_squared` with a frozen kernel is stable for
-    smaller step sizes.
-
-    Args:
-        problem: The problem, whose loss is a mean.
-        num_seeds: Number of seeds.
-
-    Returns:
-        One step size for each seed, from power iteration, which overestimates it.
+    smaller step sizes. Power iteration overestimates it.
     """
     loss = problem.algorithm.loss
 
@@ -138,27 +120,12 @@ def boundary_step_sizes(problem: Problem, num_seeds: int) -> list[float]:
 
 
 def snapshot(state) -> dict[str, jnp.ndarray]:
-    """Return the parameters of a run as one vector, for `Problem.observe`.
-
-    Args:
-        state: State of the run.
-
-    Returns:
-        {"snapshot": (P,)}, which `restored` turns back into parameters.
-    """
+    """Return the parameters of a run as one vector (P,), for `Problem.observe`."""
     return {"snapshot": ravel_pytree(state.params)[0]}
 
 
 def restored(problem: Problem, vector) -> PyTree:
-    """Return the parameters that `snapshot` has turned into a vector.
-
-    Args:
-        problem: The problem of the run.
-        vector: The vector, (P,).
-
-    Returns:
-        A pytree like the initial parameters.
-    """
+    """Return the parameters that `snapshot` has turned into a vector."""
     shapes = jax.eval_shape(problem.init, jax.random.key(0))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     flat, unravel = ravel_pytree(zeros)
@@ -166,14 +133,10 @@ def restored(problem: Problem, vector) -> PyTree:
 
 
 def create(network: Mapping, input_shape):
-    """Return the network that a parameter file describes.
+    """Return the network that a parameter file describes, for images of a shape (H, W, C).
 
-    Args:
-        network: {"name": "lenet" or "resnet18", ...} with the arguments of that function.
-        input_shape: Shape of one image, (H, W, C).
-
-    Raises:
-        ValueError: If the name or an argument is unknown.
+    network: {"name": "lenet" or "resnet18", ...} with the arguments of that function. Raises
+    ValueError if the name or an argument is unknown.
     """
     settings = dict(network)
     name = settings.pop("name", None)
@@ -187,13 +150,7 @@ def create(network: Mapping, input_shape):
 
 
 def describe(dataset: str, network: Mapping, problem: Problem) -> str:
-    """Describe a problem in one line, for a record: data with their hash, sizes, network.
-
-    Args:
-        dataset: Name of the data set.
-        network: As for `image_problem`.
-        problem: The problem.
-    """
+    """Describe a problem in one line, for a record: data with their hash, sizes, network."""
     sizes = [f"{len(problem.train[1])} to train"]
     sizes += [
         f"{len(y)} to {name}" if name == "test" else f"{len(y)} for {name}"

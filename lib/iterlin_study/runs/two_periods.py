@@ -36,8 +36,7 @@ def run(
     each of the larger periods.
 
     Args:
-        dataset: As for `problems.image_problem`.
-        network: As for `problems.image_problem`.
+        dataset, network: As for `problems.image_problem`.
         period: The larger period K, in steps at the first step size.
         linearizations: Length of the runs, in larger periods.
         halve_after: Increasing numbers of larger periods after which the step size is halved
@@ -45,8 +44,7 @@ def run(
         step_size: First step size.
         momentum: Momentum of heavy-ball SGD, in [0, 1).
         num_seeds: Number of seeds.
-        label: Name of the grid in progress reports.
-        folder: As for `grids.grid`.
+        label, folder: As for `grids.grid`.
         **settings: Further arguments of `problems.image_problem`.
 
     Returns:
@@ -82,14 +80,9 @@ def run(
 
 
 def filters(problem: Problem, snapshots: xr.DataArray) -> np.ndarray:
-    """Return the weights of the first convolution.
+    """Return the weights of the first convolution, from the variable "snapshot" of `run`.
 
-    Args:
-        problem: The problem of the runs.
-        snapshots: The variable "snapshot" of `run`.
-
-    Returns:
-        Filters of k x k pixels, (period, seed, evaluation, k, k, C, channels).
+    Filters of k x k pixels, (period, seed, evaluation, k, k, C, channels).
     """
     snapshots = snapshots.transpose("period", "seed", "evaluation", ...).values
     weights = [
@@ -100,13 +93,9 @@ def filters(problem: Problem, snapshots: xr.DataArray) -> np.ndarray:
 
 
 def moved(weights: np.ndarray) -> np.ndarray:
-    """Return the relative change of the weights since the start.
+    """Return the relative change of the weights since the start, ||w - w_0|| / ||w_0||.
 
-    Args:
-        weights: Weights as `filters` returns them, (period, seed, evaluation, ...).
-
-    Returns:
-        ||w - w_0|| / ||w_0||, (period, seed, evaluation).
+    weights: as `filters` returns them. The change is over (period, seed, evaluation).
     """
     flat = weights.reshape(*weights.shape[:3], -1)
     start = np.linalg.norm(flat[:, :, :1], axis=-1)
@@ -114,18 +103,10 @@ def moved(weights: np.ndarray) -> np.ndarray:
 
 
 def first_reached(curve, level: float, times) -> float:
-    """Return when a curve first reaches a level, as a fraction of the last time.
+    """Return when a curve first reaches a level, as a fraction in [0, 1] of the last time.
 
-    The curve is interpolated between two times.
-
-    Args:
-        curve: Values, (T,).
-        level: The level.
-        times: Times, (T,).
-
-    Returns:
-        A number in [0, 1]; 1 if the curve stays below the level, NaN if the curve or the level is
-        not finite.
+    The curve is interpolated between two times. 1 if it stays below the level, NaN if the curve or
+    the level is not finite.
     """
     curve, times = np.asarray(curve, dtype=float), np.asarray(times, dtype=float)
     if not (np.isfinite(curve).all() and np.isfinite(level)):
