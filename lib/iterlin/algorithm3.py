@@ -183,15 +183,9 @@ def train_sweep(
         keys: S PRNG keys, one for each seed.
         num_steps: Steps of each run, below 2^31.
         schedule: schedule(period) -> the schedule of a run.
-        batch_size: As for `train`, like all further arguments.
-        augment: See `train`.
-        target_loss: See `train`.
-        mesh: See `train`.
-        watch: See `train`.
-        checkpoint: See `train`.
-        callback: See `train`. Its state and its row are of all runs, as those returned, and True
+        batch_size, augment, target_loss, mesh, watch, checkpoint, progress: As for `train`.
+        callback: As for `train`. Its state and its row are of all runs, as those returned, and True
             ends them all.
-        progress: See `train`.
 
     Returns:
         (states, history): The leaves of the states lead with (K, S), except `step`, which the runs

@@ -48,7 +48,7 @@ def kernel_diagnostics(
         def weighted(u):
             return jnp.where(curved, loss_hessian(u), u)
 
-        return _largest(lambda u: weighted(jvp(vjp(u))), weighted(start))
+        return power_iteration(lambda u: weighted(jvp(vjp(u))), weighted(start), ITERATIONS)[0]
 
     start = jax.random.normal(jax.random.key(0), outputs.shape, outputs.dtype)
     signs = jax.random.rademacher(jax.random.key(1), outputs.shape[1:], outputs.dtype)
@@ -62,10 +62,6 @@ def kernel_diagnostics(
         "kernel_drift": kernel_drift(here, there),
         "parameter_distance": optax.tree.norm(displacement),
     }
-
-
-def _largest(product, start):
-    return power_iteration(product, start, ITERATIONS)[0]
 
 
 def _kernel(f, params, x, signs):

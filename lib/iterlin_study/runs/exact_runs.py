@@ -55,12 +55,8 @@ def exact_grid(
 
     Returns:
         A data set as `grids.grid` returns it, without kernel diagnostics, and with the variables
-        "evaluations" (products with J J^T so far), "stability" and "seconds" of `train`.
-
-    Raises:
-        ValueError: Before any training: if an engine is unknown or does not apply to a run, a run
-            is not plain gradient descent, and as `grids.grid`.
-        OutOfTime: If the deadline has left no run finished.
+        "evaluations" (products with J J^T so far), "stability" and "seconds" of `train`. Errors as
+        `grids.grid`, and ValueError if an engine does not apply to a run.
     """
     problem = replace(problem, diagnose=0)
     runs = combined(axes, make)

@@ -88,8 +88,7 @@ def run_all(
         unfinished; and the seconds that training took.
 
     Raises:
-        ValueError: Before any training: if a setting of a run is wrong (the message names the run),
-            or a label is outside the classes.
+        ValueError: Before any training, as `check_settings`, or for a label outside the classes.
         CheckpointError: If the folder cannot be written.
     """
     for run in runs:
@@ -107,29 +106,29 @@ def run_all(
     # Train seed by seed, so that an interrupted grid has whole seeds rather than whole periods.
     kinds = {}
     for index, run in enumerate(runs):
-        kinds.setdefault(_kind(run), []).append(index)
+        kinds.setdefault((_program_of(run), run.eval_steps), []).append(index)
     groups = []
-    for kind, members in kinds.items():
+    for (program, eval_steps), members in kinds.items():
         members = sorted(members, key=lambda index: runs[index].seed)
         example = runs[members[0]]
-        trainers.setdefault(kind.program, trainer(problem, example))
+        trainers.setdefault(program, trainer(problem, example))
         each = step_memory(problem, example)
         size = max(1, min(len(members), memory // max(1, each)))
         size = -(-len(members) // -(-len(members) // size))
         if environment.reporting():
-            steps = kind.eval_steps[-1]
+            steps = eval_steps[-1]
             total = len(members) * steps * step_operations(problem, example)
             say(
                 f"{label}: {len(members)} runs of {steps} steps, {size} at a time "
                 f"(up to {each / 2**20:.0f} MiB each, {memory / 2**20:.0f} MiB in all), "
                 f"{total:.1e} operations to train"
             )
-        groups += [(kind, members[i : i + size]) for i in range(0, len(members), size)]
+        groups += [(program, members[i : i + size]) for i in range(0, len(members), size)]
     groups.sort(key=lambda group: min(runs[index].seed for index in group[1]))
-    for number, (kind, members) in enumerate(groups, start=1):
+    for number, (program, members) in enumerate(groups, start=1):
         chosen = [runs[index] for index in members]
         try:
-            outcome = trainers[kind.program](
+            outcome = trainers[program](
                 chosen,
                 label=f"{label} {number}/{len(groups)}",
                 folder=folder,
@@ -234,16 +233,10 @@ def _masked(result: Result, name: str) -> np.ndarray:
     return np.where(result.history["step"] > result.diverged_at, np.nan, values)
 
 
-class _Kind(NamedTuple):
-    """Settings on which a group's compiled program depends, and the steps of its evaluations."""
-
-    program: tuple
-    eval_steps: tuple[int, ...]
-
-
-def _kind(run: Run) -> _Kind:
+def _program_of(run: Run) -> tuple:
+    """Return the settings on which a run's compiled program depends."""
     shared = run._replace(seed=0, period=0, step_size=0.0, penalty=0.0, eval_steps=())
-    return _Kind((is_plain(run), run.penalty > 0, shared), run.eval_steps)
+    return is_plain(run), run.penalty > 0, shared
 
 
 def group_memory() -> int:

@@ -92,9 +92,7 @@ class Problem:
         diagnose: Number of training examples for `diagnostics.kernel_diagnostics`; 0 for no
             diagnostics.
         observe: observe(state) -> {name: array} to record in addition.
-        batch_size: As for `train`.
-        augment: As for `train`.
-        target_loss: As for `train`.
+        batch_size, augment, target_loss: As for `train`.
         solved: Rule by which a linear problem counts as solved, for runs with until_solved.
     """
 

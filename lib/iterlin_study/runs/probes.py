@@ -61,16 +61,9 @@ def fit(
 
     L-BFGS starts at W = 0 for the first penalty and at the previous solution for each further one,
     so large penalties should come first. A constant column in x gives a bias, which is penalised
-    like the other weights.
-
-    Args:
-        x: Features of N examples, (N, D).
-        y: Labels, (N,).
-        l2: Positive penalties, (L,).
-        classes: Number of classes O.
-        tolerance: L-BFGS stops when the objective is at most this far above its minimum. The
-            objective is l2-strongly convex, so ||gradient||^2 / (2 l2) bounds the difference.
-        max_iterations: Largest number of iterations for each penalty.
+    like the other weights. L-BFGS stops when the objective is at most `tolerance` above its
+    minimum: it is l2-strongly convex, so ||gradient||^2 / (2 l2) bounds the difference.
+    max_iterations: the largest number of iterations for each penalty.
     """
     entropy = losses.mean(losses.cross_entropy)
     solver = optax.lbfgs(memory_size=20)
@@ -117,19 +110,12 @@ def probe(
 ) -> Probe:
     """Fit a probe to the training set, with the penalty that is best on the validation set.
 
-    Features are shifted and scaled to mean 0 and variance 1 on the training set. Features that are
-    constant there are dropped, and a constant column is added. Among penalties of equal validation
-    accuracy, the largest one is chosen.
+    Features (N, D) are shifted and scaled to mean 0 and variance 1 on the training set. Features
+    that are constant there are dropped, and a constant column is added. Among penalties of equal
+    validation accuracy, the largest one is chosen. settings: further arguments of `fit`.
 
-    Args:
-        train: Features (N, D) and labels (N,); so are validation and test.
-        l2: Penalties.
-        classes: Number of classes.
-        **settings: Further arguments of `fit`.
-
-    Raises:
-        ValueError: If a penalty is not positive or, unless JAX traces the labels, a label is
-            outside the classes.
+    Raises ValueError if a penalty is not positive or, unless JAX traces the labels, a label is
+    outside the classes.
     """
     for penalty in l2:
         check_positive("l2", penalty)

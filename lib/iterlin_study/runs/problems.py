@@ -18,7 +18,6 @@ from iterlin_study.runs.diagnostics import kernel_diagnostics
 from iterlin_study.runs.groups import Problem, key_of
 
 NETWORKS = {"lenet": convnets.lenet, "resnet18": convnets.resnet18}
-REDUCTIONS = ("mean", "sum")
 
 
 def image_problem(
@@ -60,7 +59,7 @@ def image_problem(
     Raises:
         ValueError: If the reduction is unknown, and as `images.load` and `create`.
     """
-    check_one_of("reduction", reduction, REDUCTIONS)
+    check_one_of("reduction", reduction, ("mean", "sum"))
     split = images.load(dataset, train=train, validation=validation, test=test, seed=seed)
     model = create(network, split.train.x.shape[1:])
     entropy = losses.mean(losses.cross_entropy)
