@@ -4,7 +4,9 @@ Calls that only group operations (jit, checkpoint) are inlined. Calls with a der
 control flow (custom_jvp, scan, while, cond) stay one operation each.
 
 A function is traced at each call, which takes milliseconds, because the values that it closes over
-may have changed. `jit_cached` and `SharedJit` avoid compiling again what equals an earlier program.
+may have changed. What equals an earlier program is not compiled again: `jit_cached` is for
+functions of programs (kernels), `SharedJit` for functions of arrays (engines, solvers), and
+`Algorithm.compiled` for steps of training, which take over the buffers of their state.
 """
 
 import re
