@@ -7,7 +7,7 @@ from jaxtyping import PyTree
 from iterlin.exact.task import Task, quadratic
 from iterlin.kernels.cached import CacheSizes
 from iterlin.kernels.ntk import cached_ntk_sizes
-from iterlin.linearise.linearization import output_shape
+from iterlin.linearise.linearization import check_finite_examples, output_shape
 from iterlin.linearise.validation import check_finite
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.losses import check_loss
@@ -168,11 +168,13 @@ def check_outputs(task: Task, params: PyTree) -> None:
         params: The parameters.
 
     Raises:
-        ValueError: If f returns anything else, a label is outside the classes, or the rule `solved`
-            asks for an accuracy and the targets are not one label for each row of the outputs.
+        ValueError: If f returns anything else, NaN or inf in the inputs reaches the outputs, a
+            label is outside the classes, or the rule `solved` asks for an accuracy and the targets
+            are not one label for each row of the outputs.
     """
     outputs = output_shape(task.f, params, task.data[0])
     check_loss(task.loss, outputs, task.data[1])
+    check_finite_examples(task.f, params, task.data[0])
     if task.solved is None or task.solved.accuracy is None:
         return
     y = task.data[1]
