@@ -5,11 +5,8 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import jax
@@ -18,20 +15,12 @@ from iterlin_study.records import records
 
 from bench import cases
 from bench.driver import compare
-from bench.environments import BUILT, PEERS, PLATFORMS, ROOT, starter
+from bench.environments import BUILT, PEERS, PLATFORMS, starter
 from bench.record import dataset
 
 EXPERIMENT = "performance"
 FEWEST_ROUNDS = 5
 THREADS = len(os.sched_getaffinity(0))
-# The README's commands, timed in this order in a clone of the last commit.
-COMMANDS = (
-    ("make book, in an empty clone", ("make", "book")),
-    ("make book, nothing changed", ("make", "book")),
-    ("make test, the book built", ("make", "test")),
-)
-# Variables of a shell that works in an installation or a checkout of its own.
-SHELL = ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "JOBS")
 
 
 def main(arguments=None) -> int:
@@ -40,7 +29,6 @@ def main(arguments=None) -> int:
     add("--cases", nargs="*", default=[], help="only those whose names contain one of these")
     add("--rounds", type=int, default=FEWEST_ROUNDS, help="samples of each")
     add("--tier", default="laptop", choices=PLATFORMS, help="laptop: a CPU; gpu: one GPU")
-    add("--whole", action="store_true", help="time make book and make test first")
     add("--python", nargs="*", default=[], metavar="PEER=PATH", help="environments to use")
     options = parser.parse_args(arguments)
     given = dict(text.partition("=")[::2] for text in options.python)
@@ -53,18 +41,12 @@ def main(arguments=None) -> int:
     except ValueError as error:
         parser.error(str(error))
     target = records.path_of(EXPERIMENT, options.tier)
-    if options.whole:
-        whole = time_commands()
-        time.sleep(180)  # until the load that the commands made has died down
-    else:  # those of the last record, which tell their own commit and date
-        last = records.load(EXPERIMENT, options.tier) if target.exists() else None
-        whole = json.loads(last.attrs["whole"]) if last is not None else {}
     # The record names this process's device, whose memory the workers need.
     jax.config.update("jax_platforms", PLATFORMS[options.tier])
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     path = BUILT / f"{options.tier}.nc"
     start = starter(THREADS, given, PLATFORMS[options.tier])
-    empty = run(selected, options, start, path, whole)
+    empty = run(selected, options, start, path)
     if options.cases:
         print(f"a selection: kept in {path}, the record is as it was")
     elif empty:
@@ -77,27 +59,7 @@ def main(arguments=None) -> int:
     return 0
 
 
-def time_commands() -> dict:
-    """Return the commands' "seconds" by name, those that "failed", the "commit" and the "date"."""
-    seconds, failed = {}, []
-    variables = {name: value for name, value in os.environ.items() if name not in SHELL}
-    BUILT.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as clone, open(BUILT / "whole.log", "w") as log:
-        subprocess.run(["git", "clone", "-q", str(ROOT), clone], check=True)
-        head = ["git", "-C", clone, "rev-parse", "HEAD"]
-        commit = subprocess.run(head, check=True, capture_output=True, text=True).stdout.strip()
-        for name, command in COMMANDS:
-            started = time.perf_counter()
-            done = subprocess.run(command, cwd=clone, env=variables, stdout=log, stderr=log)
-            if done.returncode:
-                failed.append(name)
-            else:
-                seconds[name] = round(time.perf_counter() - started, 2)
-    date = datetime.now(UTC).strftime("%Y-%m-%d")
-    return {"seconds": seconds, "failed": failed, "commit": commit, "date": date}
-
-
-def run(selected, options, start, path: Path, whole: dict) -> list[str]:
+def run(selected, options, start, path: Path) -> list[str]:
     """Measure the cases one after another, and write after each what there is by then.
 
     Returns:
@@ -116,7 +78,6 @@ def run(selected, options, start, path: Path, whole: dict) -> list[str]:
         record = dataset(selected, outcomes, options.rounds).assign_attrs(
             conditions=json.dumps(conditions),
             peers=json.dumps(versions),
-            whole=json.dumps(whole),
         )
         records.save(
             record,

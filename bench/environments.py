@@ -18,7 +18,7 @@ from bench.worker import DEVICE
 ROOT = Path(__file__).resolve().parents[1]
 BUILT = ROOT / "_build" / "bench"
 OWN = "iterlin"
-PEERS = (OWN, "torch", "neural_tangents", "optimistix", "jaxopt")
+PEERS = (OWN, "torch", "neural_tangents", "optimistix", "laplace_torch")
 # Variables that limit the threads of a process.
 THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # What each tier is measured on, as JAX and PyTorch call it.

@@ -9,8 +9,8 @@ import xarray as xr
 
 from bench.driver import Case, Outcome
 
-NUMBERS = ("operations", "parameters", "products", "iterations", "disagreement")
-NUMBERS += ("bytes", "start_bytes", "now_bytes", "peak_bytes")
+NUMBERS = ("operations", "parameters", "iterations", "disagreement")
+NUMBERS += ("start_bytes", "now_bytes", "peak_bytes")
 
 
 def dataset(cases: list[Case], outcomes: Mapping[str, Outcome], rounds: int) -> xr.Dataset:

@@ -171,14 +171,11 @@ class Report:
             note("Every goal is reached.")
 
     def floors(self) -> pd.Series:
-        """Return the seconds of each step's operations at the rate of the matrix product.
-
-        The operations of kept activations are not known: they repeat no primal pass.
-        """
+        """Return the seconds of each step's operations at the rate of the matrix product."""
         rows = self.of("stepping")
         if "matrix product" not in rows.index:
             return pd.Series(dtype=float)
-        steps = rows.index.drop(["matrix product", "kept activations"], errors="ignore")
+        steps = rows.index.drop("matrix product")
         ours = ["plain step" if "plain" in label else "linearised step" for label in steps]
         product = rows.loc["matrix product"]
         seconds = rows["operations"].reindex(ours) * product["median"] / product["operations"]
@@ -200,18 +197,6 @@ class Report:
         axis.set(xlabel="milliseconds a step", xlim=(0, None))
         plt.show()
 
-    def show_floors(self) -> None:
-        """Show how long the operations of a step take at the rate of a large matrix product."""
-        rows, floors, body = self.of("stepping"), self.floors(), []
-        for label in floors.index.intersection(["plain step", "linearised step"]):
-            floor, measured = floors[label], rows["median"][label]
-            billions = rows["operations"][label] / 1e9
-            numbers = [f"{billions:.2f}", f"{billions / floor:.0f}"]
-            times = [time_text(floor), time_text(measured)]
-            body.append([label, *numbers, *times, f"{100 * floor / measured:.0f} %"])
-        head = ["step", "billion operations", "a second in a matrix product", "floor", "measured"]
-        show([*head, "of the floor's rate"], body)
-
     def show_memory(self, word: str) -> None:
         """Show time and memory of the cases whose names contain a word."""
         rows = self.rows[self.rows["case"].str.contains(word, regex=False)]
@@ -221,32 +206,16 @@ class Report:
             body.append([row.case, row.label, time_text(row.median), *map("{:.0f}".format, sizes)])
         show(["case", "library", "median time", "peak (MiB)", "above a first sum (MiB)"], body)
 
-    def draw_periods(self) -> None:
-        """Draw seconds and products of one linearisation against the period, for each engine."""
-        lines = self.of("exact").groupby("series", sort=False)
-        fig, (top, bottom) = plotting.panels(2, sharex=True)
-        for colour, marker, (name, line) in zip(plotting.COLOURS, "osD^v", lines, strict=False):
-            style = {"color": colour, "marker": marker, "ms": 5, "label": name}
-            top.plot(line["size"], line["median"], **style)
-            bottom.plot(line["size"], line["products"], **style)
-        top.set(xscale="log", yscale="log", ylabel="seconds")
-        bottom.set(xscale="log", yscale="log", xlabel="period $K$ (steps)", ylabel="products")
-        handles, labels = bottom.get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside upper center", ncols=2)
-        plt.show()
-
-    def show_iterations(self, case: str) -> None:
-        """Show the time in all and that of one iteration."""
-        body = []
-        for row in self.of(case).itertuples():
-            times = time_text(row.median), time_text(row.median / row.iterations)
-            body.append([row.label, *times, f"{row.iterations:.0f}"])
-        show(["library", "median time", "time of one iteration", "iterations in all"], body)
+    def show_times(self, names) -> None:
+        """Show the median times of these cases."""
+        rows = self.rows[self.rows["case"].isin(names)]
+        if body := [[r.case, r.label, time_text(r.median)] for r in rows.itertuples()]:
+            show(["case", "library", "median time"], body)
 
     def draw_growth(self) -> None:
         """Draw time against one size at a time."""
-        _, axes = plotting.panels(2, 2, height=2.9, sharey=True)
-        for axis, case in zip(axes.ravel(), self.cases("growth"), strict=False):
+        _, axes = plotting.panels(1, 3, height=2.9, sharey=True)
+        for axis, case in zip(axes, self.cases("growth"), strict=False):
             rows = self.of(case)
             sizes, middles = rows["size"].to_numpy(), rows["median"].to_numpy()
             axis.plot(sizes, np.stack(rows["samples"]), ".", color="0.6", ms=3)
@@ -255,8 +224,7 @@ class Report:
             axis.set(xscale="log", yscale="log", xlabel=rows["series"].iloc[0])
             axis.minorticks_off()
             axis.set_xticks(sizes, [f"{n:.0f}" if n < 1e4 else f"{n:.0e}" for n in sizes])
-        for axis in axes[:, 0]:
-            axis.set_ylabel("seconds")
+        axes[0].set_ylabel("seconds")
         plt.show()
 
     def show_slopes(self) -> None:
@@ -285,21 +253,6 @@ class Report:
         show([*head, "peak (MiB of the GPU)"], body)
         self.show_slopes()
         self.show_conditions()
-
-    def show_commands(self) -> None:
-        """Show the times of whole commands, where they were taken."""
-        whole = self.attribute("whole")
-        if not whole:
-            note("Not measured yet: make bench WHOLE=1 times make book and make test.")
-            return
-        times = {name: time_text(value) for name, value in whole["seconds"].items()}
-        times |= dict.fromkeys(whole["failed"], "failed")
-        show(["command", f"time at commit {whole['commit'][:7]}, {whole['date']}"], times.items())
-        note(
-            "In a clone of that commit, one after the other; the first and the last install "
-            "packages, as fast as the network is. make test builds the book first: with nothing "
-            "built it takes as long as those two."
-        )
 
     def show_conditions(self) -> None:
         """Show the peers' versions, and who was left out."""

@@ -5,11 +5,14 @@ process. Only NumPy is imported, so that this module works in every peer's envir
 """
 
 import os
+import pickle
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,6 +21,8 @@ import numpy as np
 
 # The environment variable that names what a peer computes on: "cpu" or "cuda".
 DEVICE = "BENCH_DEVICE"
+# The setting with which each run takes a new process.
+FRESH = "fresh"
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,13 @@ def serve(
             whether a library loads its parts when it is imported or when it first computes.
         inputs: for each kind of case, inputs(settings), the arrays that all peers start from.
     """
+    if sys.argv[1] == FRESH:
+        kind, settings, arrays = pickle.load(sys.stdin.buffer)
+        with os.fdopen(os.dup(1), "wb") as answers:
+            os.dup2(2, 1)  # what libraries print is no answer
+            ready = kinds[kind](settings, arrays)
+            pickle.dump(ready.results(ready.run()), answers)
+        return
     connection, prepared = Connection(int(sys.argv[1])), {}
 
     def hello():
@@ -61,7 +73,9 @@ def serve(
         return {"python": sys.version.split()[0], **found}, memory()[0]
 
     def prepare(label, kind, settings, arrays):
-        ready = prepared[label] = kinds[kind](settings, arrays)
+        settings = dict(settings)
+        make = partial(fresh, kind) if settings.pop(FRESH, False) else kinds[kind]
+        ready = prepared[label] = make(settings, arrays)
         results = ready.results(ready.run())  # compiles
         return results, dict(ready.facts), run(label, 1) * ready.units
 
@@ -83,6 +97,17 @@ def serve(
         except Exception as error:  # the driver names this peer and goes on without it
             answer = False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         connection.send(answer)
+
+
+def fresh(kind: str, settings: dict, arrays: Mapping[str, np.ndarray]) -> Prepared:
+    """A case in a process of its own: import, compile, run, and have the results."""
+    request = pickle.dumps((kind, settings, dict(arrays)))
+    command = [sys.executable, *sys.orig_argv[1:-1], FRESH]
+
+    def run():
+        return subprocess.run(command, input=request, stdout=subprocess.PIPE, check=True).stdout
+
+    return Prepared(run, pickle.loads)
 
 
 def memory() -> tuple[int, int]:

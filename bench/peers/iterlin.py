@@ -1,16 +1,13 @@
 """The library itself as a contestant."""
 
+import math
 from dataclasses import replace
-from functools import cache
+from types import SimpleNamespace
 
 import iterlin as il
 import jax
 import jax.numpy as jnp
 import numpy as np
-from iterlin.exact import flow, linear_model
-from iterlin.exact.choice import ENGINES, default_memory
-from iterlin.exact.task import Task
-from iterlin.kernels.cached import CachedKernel
 from iterlin.linearise import costs
 from iterlin.linearise.devices import find_mesh
 from iterlin.networks.mlp import mlp, parameter_count
@@ -18,13 +15,14 @@ from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.step import Step
 from iterlin.training.watching import Watch
-from iterlin_study.data import toy
-from iterlin_study.networks import convnets
-from iterlin_study.runs.groups import Problem, Run, trainer
 from jax.flatten_util import ravel_pytree
 
 from bench import worker
+from bench.peers import plain
 from bench.worker import Prepared
+
+# The study is imported where it is needed: a process that times a first result, from its start on,
+# loads the library alone.
 
 LENET_IMAGE = (32, 32, 3)
 ENTROPY = losses.mean(losses.cross_entropy)
@@ -35,16 +33,43 @@ EVALUATED = 512
 
 
 def network(settings, method="auto"):
-    """Return the model that settings["network"] names: "lenet", or the widths of an MLP."""
+    """Return what settings["network"] names: "lenet", "transformer", or the widths of an MLP."""
+    if settings["network"] == "transformer":
+        return SimpleNamespace(init=transformer_params, apply=plain.network(settings))
     if settings["network"] == "lenet":
+        from iterlin_study.networks import convnets
+
         channels = settings.get("channels", 50)
         return convnets.lenet(LENET_IMAGE, channels=channels, method=method)
     return mlp(settings["network"])
 
 
+def transformer_params(key, vocabulary=96, length=32, width=48, blocks=3):
+    """Return 93,984 parameters for `plain.transformer`."""
+    keys = iter(jax.random.split(key, 3 + 4 * blocks))
+
+    def dense(inputs, outputs):
+        return jax.random.normal(next(keys), (inputs, outputs)) / inputs**0.5
+
+    def block():
+        found = {"in": dense(width, 3 * width), "out": dense(width, width)}
+        found |= {"up": dense(width, 4 * width), "down": dense(4 * width, width)}
+        return found | dict.fromkeys(("scale1", "scale2"), jnp.ones(width))
+
+    return {
+        "embed": {"table": dense(vocabulary, width)},
+        "places": {"table": dense(length, width)},
+        "head": {"kernel": dense(width, vocabulary), "scale": jnp.ones(width)},
+        **{f"block{number}": block() for number in range(blocks)},
+    }
+
+
 def batch(settings, key):
-    """Return standard normal inputs and uniform labels of ten classes."""
+    """Return standard normal inputs and uniform labels of ten classes; or tokens and the next."""
     count = settings["examples"]
+    if settings["network"] == "transformer":
+        tokens = jax.random.randint(key, (count, 33), 0, 96)
+        return tokens[:, :-1], tokens[:, 1:]
     shape = LENET_IMAGE if settings["network"] == "lenet" else (settings["network"][0],)
     x = jax.random.normal(key, (count, *shape))
     return x, jax.random.randint(jax.random.fold_in(key, 1), (count,), 0, 10)
@@ -113,6 +138,55 @@ def step(settings, arrays):
     )
 
 
+def training(settings, arrays):
+    """One linearisation of settings["steps"] steps, as a user calls for it."""
+    anchor, x, y = (arrays[name] for name in ("anchor", "x", "y"))
+    algorithm = Algorithm(network(settings).apply, ENTROPY, optimizer=settings["step_size"])
+    run = {"schedule": math.inf, "num_steps": settings["steps"]}
+    return Prepared(
+        run=lambda: il.train(algorithm, anchor, (x, y), **run)[0].params,
+        results=lambda params: {"displacement": flat(params) - flat(anchor)},
+    )
+
+
+def product(settings, arrays):
+    """The gradient of the loss at the anchor, or the product of its GGN matrix with a step."""
+    f, (anchor, params, x, y) = (
+        network(settings).apply,
+        jax.device_put([arrays[name] for name in ("anchor", "params", "x", "y")]),
+    )
+    vector = jax.tree.map(jnp.subtract, params, anchor)
+
+    @jax.jit
+    def compute(params, vector, x, y):
+        if settings["product"] == "gradient":
+            return jax.grad(lambda p: ENTROPY(f(p, x), y))(params)
+        return il.ggn_product(f, params, x, y, ENTROPY)(vector)
+
+    return Prepared(
+        run=lambda: jax.block_until_ready(compute(anchor, vector, x, y)),
+        results=lambda found: {"product": flat(found)},
+    )
+
+
+def posterior(settings, arrays):
+    """The Laplace approximation of all parameters, and class probabilities at the inputs."""
+    f, (params, x, y) = (
+        network(settings).apply,
+        jax.device_put([arrays[name] for name in ("anchor", "x", "y")]),
+    )
+    model = {"loss": losses.cross_entropy, "structure": settings["structure"]}
+
+    def run():
+        found = il.laplace(f, params, x, y, prior_precision=1.0, **model)
+        return jax.block_until_ready((found.probabilities(x), found.log_marginal_likelihood()))
+
+    return Prepared(
+        run=run,
+        results=lambda found: {"probabilities": flat(found[0]), "evidence": flat(found[1])},
+    )
+
+
 def matmul(settings, arrays):
     """A square matrix product."""
     size = settings["matmul"]
@@ -125,11 +199,14 @@ def matmul(settings, arrays):
     )
 
 
-# Many runs of Algorithm 3: together, and one after another.
+# Many runs of Algorithm 3, and steps of one linearisation.
 
 
 def sweep(settings, arrays):
-    """settings["periods"] times settings["seeds"] runs as one program, or each by itself."""
+    """Runs of Algorithm 3 from settings["seeds"] seeds, as one program."""
+    from iterlin_study.data import toy
+    from iterlin_study.runs.groups import Problem, Run, trainer
+
     precision(settings)
     if settings.get("network") == "lenet":
         model, examples = network(settings), batch(settings, jax.random.key(0))
@@ -138,122 +215,16 @@ def sweep(settings, arrays):
         examples = tuple(toy.digits(settings["examples"]).train)
     watch = Watch({"train": tuple(part[:EVALUATED] for part in examples)})
     algorithm, of_run = Algorithm(model.apply, ENTROPY), {"batch_size": settings["batch"]}
-    runs = [
-        Run(seed, period, settings["step_size"], (settings["steps"],))
-        for period in settings["periods"]
-        for seed in range(settings["seeds"])
-    ]
+    ends = settings["step_size"], (settings["steps"],)
+    runs = [Run(seed, settings["period"], *ends) for seed in range(settings["seeds"])]
     train = trainer(Problem(algorithm, model.init, examples, watch, **of_run), runs[0])
-    groups = [runs] if settings["together"] else [[run] for run in runs]
 
     def run():
-        outcomes = [train(group, label="bench", folder=None, data_digest=None) for group in groups]
-        jax.block_until_ready([outcome.state.params for outcome in outcomes])
-        return outcomes
+        outcome = train(runs, label="bench", folder=None, data_digest=None)
+        jax.block_until_ready(outcome.state.params)
+        return outcome
 
-    def losses_at_the_end(outcomes):
-        ends = [np.ravel(outcome.history["train_loss"][..., -1]) for outcome in outcomes]
-        return {"loss": np.concatenate(ends)}
-
-    return Prepared(run=run, results=losses_at_the_end)
-
-
-def periods(settings, arrays):
-    """One run of a fixed number of steps at a period."""
-    one = {"seeds": 1, "periods": [settings["period"]], "together": True}
-    return sweep(settings | one, arrays)
-
-
-# One linearisation of K steps by the engines of `iterlin.exact`, kernels included.
-
-
-def _engine(name, f, examples, step_size, loss=ENTROPY):
-    task = Task(f, examples, loss, step_size, 0.0, 1e-3, default_memory(), None)
-    return ENGINES[name](task)
-
-
-@cache
-def _on_digits(name, squared, count, hidden, step_size):
-    """An engine, whose programs serve every period, and the point of expansion."""
-    x, y = toy.digits(count).train
-    model = mlp([64, hidden, 10])
-    if squared:
-        loss = losses.mean(losses.squared_error, over="examples")
-        examples = (x, toy.one_hot(y, 10))
-        return _engine(name, model.apply, examples, step_size, loss), model.init(jax.random.key(0))
-    return _engine(name, model.apply, (x, y), step_size), model.init(jax.random.key(0))
-
-
-def linearization(settings, arrays):
-    """From theta_s to the parameters settings["period"] steps later."""
-    precision(settings)
-    names = ("engine", "squared", "examples", "hidden", "step_size")
-    engine, anchor = _on_digits(*[settings[name] for name in names])
-    period = settings["period"]
-
-    def run():
-        # New containers for the same numbers: an engine keeps the kernel of the anchor it knows.
-        progress = engine.begin(jax.tree.map(lambda leaf: leaf, anchor))
-        while progress.steps < period:
-            progress = engine.forward(progress, period)
-            if progress.failed:
-                raise RuntimeError(f"stuck after {progress.steps} of {period} steps")
-        return jax.block_until_ready(engine.parameters(progress)), progress
-
-    return Prepared(
-        run=run,
-        results=lambda outcome: {"displacement": flat(outcome[0]) - flat(anchor)},
-        facts={"products": run()[1].evaluations},
-    )
-
-
-def kept(settings, arrays):
-    """Steps of one linearisation with its activations kept, settings["period"] of them a run."""
-    precision(settings)
-    model, period = network(settings), settings["period"]
-    anchor, *examples = jax.device_put([arrays[name] for name in ("anchor", "x", "y")])
-    engine = _engine("kept_steps", model.apply, examples, settings["step_size"])
-
-    def run(steps=period):
-        reached = engine.forward(engine.begin(anchor), steps)
-        return jax.block_until_ready(engine.parameters(reached))
-
-    # The first of them is the plain step, with which the results are compared.
-    return Prepared(
-        run=run,
-        results=lambda _: {"displacement": flat(run(1)) - flat(anchor)},
-        units=period,
-        facts={"bytes": costs.vjp_residual_bytes(model.apply, anchor, examples[0])},
-    )
-
-
-def flow_of_time(settings, arrays):
-    """A flow for settings["time"], with J J^T kept in settings["form"]: "matrix" or "factors"."""
-    precision(settings)
-    model, (x, y) = network(settings), batch(settings, jax.random.key(1))
-    params = model.init(jax.random.key(0))
-
-    def kernel():
-        if settings["form"] == "matrix":
-            return CachedKernel(matrix=il.ntk_matrix(model.apply, params, x))
-        beyond_the_matrix = 4 * jax.eval_shape(model.apply, params, x).size ** 2 - 1
-        return il.cached_ntk(model.apply, params, x, memory_limit=beyond_the_matrix)
-
-    @jax.jit
-    def flowed(kernel, params, x, y):
-        linear = linear_model.from_kernel(model.apply, params, x, kernel.product)
-        objective = flow.Objective(linear, ENTROPY, y)
-        until, start = jnp.asarray(settings["time"], jnp.float32), flow.begin(objective)
-        return flow.advance(objective, start, until, tolerance=1e-3, max_steps=10_000)
-
-    def run():
-        return jax.block_until_ready(flowed(kernel(), params, x, y))
-
-    return Prepared(
-        run=run,
-        results=lambda end: {"change of the outputs": flat(end.image)},
-        facts={"products": int(run().evaluations)},
-    )
+    return Prepared(run, lambda found: {"loss": np.ravel(found.history["train_loss"][..., -1])})
 
 
 # The empirical NTK.
@@ -283,6 +254,8 @@ def kernel(settings, arrays):
 
 
 def quintic_inputs(settings):
+    from iterlin_study.data import toy
+
     precision(settings)
     train = toy.quintic(-4.0, 4.0).train
     params = jax.vmap(QUINTIC.init)(jax.random.split(jax.random.key(9), settings["seeds"]))
@@ -314,16 +287,16 @@ def gauss_newton(settings, arrays):
 
 KINDS = {
     "step": step,
+    "training": training,
+    "product": product,
+    "posterior": posterior,
     "matmul": matmul,
-    "kept": kept,
-    "periods": periods,
     "sweep": sweep,
     "ntk": kernel,
-    "exact": linearization,
-    "flow": flow_of_time,
     "gauss_newton": gauss_newton,
 }
-INPUTS = {"step": step_inputs, "ntk": kernel_inputs, "gauss_newton": quintic_inputs}
+STEPS = dict.fromkeys(("step", "training", "product", "posterior"), step_inputs)
+INPUTS = STEPS | {"ntk": kernel_inputs, "gauss_newton": quintic_inputs}
 
 if __name__ == "__main__":
     worker.serve(

@@ -18,7 +18,7 @@ def kernel(settings, arrays):
     """`implementation`: 1 contracts Jacobians, 2 takes products, 3 uses the structure of layers."""
     params, x = jax.device_put((arrays["params"], arrays["x"]))
     form = settings["form"]
-    network = plain.lenet if settings["network"] == "lenet" else plain.mlp
+    network = plain.network(settings)
     compute = jax.jit(
         nt.empirical_ntk_fn(
             network,

@@ -6,6 +6,8 @@ import numpy as np
 
 from bench.worker import Prepared
 
+HEADS = 4  # of attention
+
 
 def mlp(params, x):
     for index, layer in enumerate(params):
@@ -25,6 +27,34 @@ def lenet(params, x):
     for layer in (params["dense2"], params["dense3"]):
         x = jax.nn.relu(x) @ layer["kernel"] + layer["bias"]
     return x
+
+
+def transformer(params, tokens):
+    """Logits (N, T, V) of the next token: blocks of causal attention and an MLP, norms first."""
+
+    def attention(x, p):
+        parts = jnp.split(x @ p["in"], 3, -1)
+        q, k, v = (part.reshape(*x.shape[:2], HEADS, -1) for part in parts)
+        scores = jnp.einsum("nthc,nshc->nhts", q, k) / q.shape[-1] ** 0.5
+        seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+        weights = jax.nn.softmax(jnp.where(seen, scores, -1e9))
+        return jnp.einsum("nhts,nshc->nthc", weights, v).reshape(x.shape) @ p["out"]
+
+    def norm(x, scale):
+        return jax.nn.standardize(x, epsilon=1e-5) * scale
+
+    x = params["embed"]["table"][tokens] + params["places"]["table"]
+    for p in (params[name] for name in sorted(params) if name.startswith("block")):
+        x = x + attention(norm(x, p["scale1"]), p)
+        x = x + jax.nn.gelu(norm(x, p["scale2"]) @ p["up"]) @ p["down"]
+    return norm(x, params["head"]["scale"]) @ params["head"]["kernel"]
+
+
+def network(settings):
+    """Return the function that settings name; with "outputs" so many logits of the last token."""
+    f = {"lenet": lenet, "transformer": transformer}.get(str(settings["network"]), mlp)
+    chosen = settings.get("outputs")
+    return f if chosen is None else lambda params, x: f(params, x)[:, -1, :chosen]
 
 
 def least_squares(settings, arrays, solver) -> Prepared:

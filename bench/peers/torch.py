@@ -1,7 +1,8 @@
-"""PyTorch: plain and linearised steps, and the empirical NTK, as torch.func's guides write them."""
+"""PyTorch: steps, curvature products and the empirical NTK, as torch.func's guides write them."""
 
 import math
 import os
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from bench import worker
 from bench.worker import DEVICE, Prepared
 
 PLACE = os.environ.get(DEVICE, "cpu")
+HEADS = 4  # of attention
 
 
 def lenet(params, x):
@@ -34,13 +36,54 @@ def mlp(params, x):
     return x
 
 
+def transformer(params, tokens):
+    """`bench.peers.plain.transformer`."""
+
+    def norm(x, name):
+        return F.layer_norm(x, x.shape[-1:], params[name])
+
+    def attention(x, b):
+        parts = F.linear(x, params[f"{b}/in"]).chunk(3, -1)
+        q, k, v = (part.reshape(*x.shape[:2], HEADS, -1).transpose(1, 2) for part in parts)
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).tril()
+        values = scores.masked_fill(~seen, -1e9).softmax(-1) @ v
+        return F.linear(values.transpose(1, 2).reshape(x.shape), params[f"{b}/out"])
+
+    x = params["embed/table"][tokens.long()] + params["places/table"]
+    for b in sorted({name.split("/")[0] for name in params if name.startswith("block")}):
+        x = x + attention(norm(x, f"{b}/scale1"), b)
+        h = F.gelu(F.linear(norm(x, f"{b}/scale2"), params[f"{b}/up"]), approximate="tanh")
+        x = x + F.linear(h, params[f"{b}/down"])
+    return F.linear(norm(x, "head/scale"), params["head/kernel"])
+
+
+def entropy(outputs, y):
+    return F.cross_entropy(outputs.flatten(0, -2), y.flatten())
+
+
+def pushed(network, leaves, vectors, x):
+    """Return outputs, from which one can go backward, and their derivative along the vectors."""
+    with forward_mode.dual_level():
+        duals = {n: forward_mode.make_dual(p, vectors[n]) for n, p in leaves.items()}
+        outputs, tangent = forward_mode.unpack_dual(network(duals, x))
+    return outputs, tangent.detach()
+
+
+def leaves_of(params):
+    return {name: p.detach().requires_grad_() for name, p in params.items()}
+
+
 class Model:
     """The network that settings name, its inputs, and conversions of its parameters."""
 
     def __init__(self, settings, arrays):
         last = settings.get("layout") == "channels_last"
         self.layout = torch.channels_last if last else torch.contiguous_format
-        self.network = lenet if settings["network"] == "lenet" else mlp
+        networks = {"lenet": lenet, "transformer": transformer}
+        self.network = network = networks.get(str(settings["network"]), mlp)
+        if chosen := settings.get("outputs"):
+            self.network = lambda params, x: network(params, x)[:, -1, :chosen]
         self.channels, self.shapes = settings.get("channels", 50), {}
         x = torch.from_numpy(arrays["x"]).to(PLACE)
         self.x = x.permute(0, 3, 1, 2).contiguous(memory_format=self.layout) if x.ndim == 4 else x
@@ -71,6 +114,8 @@ class Model:
         """Put outputs first, and the first dense layer's inputs in the order of the channels."""
         if array.ndim == 4:
             return array.transpose(3, 2, 0, 1)
+        if name.endswith("table"):
+            return array
         if name == "dense1/kernel":
             side = math.isqrt(len(array) // self.channels)
             blocks = array.reshape(side, side, self.channels, -1).transpose(2, 0, 1, 3)
@@ -86,53 +131,68 @@ def done(outcome):
 
 
 def step(settings, arrays):
-    """A step of plain gradient descent, or of the linearised network; some of them make a run.
-
-    settings["pull"] says how the linearised step has J^T u. "backward": forward mode for J v, then
-    backward through the same primal pass. "grad": torch.func's grad over its jvp.
-    """
+    """A step of plain gradient descent, or of the linearised network; some of them make a run."""
     model = Model(settings, arrays)
-    network, x, size, entropy = model.network, model.x, settings["step_size"], F.cross_entropy
+    network, x, size = model.network, model.x, settings["step_size"]
     y = torch.from_numpy(arrays["y"]).long().to(PLACE)
     anchor = model.parameters(arrays["anchor"])
-    leaves = {name: p.clone().requires_grad_() for name, p in anchor.items()}
+    leaves = leaves_of(anchor)
     start = anchor if settings["step"] == "plain" else model.parameters(arrays["params"])
 
-    def plain():
+    def plain(params):
+        leaves = leaves_of(params)
         return torch.autograd.grad(entropy(network(leaves, x), y), tuple(leaves.values()))
 
-    def backward():
-        with torch.no_grad():
-            moved = {name: start[name] - anchor[name] for name in anchor}
-        with forward_mode.dual_level():
-            duals = {n: forward_mode.make_dual(p, moved[n]) for n, p in leaves.items()}
-            primal, tangent = forward_mode.unpack_dual(network(duals, x))
-        proxy = (primal.detach() + tangent.detach()).requires_grad_()
+    def linearised(params):
+        moved = {name: params[name] - anchor[name] for name in anchor}
+        primal, tangent = pushed(network, leaves, moved, x)
+        proxy = (primal.detach() + tangent).requires_grad_()
         (cotangent,) = torch.autograd.grad(entropy(proxy, y), proxy)
         return torch.autograd.grad(primal, tuple(leaves.values()), cotangent)
 
-    def objective(params):
-        moved = {name: params[name] - anchor[name] for name in anchor}
-        outputs, tangent = func.jvp(lambda p: network(p, x), (anchor,), (moved,))
-        return entropy(outputs + tangent, y)
+    gradient = plain if settings["step"] == "plain" else linearised
 
-    def grad():
-        return func.grad(objective)(start).values()
+    def run(steps=settings["steps"]):
+        params = start
+        for _ in range(steps):
+            pairs = zip(params.items(), gradient(params), strict=True)
+            params = {name: p - size * g for (name, p), g in pairs}
+        return done(params)
 
-    gradient = {"plain": plain, "backward": backward, "grad": grad}[settings.get("pull", "plain")]
+    def results(after):
+        reached = after if settings.get("all") else run(1)
+        return {"displacement": model.flat(reached) - model.flat(start)}
+
+    return Prepared(run=run, results=results, units=settings["steps"])
+
+
+def training(settings, arrays):
+    """All steps of one linearisation, from the point of expansion."""
+    settings |= {"step": "linearised", "all": True}
+    return replace(step(settings, arrays | {"params": arrays["anchor"]}), units=1)
+
+
+def product(settings, arrays):
+    """The gradient of the loss, or the product of its GGN matrix with a step."""
+    model = Model(settings, arrays)
+    y = torch.from_numpy(arrays["y"]).long().to(PLACE)
+    anchor, params = (model.parameters(arrays[name]) for name in ("anchor", "params"))
+    vector, leaves = {name: params[name] - anchor[name] for name in anchor}, leaves_of(anchor)
 
     def run():
-        for _ in range(settings["steps"]):
-            pairs = zip(start.items(), gradient(), strict=True)
-            with torch.no_grad():
-                outcome = {name: p - size * g for (name, p), g in pairs}
-        return done(outcome)
+        if settings["product"] == "gradient":
+            outputs, cotangent = entropy(model.network(leaves, model.x), y), None
+        else:
+            outputs, image = pushed(model.network, leaves, vector, model.x)
+            p = outputs.detach().softmax(-1)
+            weighted = p * image
+            cotangent = (weighted - p * weighted.sum(-1, keepdim=True)) / y.numel()
+        return done(torch.autograd.grad(outputs, tuple(leaves.values()), cotangent))
 
-    return Prepared(
-        run=run,
-        results=lambda after: {"displacement": model.flat(after) - model.flat(start)},
-        units=settings["steps"],
-    )
+    def results(found):
+        return {"product": model.flat(dict(zip(leaves, found, strict=True)))}
+
+    return Prepared(run=run, results=results)
 
 
 def kernel(settings, arrays):
@@ -159,7 +219,7 @@ if __name__ == "__main__":
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True  # the fastest algorithm, as XLA looks for it too
     worker.serve(
-        {"step": step, "ntk": kernel},
+        {"step": step, "ntk": kernel, "product": product, "training": training},
         packages=("torch", "numpy"),
         first=lambda: torch.ones(2, device=PLACE) + 1,
     )

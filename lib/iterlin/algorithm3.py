@@ -98,8 +98,9 @@ def train(
         mesh: Devices that share the examples of a step. See `Step`.
         watch: What to record, on which sets, and at which steps.
         checkpoint: A file from which the same call resumes after a run was killed, or a folder of
-            such files. With a larger num_steps the run in a file goes on (in a folder it is another
-            run); its history begins with the steps that are recorded in the file.
+            such files, written every 15 seconds and at the end. With a larger num_steps the run in
+            a file goes on (in a folder it is another run); its history begins with the steps that
+            are recorded in the file.
         callback: callback(state, row) is called whenever metrics are recorded, with the
             `TrainState` and the metrics of this step, a dict {"step": 10, ...} of numbers and
             arrays. True ends the run and returns its state and history so far; False or None lets

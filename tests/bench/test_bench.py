@@ -178,30 +178,27 @@ def test_the_cases_are_consistent(tier):
 
 
 SMALL = {"network": [64, 8, 10], "hidden": 8, "examples": 12, "batch": 4, "step_size": 0.01}
-SMALL |= {"steps": 2, "seeds": 2, "max_steps": 2, "damping": 1.0, "target": 0.0, "time": 0.1}
-SMALL |= {"periods": [1, 2], "period": 2, "matmul": 4}
-ALIKE = [
-    ("step", {"step": "linearised"}, None),
-    ("matmul", {}, None),
-    ("kept", {}, ("step", {"step": "plain"})),
-    ("sweep", {"together": True}, ("sweep", {"together": False})),
-    ("ntk", {"form": "trace"}, None),
-    ("flow", {"form": "matrix"}, ("flow", {"form": "factors"})),
-    ("exact", {"engine": "function_space"}, ("exact", {"engine": "kept_steps"})),
-    ("gauss_newton", {"double": True}, None),
-]
+SMALL |= {"steps": 2, "seeds": 2, "max_steps": 2, "damping": 1.0, "target": 0.0}
+SMALL |= {"period": 2, "matmul": 4, "structure": "full"}
+KINDS = {
+    "step": {"step": "linearised"},
+    "training": {},
+    "product": {"product": "ggn"},
+    "posterior": {},
+    "matmul": {},
+    "sweep": {},
+    "ntk": {"form": "trace"},
+    "gauss_newton": {"double": True},
+}
 
 
-@pytest.mark.parametrize(("kind", "options", "other"), ALIKE, ids=[row[0] for row in ALIKE])
-def test_the_library_can_prepare_every_kind_of_case(kind, options, other, monkeypatch):
+@pytest.mark.parametrize("kind", library.KINDS)
+def test_the_library_can_prepare_every_kind_of_case(kind, monkeypatch):
     monkeypatch.setattr(library, "precision", lambda settings: None)
-    results = []
-    for name, settings in [(kind, options), other] if other else [(kind, options)]:
-        settings = SMALL | {"squared": False} | settings
-        maker = library.INPUTS.get("step" if name == "kept" else name)
-        ready = library.KINDS[name](settings, maker(settings) if maker else {})
-        results.append(ready.results(ready.run()))
-    assert driver.disagreement(results[0], results[-1]) < 1e-3
+    settings = SMALL | KINDS[kind]
+    ready = library.KINDS[kind](settings, library.INPUTS.get(kind, lambda _: {})(settings))
+    found = ready.results(ready.run())
+    assert all(np.all(np.isfinite(array)) for array in found.values())
 
 
 def test_a_peer_sees_its_own_packages_threads_flags_and_device(monkeypatch):
@@ -212,7 +209,7 @@ def test_a_peer_sees_its_own_packages_threads_flags_and_device(monkeypatch):
     ours = environments.variables("iterlin", 3, {}, "cuda")
     assert (ours["PYTHONPATH"], ours["JAX_PLATFORMS"], ours[DEVICE]) == ("/ours", "cuda", "cuda")
     # XLA aborts on a flag that it does not know, as jaxlib 0.4 does not know this one.
-    for peer, flags in (("optimistix", xla.NO_DEADLOCK), ("jaxopt", None)):
+    for peer, flags in (("optimistix", xla.NO_DEADLOCK), ("neural_tangents", None)):
         assert environments.variables(peer, 1, {}).get("XLA_FLAGS") == flags
 
 
@@ -259,6 +256,9 @@ def test_a_worker_answers_whatever_it_prints_or_raises(tmp_path):
     with pytest.raises(PeerFailed, match="ValueError: not this one"):
         worker.ask("prepare", "two", "double", {"fail": True}, arrays)
     assert worker.ask("run", "one", 2) > 0  # it goes on
+    results, _, seconds = worker.ask("prepare", "three", "double", {"fresh": True}, arrays)
+    np.testing.assert_array_equal(results["y"], [0, 2, 4])  # of a process of its own
+    assert seconds > 0.01
     now, peak = worker.ask("memory")
     assert peak >= now > 2**20
     worker.process.kill()

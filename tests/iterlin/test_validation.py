@@ -121,6 +121,9 @@ PARAMS = jnp.ones((3, 2))
 X, Y = jnp.ones((5, 3)) * jnp.arange(5.0)[:, None], jnp.zeros((5, 2))
 
 
+BROKEN = X.at[2, 1].set(jnp.nan)
+
+
 def network(params, x):
     return jnp.tanh(x @ params)
 
@@ -155,9 +158,34 @@ LAPLACE = {"loss": il.losses.squared_error, "prior_precision": 1.0}
             lambda: il.train(ALGORITHM, PARAMS, (X, Y.at[0, 0].set(jnp.nan)), **SETTINGS),
             "targets must be finite",
         ),
+        *(
+            (call, "1 of 5 examples hold NaN or inf: the first is number 2")
+            for call in (
+                lambda: il.train(ALGORITHM, PARAMS, (BROKEN, Y), schedule=5, num_steps=10),
+                lambda: il.train(ALGORITHM, PARAMS, (BROKEN, Y), **SETTINGS),
+                lambda: il.gauss_newton(network, PARAMS, BROKEN, Y, damping=0.1, **NEWTON),
+                lambda: il.laplace(network, PARAMS, BROKEN, Y, **LAPLACE),
+            )
+        ),
+        (lambda: il.ntk_product(*NETWORK)(X), r"v must have shape \(5, 2\), got \(5, 3\)"),
+        (
+            lambda: il.laplace(
+                *NETWORK, Y[:, 0].astype(int), loss=il.losses.cross_entropy, prior_precision=1.0
+            ).probabilities(X[:, :2]),
+            r"an example of x_new must have shape \(3,\), got \(2,\)",
+        ),
     ],
 )
 def test_a_mistake_in_a_call_is_told_in_one_line(call, named):
     with pytest.raises(ValueError, match=named) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_a_network_may_replace_nan_in_its_inputs():
+    def filled(params, x):
+        return network(params, jnp.nan_to_num(x))
+
+    algorithm = il.Algorithm(filled, il.losses.squared_error, 1e-3)
+    state, _ = il.train(algorithm, PARAMS, (BROKEN, Y), schedule=5, num_steps=5)
+    assert state.diverged_at == -1

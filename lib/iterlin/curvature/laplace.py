@@ -25,6 +25,7 @@ from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.krylov import dot
 from iterlin.linearise.linearization import (
     Network,
+    check_finite_examples,
     jacobian_rows,
     output_shape,
     require_independent,
@@ -149,8 +150,9 @@ class Laplace(NamedTuple):
         check_positive_integer("num_samples", num_samples)
         if key is not None:
             check_random_key("key", key)
-        logits, classes = self.outputs(x_new), self.output_shape[-1]
-        covariance = self.variance(x_new).reshape(len(logits), -1, classes, logits[0].size)
+        covariance, classes = self.variance(x_new), self.output_shape[-1]
+        logits = self.outputs(x_new)
+        covariance = covariance.reshape(len(logits), -1, classes, logits[0].size)
         # The covariance of the classes of each label, (M, labels, O, O).
         places = covariance.reshape(*covariance.shape[:3], -1, classes)
         blocks = jnp.einsum("mscsd->mscd", places)
@@ -308,6 +310,7 @@ def laplace(
 
     shape = output_shape(network, moving, x)
     check_loss(loss, shape, y)
+    check_finite_examples(network, moving, x)
     size = sum(leaf.size for leaf in jax.tree.leaves(moving))
     example_bytes = math.prod(shape.shape[1:]) * size * shape.dtype.itemsize
     dual = structure == "full" and shape.size < size

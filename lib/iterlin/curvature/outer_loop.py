@@ -17,7 +17,12 @@ from iterlin.curvature.levenberg_marquardt import DampingState, LevenbergMarquar
 from iterlin.curvature.products import loss_gradient_and_hessian
 from iterlin.linearise import examples
 from iterlin.linearise.krylov import norm
-from iterlin.linearise.linearization import Network, output_shape, tree_sub
+from iterlin.linearise.linearization import (
+    Network,
+    check_finite_examples,
+    output_shape,
+    tree_sub,
+)
 from iterlin.linearise.parameters import Trainable, bind_fixed, combine, partition
 from iterlin.linearise.programs import SharedJit
 from iterlin.linearise.validation import (
@@ -122,13 +127,14 @@ def make_problem(
     """Check the arguments of a solver and convert them to the precision of the trained parameters.
 
     Raises ValueError if f does not return one array (N, ...), the loss does not return one number,
-    or the loss does not accept the targets.
+    the loss does not accept the targets, or NaN or inf in x reaches the outputs.
     """
     initial, fixed = partition(params, trainable)
     initial = jax.tree.map(jnp.asarray, initial)
     dtype = jnp.result_type(*jax.tree.leaves(initial))
     f = bind_fixed(f, fixed)
     outputs = output_shape(f, initial, x)
+    check_finite_examples(f, initial, x)
 
     if loss is squared_error:
         check_targets(outputs, y)

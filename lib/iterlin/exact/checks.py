@@ -7,7 +7,7 @@ from jaxtyping import PyTree
 from iterlin.exact.task import Task, quadratic
 from iterlin.kernels.cached import CacheSizes
 from iterlin.kernels.ntk import cached_ntk_sizes
-from iterlin.linearise.linearization import output_shape
+from iterlin.linearise.linearization import check_finite_examples, output_shape
 from iterlin.linearise.validation import check_finite
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.losses import check_loss
@@ -117,9 +117,10 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
 
 
 def check_outputs(task: Task, params: PyTree) -> None:
-    """Require that f returns one array (N, ...), and that targets and rule `solved` match it."""
+    """Require finite outputs in one array (N, ...), which targets and the rule `solved` match."""
     outputs = output_shape(task.f, params, task.data[0])
     check_loss(task.loss, outputs, task.data[1])
+    check_finite_examples(task.f, params, task.data[0])
     if task.solved is None or task.solved.accuracy is None:
         return
     y = task.data[1]

@@ -22,7 +22,12 @@ from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.linearization import Network, jacobian_products, require_independent
 from iterlin.linearise.parameters import Trainable
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.validation import check_bools, check_positive_integer, check_same_shape
+from iterlin.linearise.validation import (
+    check_bools,
+    check_positive_integer,
+    check_same_shape,
+    check_same_tree,
+)
 
 # Bytes of rows of J that are alive while `cached_ntk` forms a matrix.
 WORKSPACE = 2**28
@@ -330,7 +335,8 @@ def ntk_product(
         trainable: As of `empirical_ntk`.
 
     Returns:
-        The map v -> J J^T v on arrays shaped as the outputs ``(N, *out)``.
+        The map v -> J J^T v on arrays shaped as the outputs ``(N, *out)``. It raises ValueError for
+            a v of another shape.
 
     Raises:
         ValueError: As `jacobian_products`.
@@ -341,7 +347,12 @@ def ntk_product(
     [16. 36.]
     """
     products = jacobian_products(f, params, x, trainable=trainable)
-    return lambda v: products.jvp(products.vjp(v))
+
+    def product(v):
+        check_same_tree("v", v, products.outputs)
+        return products.jvp(products.vjp(v))
+
+    return product
 
 
 def kernel_alignment(k1: Float[Array, "..."], k2: Float[Array, "..."]) -> Float[Array, ""]:

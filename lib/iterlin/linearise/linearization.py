@@ -218,6 +218,36 @@ def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
     return found
 
 
+def check_finite_examples(f: Network, params: PyTree, x: Any) -> None:
+    """Require that NaN or inf in the inputs of the first example that has one is replaced by f.
+
+    Args:
+        f: The network, f(params, x). It is not called if all inputs are finite.
+        params: Its parameters. Traced values and mere shapes are not checked, nor those of x.
+        x: Inputs of N examples.
+
+    Raises:
+        ValueError: If an output is not finite. The message names the example.
+    """
+    unknown = lambda leaf: is_traced(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)  # noqa: E731
+    if any(map(unknown, jax.tree.leaves((params, x)))):
+        return
+    for leaf in jax.tree.leaves(x):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            continue
+        values = np.asarray(leaf)
+        with np.errstate(all="ignore"):  # a sum, unlike isfinite, takes no further memory
+            if np.isfinite(np.sum(values, dtype=np.float64)):
+                continue
+        bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1)).tolist()
+        one = examples.take_slice(x, bad[0], bad[0] + 1) if bad else x
+        if bad and not np.all(np.isfinite(f(params, one))):
+            raise ValueError(
+                f"inputs must be finite, but {len(bad)} of {len(values)} examples hold NaN or inf: "
+                f"the first is number {bad[0]}"
+            )
+
+
 def require_independent(f: Network, params: PyTree, x: Any) -> None:
     """Require that f treats its examples independently, by comparing a batch with single examples.
 

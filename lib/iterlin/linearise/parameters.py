@@ -76,7 +76,8 @@ def trainable_mask(params: PyTree, trainable: Trainable = None) -> PyTree:
     mask = [bool(a) and jnp.issubdtype(t, jnp.floating) for a, t in zip(wanted, types, strict=True)]
     if not any(mask):
         listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        raise ValueError(f"trainable leaves no floating point leaf to train, of {listed}")
+        who = "params hold" if trainable is None else "trainable leaves"
+        raise ValueError(f"{who} no floating point leaf to train, of {listed or 'no leaf at all'}")
     return jax.tree.unflatten(tree, mask)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from iterlin.linearise import examples
-from iterlin.linearise.linearization import Network, output_shape
+from iterlin.linearise.linearization import Network, check_finite_examples, output_shape
 from iterlin.linearise.parameters import partition
 from iterlin.linearise.validation import check_positive_integer, describe, is_traced, prefix_errors
 from iterlin.training.losses import check_labels, check_returns_scalar
@@ -60,8 +60,8 @@ def check_functions(
 
     params are arrays or their shapes and dtypes. Returns shape and dtype of the outputs for all
     inputs x. Raises ValueError, which names the function, if f, the loss, the regularizer or
-    augment fails or returns something else than training needs, or if a label in the data or in a
-    set of watch is outside the classes.
+    augment fails or returns something else than training needs, if a label in the data or in a set
+    of watch is outside the classes, or if NaN or inf in the inputs reaches the outputs.
     """
     algorithm, (x, y) = step.algorithm, data
     drawn = (key,) if algorithm.keyed else ()
@@ -88,6 +88,7 @@ def check_functions(
     if algorithm.regularizer is not None:
         check_returns_scalar("regularizer", algorithm.regularizer, params)
     check_labels(algorithm.loss, outputs, y)
+    check_finite_examples(lambda p, x: algorithm.f(p, x, *drawn), params, x)
     check_sets(watch, algorithm.loss, outputs_of)
     return outputs
 

@@ -23,6 +23,7 @@ from iterlin.linearise.slices import sum_over_slices
 from iterlin.linearise.validation import (
     LabelError,
     check_class_labels,
+    check_finite,
     check_non_negative,
     check_one_of,
     check_targets,
@@ -176,11 +177,15 @@ def check_labels(loss: Loss, outputs: jax.ShapeDtypeStruct, targets: PyTree) -> 
 
     A function that is not from this module is called on outputs of zeros and the targets, so that a
     cross-entropy inside it sees its labels. If the function fails for another reason, the check
-    passes. Traced targets are not checked. Raises `LabelError`.
+    passes. Traced targets are not checked. Raises `LabelError`, or ValueError if a target of the
+    squared error is not finite.
     """
     leaves = jax.tree.leaves(targets)
     function, options = _with_options(as_sum(loss) or loss)
-    if function is squared_error or outputs.ndim < 2 or any(map(is_traced, leaves)):
+    if function is squared_error:
+        check_finite("targets", targets)
+        return
+    if outputs.ndim < 2 or any(map(is_traced, leaves)):
         return
     if function in (cross_entropy, accuracy):
         if hasattr(targets, "dtype"):

@@ -17,7 +17,12 @@ from jaxtyping import Array, Bool, PyTree
 from iterlin.linearise.linearization import linearize, output_shape
 from iterlin.linearise.parameters import partition
 from iterlin.linearise.slices import in_slices
-from iterlin.linearise.validation import check_positive, check_positive_integer, check_signature
+from iterlin.linearise.validation import (
+    check_positive,
+    check_positive_integer,
+    check_signature,
+    describe,
+)
 from iterlin.training import draws
 from iterlin.training.algorithm import Algorithm, LinearProblem
 from iterlin.training.losses import loss_over_slices, training_accuracy
@@ -63,6 +68,10 @@ class Step:
     mesh: Mesh | None = None
 
     def __post_init__(self):
+        if not isinstance(self.algorithm, Algorithm):
+            raise ValueError(
+                f"algorithm must be an Algorithm, got one of type {type(self.algorithm).__name__}"
+            )
         object.__setattr__(self, "schedule", as_schedule(self.schedule))
         if self.augment is not None:
             if not callable(self.augment):
@@ -153,6 +162,10 @@ class Step:
             state: The state before the step.
             data: (x, y), or (x, y, indices).
         """
+        if not isinstance(state, TrainState):
+            raise ValueError(
+                f"state must be a TrainState, as start(...) returns: got {describe(state)}"
+            )
         algorithm, optimizer = self.algorithm, self.algorithm.transformation
 
         # Re-linearise? Then the anchor theta_s becomes theta.
