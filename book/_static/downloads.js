@@ -9,7 +9,7 @@ window.addEventListener("load", () => {
 window.addEventListener("load", () => {
   const link = document.createElement("a");
   link.href = `${document.documentElement.dataset.content_root}index.html#cite`;
-  link.className = "btn";
+  link.className = "btn cite";
   link.textContent = "Cite";
   document.querySelector(".article-header-buttons")?.prepend(link);
 });
