@@ -20,7 +20,7 @@ function nameByWords() {
   side?.setAttribute("role", "region");
   side?.setAttribute("aria-label", "Side bar");
   // An empty corner of a table is no header.
-  for (const corner of document.querySelectorAll("th:empty")) {
+  for (const corner of document.querySelectorAll("th:empty, th:has(> p:empty:only-child)")) {
     corner.replaceWith(document.createElement("td"));
   }
   // Items of a list are called so, by a role that is not given up (docutils' is).
