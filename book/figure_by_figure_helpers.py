@@ -43,7 +43,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the paper. page: the experiment's first page; draw: of that page's figure."""
+    """A figure of the paper.
+
+    page: the one with our figure; draw: of the record that has the page's name; of: of another.
+    """
 
     name: str
     shows: str
@@ -51,10 +54,11 @@ class Figure:
     claims: tuple[str, ...]
     rows: tuple[Row, ...]
     draw: Callable | None = None
+    of: str = ""
 
     @property
     def experiment(self) -> str:
-        return self.page.rpartition("/")[2]
+        return self.of or self.page.rpartition("/")[2]
 
 
 FIGURES = (
@@ -119,7 +123,7 @@ FIGURES = (
     Figure(
         "Figure 6",
         "How three filters of the first convolution change during training.",
-        "experiments/filters",
+        "experiments/probes",
         ("C5-filters", "C5-conjecture"),
         (
             Row(
@@ -131,6 +135,7 @@ FIGURES = (
             Row("the same, trained until both fit", "–", "{few_moved}", "converged"),
         ),
         filters_helpers.draw,
+        "filters",
     ),
     Figure(
         "Figure 7",
@@ -147,13 +152,14 @@ FIGURES = (
     Figure(
         "Figure 8",
         "Test accuracy where each linear problem is solved completely, by Adam.",
-        "experiments/full_solve",
+        "experiments/exact_solves",
         ("C6", "C6-exact", "C6-same"),
         (
             Row("lost, of SGD's (points)", "9.1 of 69.4", "{gap_sgd_fixed_oracle} of 35"),
             Row("lost by exact minima", "–", "{cost_accuracy} of {sgd_level:.0f}", "exact_solves"),
         ),
         full_solve_helpers.draw,
+        "full_solve",
     ),
     Figure(
         "Figure 9, top and middle",

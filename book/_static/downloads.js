@@ -5,3 +5,11 @@ window.addEventListener("load", () => {
     link.removeAttribute("target");
   }
 });
+// How to cite is one click away on every page.
+window.addEventListener("load", () => {
+  const link = document.createElement("a");
+  link.href = `${document.documentElement.dataset.content_root}index.html#cite`;
+  link.className = "btn cite";
+  link.textContent = "Cite";
+  document.querySelector(".article-header-buttons")?.prepend(link);
+});

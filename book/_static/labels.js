@@ -15,6 +15,14 @@ function nameByWords() {
       button.setAttribute("aria-label", `${words} (${label})`);
     }
   }
+  // All of a page stands in some landmark: the title and the search field do in this one.
+  const side = document.querySelector("#pst-primary-sidebar");
+  side?.setAttribute("role", "region");
+  side?.setAttribute("aria-label", "Side bar");
+  // An empty corner of a table is no header.
+  for (const corner of document.querySelectorAll("th:empty, th:has(> p:empty:only-child)")) {
+    corner.replaceWith(document.createElement("td"));
+  }
   // Items of a list are called so, by a role that is not given up (docutils' is).
   for (const entry of document.querySelectorAll("[role=list] > [role=doc-biblioentry]")) {
     entry.setAttribute("role", "listitem");

@@ -23,7 +23,7 @@ def draw(ds):
     if np.isfinite(lower) and np.isfinite(upper):
         axis.axvspan(max(lower, 0), min(upper, 1), color=first, alpha=0.1, lw=0)
     cifar = ds.attrs["dataset"].startswith("cifar10")
-    for value, version in ((0.2, "v3"), (0.1, "v2")) if cifar else ():
+    for value, version in ((0.2, "2025"), (0.1, "arXiv 2023")) if cifar else ():
         axis.axvline(value, color="0.4", ls=":", lw=1)
         style = {"color": "0.3", "rotation": 90, "ha": "right", "va": "top"}
         place = axis.get_xaxis_transform()

@@ -99,7 +99,8 @@ window.iterlin = (() => {
     return [...first.values()];
   }
 
-  // The rules of WCAG 2.1, A and AA, and that what has words is called by them.
+  // The rules of WCAG 2.1, A and AA, that what has words is called by them, and of the best
+  // practices that tables have no empty headers and all of a page stands in a landmark.
   async function axe() {
     const mark = "data-iterlin-look";
     for (const element of document.querySelectorAll(`[${mark}]`)) element.removeAttribute(mark);
@@ -107,7 +108,11 @@ window.iterlin = (() => {
     window.axe.configure({ rules: [{ id: "color-contrast", selector: `[${mark}]` }] });
     const { violations } = await window.axe.run({
       runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"],
-      rules: { "label-content-name-mismatch": { enabled: true } },
+      rules: {
+        "label-content-name-mismatch": { enabled: true },
+        "empty-table-header": { enabled: true },
+        region: { enabled: true },
+      },
       resultTypes: ["violations"],
       preload: false,
     });

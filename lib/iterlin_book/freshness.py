@@ -53,11 +53,12 @@ def imported_files(root, code):
 
 def shown_files(root, page, code):
     """The records that a page shows, with the ledger of claims if there are any: the page's own
-    record, those that its code names in quotes, and all if it uses `claims` or lists the folder.
+    record, those that its code names in quotes, such as "xor" or "experiments/xor", and all if it
+    uses `claims` or lists the folder.
     """
     quoted = set(re.findall(r"""["']([\w/]+)["']""", code))
     shows_all = "data/results" in quoted or re.search(r"\bclaims\.", code)
-    names = {page.rpartition("/")[2], *quoted}
+    names = {name.rpartition("/")[2] for name in (page, *quoted)}
     shown = [path for path in records(root) if shows_all or path.parent.name in names]
     return [*shown, root / "book" / "claims.yml"] if shown or shows_all else []
 

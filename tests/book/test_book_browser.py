@@ -52,6 +52,12 @@ FAULTS = {
     ),
     "unset": ('<span class="math" id="unset">x</span>', BOTH, "#unset", "TeX is left as it is: x"),
     "wordless": ('<button id="wordless"></button>', BOTH, "#wordless", "button-name"),
+    "corner": (
+        '<table><tr><th id="corner"></th><th>A</th></tr><tr><th>B</th><td>1</td></tr></table>',
+        BOTH,
+        "#corner",
+        "empty-table-header",
+    ),
     "folded": (PALE, DESK, "#pale", "color-contrast: .*#999999"),
     "night": ('<p id="night">dim</p>', PHONE, "#night", "color-contrast: .*#444444"),
     "aside": (

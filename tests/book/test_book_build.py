@@ -10,6 +10,7 @@ import nbformat
 import pytest
 import toy_book
 from bs4 import BeautifulSoup
+from iterlin_book import render
 from iterlin_book.build import main as build_main
 from toy_book import build, edit, executed, html
 
@@ -48,6 +49,13 @@ def test_pages_show_outputs_mathematics_citations_and_times(finished):
     for page, row in zip((XOR, OTHER), rows, strict=True):
         seconds = nbformat.read(executed(finished, page), 4).metadata["iterlin_book"]["seconds"]
         assert [cell.get_text() for cell in row.select("td")[:2]] == [page, f"{seconds:.1f}"]
+
+
+def test_the_script_of_icons_has_those_of_the_pages_alone(finished):
+    script = (finished / "_build" / "html" / render.ICONS).read_text("utf8")
+    names = {name for name, _ in render.ICON.findall(script)}
+    assert {"download", "chevron-down"} <= names
+    assert len(names) < 50
 
 
 @pytest.mark.parametrize("page", ["index", XOR])

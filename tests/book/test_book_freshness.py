@@ -49,6 +49,7 @@ def test_digests_follow_code_tags_parameters_tier_library_and_lock_but_not_prose
     [
         ("records", {"other"}),
         ("records.best('named')", {"other", "named"}),
+        ("openings.figure('part/named', draw)", {"other", "named"}),
         ("!ls\nfolder = 'data/results'", {"other", "named", "unrelated"}),
         ("claims.table('C1')", {"other", "named", "unrelated"}),
     ],

@@ -125,7 +125,7 @@ def test_the_seeds_that_a_page_names_are_those_of_its_tiers():
             named += [(page, tier, int(n)) for n, tier in re.findall(r"(\d+) at (\w+)", row)]
     assert len(named) >= 6
     for page, tier, number in named:
-        if page == "appendix/settings":  # of every page of images
+        if page == "appendix/rerunning":  # of every page of images
             page = "experiments/few_updates"
         defaults = experiment_pages.defaults(pages.source(ROOT, page))
         assert (defaults | parameters.load(ROOT, page, tier))["num_seeds"] == number, (page, tier)
