@@ -112,14 +112,6 @@ def test_memory_is_that_of_a_process_that_makes_no_inputs():
     assert makers.isdisjoint({worker for name, _, worker in diary if name == "memory"})
 
 
-def test_disagreement_is_relative_and_the_worst_of_all_arrays():
-    expected = {"a": np.array([3.0, 4.0]), "b": np.ones(4)}
-    found = {"a": expected["a"] * 1.25, "b": expected["b"]}
-    assert driver.disagreement(expected, found) == pytest.approx(0.25)
-    assert driver.disagreement(expected, {"a": expected["a"]}) == np.inf
-    assert driver.disagreement(expected, found | {"b": np.full(4, np.nan)}) == np.inf
-
-
 @pytest.fixture
 def measured(monkeypatch, tmp_path):
     """measured(seconds) runs the command on two made-up cases; (its status, built, target)."""
@@ -181,11 +173,8 @@ SMALL = {"network": [64, 8, 10], "hidden": 8, "examples": 12, "batch": 4, "step_
 SMALL |= {"steps": 2, "seeds": 2, "max_steps": 2, "damping": 1.0, "target": 0.0, "time": 0.1}
 SMALL |= {"periods": [1, 2], "period": 2, "matmul": 4}
 ALIKE = [
-    ("step", {"step": "linearised"}, None),
-    ("matmul", {}, None),
     ("kept", {}, ("step", {"step": "plain"})),
     ("sweep", {"together": True}, ("sweep", {"together": False})),
-    ("ntk", {"form": "trace"}, None),
     ("flow", {"form": "matrix"}, ("flow", {"form": "factors"})),
     ("exact", {"engine": "function_space"}, ("exact", {"engine": "kept_steps"})),
     ("gauss_newton", {"double": True}, None),

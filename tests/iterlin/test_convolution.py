@@ -153,12 +153,10 @@ def test_a_pooled_convolution_is_a_convolution_and_a_pool_with_their_derivatives
     ("make", "message"),
     [
         (lambda conv: conv(IMAGES, KERNEL, padding="FULL"), "padding 'FULL'"),
-        (lambda conv: conv(IMAGES, KERNEL, method="fft"), "method 'fft'"),
         (lambda conv: conv(jnp.ones((2, 4, 4, 3)), KERNEL), "filters are for 1 channels"),
         (lambda conv: conv(IMAGES[:, :, :2], KERNEL), "does not fit into a 4 x 2 image"),
         (lambda _: bare(convolution.conv2d)(IMAGES, KERNEL, stride=0), "stride must"),
         (lambda _: convolution.conv2d_max_pool2(IMAGES[:, :, :3], KERNEL), "2 x 1 is too small"),
-        (lambda _: convolution.max_pool2(IMAGES[:, :1]), "1 x 4 is too small"),
     ],
 )
 def test_bad_convolutions_are_refused(make, message):

@@ -127,13 +127,6 @@ def test_a_class_of_weight_zero_has_the_gradient_of_its_terms_in_the_weight():
     np.testing.assert_allclose(gradient, [*terms, 0, 0], rtol=1e-12)
 
 
-def test_unsigned_labels_are_not_taken_for_a_negative_one_that_is_ignored():
-    labels = jnp.array([156, 3], jnp.uint8)
-    loss = partial(losses.cross_entropy, ignore=-100)
-    found = jax.jit(lambda y: loss(jnp.zeros((2, 200)), y))(labels)
-    assert float(found) == pytest.approx(2 * np.log(200))
-
-
 def test_only_known_losses_are_sums():
     total = losses.cross_entropy
     assert losses.as_sum(total) is losses.as_sum(losses.mean(total)) is total
@@ -155,11 +148,8 @@ def test_accuracy_counts_all_labels():
             jnp.zeros(2),
             r"targets have shape \(2,\).* outputs have .*\(2, 3\)",
         ),
-        (losses.squared_error, jnp.zeros((1, 3)), r"targets have shape \(1, 3\).*must be equal"),
         (losses.cross_entropy, jnp.zeros((2, 3), int), "targets must be 2 integer labels, got sh"),
-        (losses.cross_entropy, jnp.zeros(2), "targets must be 2 integer labels, got shape"),
         (losses.accuracy, jnp.zeros((2, 1), int), "targets must be 2 labels, got shape"),
-        (losses.cross_entropy, jnp.array([0, -1]), "labels of 3 classes, 0 to 2: got -1"),
         (losses.accuracy, jnp.array([0, 3]), "labels of 3 classes, 0 to 2: got 3"),
     ],
 )
@@ -185,8 +175,6 @@ WRAPPED = {
     "mean": losses.mean(ENTROPY),
     "accuracy": losses.accuracy,
     "lambda": lambda outputs, targets: ENTROPY(outputs, targets),
-    "mean of a lambda": losses.mean(lambda outputs, targets: ENTROPY(outputs, targets)),
-    "jit of accuracy": jax.jit(losses.accuracy),
     "map": lambda outputs, targets: jax.lax.map(
         lambda both: ENTROPY(both[0][None], both[1][None]), (outputs, targets)
     ).sum(),
@@ -231,22 +219,6 @@ def test_a_loss_may_change_its_targets():
         losses.check_labels(from_one, shape, labels)
     with pytest.raises(ValueError, match="labels of 3 classes, 0 to 2: got 3"):
         losses.check_labels(within, shape, {"label": labels + 1})
-
-
-def test_labels_of_every_place_are_checked_a_part_at_a_time(monkeypatch):
-    monkeypatch.setattr(losses, "PART", 24)  # two examples of 4 places and 3 classes
-    shapes = set()
-
-    def noted(outputs, targets):
-        shapes.add(outputs.shape)
-        return ENTROPY(outputs, targets)
-
-    places = jax.ShapeDtypeStruct((5, 4, 3), jnp.float32)
-    losses.check_labels(noted, places, jnp.full((5, 4), 2))
-    assert shapes == {(2, 4, 3), (1, 4, 3)}
-    for loss in (ENTROPY, noted):
-        with pytest.raises(ValueError, match="targets must be labels of 3 classes, 0 to 2: got 3"):
-            losses.check_labels(loss, places, jnp.full((5, 4), 2).at[4, 3].set(3))
 
 
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint32])

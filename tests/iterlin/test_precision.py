@@ -72,9 +72,7 @@ def test_an_accelerator_is_asked_for_full_precision_unless_one_was_set(accelerat
 PRODUCTS = {
     "ntk_product": lambda f, p: il.ntk_product(f, p, X)(jnp.ones((4, 2))),
     "jvp": lambda f, p: il.jacobian_products(f, p, X).jvp(p),
-    "vjp": lambda f, p: il.jacobian_products(f, p, X).vjp(jnp.ones((4, 2))),
     "jacobian": lambda f, p: il.jacobian(f, p, X),
-    "jacobian of coupled examples": lambda f, p: il.jacobian(f, p, X, independent=False),
     "ggn_product in slices": lambda f, p: il.ggn_product(f, p, X, Y, ENTROPY, slice_size=2)(p),
 }
 
@@ -86,23 +84,6 @@ def test_products_with_the_jacobian_are_in_full_precision(accelerator, name):
 
     program = " ".join(str(jax.make_jaxpr(product)(jnp.ones((3, 2)))).split())
     assert program.count("dot_general[") == program.count(FULL) > 0
-
-
-def test_the_rule_of_a_custom_vjp_is_in_full_precision(accelerator, seen):
-    f, found = seen
-
-    @jax.custom_vjp
-    def ruled(params, x):
-        return f(params, x)
-
-    def back(x, u):
-        found.append(jax.config.jax_default_matmul_precision)
-        return {"weight": x.T @ u}, jnp.zeros_like(x)
-
-    ruled.defvjp(lambda params, x: (f(params, x), x), back)
-    _, _, vjp = il.jacobian_products(ruled, {"weight": jnp.zeros((3, 2))}, X)
-    vjp(jnp.ones((4, 2)))
-    assert set(found) == {"highest"}
 
 
 @pytest.mark.parametrize(

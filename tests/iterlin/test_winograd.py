@@ -7,19 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from iterlin.networks import convolution, winograd
+from iterlin.networks import convolution
 
 
 def pooled(method, padding="SAME"):
     return lambda x, kernel: convolution.conv2d_max_pool2(x, kernel, padding=padding, method=method)
-
-
-@pytest.mark.parametrize("size", [0, winograd.MAX_FILTER_SIZE + 1])
-def test_there_are_points_for_small_kernels_alone(size):
-    with pytest.raises(ValueError, match=f"filters must have 1 to 5 rows and columns, got {size}"):
-        winograd.transforms(size)
-    with pytest.raises(ValueError, match="filters must have 1 to 5 rows"):
-        pooled("winograd")(jnp.ones((2, 9, 9, 3)), jnp.ones((5, 6, 3, 4)))
 
 
 # The code generator of XLA that its users have, where tests choose another (`xla.QUICKER`).
@@ -77,18 +69,3 @@ def test_single_precision_loses_a_digit_at_most():
         for found, wanted in zip(numbers(method, np.float32), exact, strict=True):
             assert found.dtype == np.float32
             assert np.abs(found - wanted).max() < most * np.abs(wanted).max()
-
-
-def test_a_linearisation_of_several_runs_is_transposed():
-    rng = np.random.default_rng(1)
-    x, kernels = jnp.asarray(rng.normal(size=(3, 8, 8, 2))), rng.normal(size=(4, 3, 3, 2, 5))
-
-    def step(method):
-        def of_run(kernel):
-            outputs, push = jax.linearize(lambda k: pooled(method)(x, k), kernel)
-            return outputs, push(kernel), jax.linear_transpose(push, kernel)(outputs)[0]
-
-        return jax.vmap(of_run)(jnp.asarray(kernels))
-
-    for ours, theirs in zip(step("winograd"), step("direct"), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-11)
