@@ -376,7 +376,7 @@ def test_auto_says_what_it_takes_and_is_cheap_for_long_periods(capsys):
     assert "engine function_space_flow: " in capsys.readouterr().err
     assert set(history["engine"]) == {"function_space_flow"}
     assert history["evaluations"][-1] < 1e5
-    assert history["test_loss_proxy"][-1] < 3e-2
+    assert history["test_loss_proxy"][-1] < 5e-2
 
 
 J_BYTES = 8 * 6 * 6
