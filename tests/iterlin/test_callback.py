@@ -148,3 +148,11 @@ def test_a_longer_run_keeps_what_was_recorded_at_other_looks(tmp_path):
     assert history["step"].tolist() == [0, 3, 20, 25, 30]
     long, reference = run(at=(0, 3, 20, 25))
     assert_same((state, history), (long, reference))
+
+
+def test_fewer_steps_than_were_taken_are_refused_in_a_line(tmp_path):
+    for engine in ("steps", "closed_form"):
+        settings = {"checkpoint": tmp_path / engine, "engine": engine}
+        run(at=(0, 20), num_steps=20, **settings)
+        with pytest.raises(CheckpointError, match=r"^.* has taken 20 steps: num_steps 10 is below"):
+            run(at=(0,), num_steps=10, **settings)

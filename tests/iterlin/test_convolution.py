@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from iterlin.networks import convolution
+from iterlin.networks import convolution, winograd
 from problems import bare
 
 small = st.integers(1, 3)
@@ -157,6 +157,7 @@ def test_a_pooled_convolution_is_a_convolution_and_a_pool_with_their_derivatives
         (lambda conv: conv(IMAGES[:, :, :2], KERNEL), "does not fit into a 4 x 2 image"),
         (lambda _: bare(convolution.conv2d)(IMAGES, KERNEL, stride=0), "stride must"),
         (lambda _: convolution.conv2d_max_pool2(IMAGES[:, :, :3], KERNEL), "2 x 1 is too small"),
+        (lambda _: winograd.transforms(6), "filters must have 1 to 5 rows and columns, got 6"),
     ],
 )
 def test_bad_convolutions_are_refused(make, message):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import empirical_ntk, ggn_product, ntk_product
+from iterlin import ggn_product, ntk_product
 from iterlin.linearise.hutchinson import hutchinson
 from iterlin.linearise.parameters import partition
 from iterlin.training import losses

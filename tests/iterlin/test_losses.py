@@ -127,6 +127,13 @@ def test_a_class_of_weight_zero_has_the_gradient_of_its_terms_in_the_weight():
     np.testing.assert_allclose(gradient, [*terms, 0, 0], rtol=1e-12)
 
 
+def test_unsigned_labels_are_not_taken_for_a_negative_one_that_is_ignored():
+    labels = jnp.array([156, 3], jnp.uint8)
+    loss = partial(losses.cross_entropy, ignore=-100)
+    found = jax.jit(lambda y: loss(jnp.zeros((2, 200)), y))(labels)
+    assert float(found) == pytest.approx(2 * np.log(200))
+
+
 def test_only_known_losses_are_sums():
     total = losses.cross_entropy
     assert losses.as_sum(total) is losses.as_sum(losses.mean(total)) is total
@@ -219,6 +226,15 @@ def test_a_loss_may_change_its_targets():
         losses.check_labels(from_one, shape, labels)
     with pytest.raises(ValueError, match="labels of 3 classes, 0 to 2: got 3"):
         losses.check_labels(within, shape, {"label": labels + 1})
+
+
+def test_labels_of_every_part_are_checked(monkeypatch):
+    monkeypatch.setattr(losses, "PART", 24)  # two examples of 4 places and 3 classes
+    places, labels = jax.ShapeDtypeStruct((5, 4, 3), jnp.float32), jnp.full((5, 4), 2)
+    losses.check_labels(ENTROPY, places, labels)
+    for loss in (ENTROPY, lambda outputs, targets: ENTROPY(outputs, targets)):
+        with pytest.raises(ValueError, match="targets must be labels of 3 classes, 0 to 2: got 3"):
+            losses.check_labels(loss, places, labels.at[4, 3].set(3))
 
 
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint32])

@@ -86,6 +86,23 @@ def test_products_with_the_jacobian_are_in_full_precision(accelerator, name):
     assert program.count("dot_general[") == program.count(FULL) > 0
 
 
+def test_the_rule_of_a_custom_vjp_is_in_full_precision(accelerator, seen):
+    f, found = seen
+
+    @jax.custom_vjp
+    def ruled(params, x):
+        return f(params, x)
+
+    def back(x, u):
+        found.append(jax.config.jax_default_matmul_precision)
+        return {"weight": x.T @ u}, jnp.zeros_like(x)
+
+    ruled.defvjp(lambda params, x: (f(params, x), x), back)
+    _, _, vjp = il.jacobian_products(ruled, {"weight": jnp.zeros((3, 2))}, X)
+    vjp(jnp.ones((4, 2)))
+    assert set(found) == {"highest"}
+
+
 @pytest.mark.parametrize(
     ("train", "backend", "asked"),
     [(run_all, "gpu", "highest"), (integrating, "gpu", "highest"), (integrating, "cpu", None)],

@@ -33,7 +33,8 @@ class Scaled:
 
 
 def by_engine(engine, f, params, trainable=None):
-    algorithm = iterlin.Algorithm(f, SQUARED, 0.1, trainable=trainable)
+    penalty = 0.1 if engine == "minimum" else 0.0
+    algorithm = iterlin.Algorithm(f, SQUARED, 0.1, penalty=penalty, trainable=trainable)
     watch = iterlin.Watch({"all": (X, Y)}, at=[0, 5])
     run = {"schedule": 7, "num_steps": 20, "watch": watch, "target_loss": 1e-9, "progress": False}
     return iterlin.train(algorithm, params, (X, Y), engine=engine, **run)[0].params
@@ -48,6 +49,8 @@ CALLS = {
     "kernel": lambda f, params: empirical_ntk(f, params, X, trace=True),
     "steps": lambda f, params: by_engine("steps", f, params),
     "closed_form of a part": lambda f, params: by_engine("closed_form", f, params, of_head),
+    "kept_steps of a part": lambda f, params: by_engine("kept_steps", f, params, of_head),
+    "minimum of a part": lambda f, params: by_engine("minimum", f, params, of_head),
     "flow": lambda f, params: by_engine("flow", f, params),
     "gauss_newton": lambda f, params: (
         iterlin.gauss_newton(f, params, X, Y, damping=0.1, **STEPS).params

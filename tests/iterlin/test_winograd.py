@@ -69,3 +69,18 @@ def test_single_precision_loses_a_digit_at_most():
         for found, wanted in zip(numbers(method, np.float32), exact, strict=True):
             assert found.dtype == np.float32
             assert np.abs(found - wanted).max() < most * np.abs(wanted).max()
+
+
+def test_a_linearisation_of_several_runs_is_transposed():
+    rng = np.random.default_rng(1)
+    x, kernels = jnp.asarray(rng.normal(size=(3, 8, 8, 2))), rng.normal(size=(4, 3, 3, 2, 5))
+
+    def step(method):
+        def of_run(kernel):
+            outputs, push = jax.linearize(lambda k: pooled(method)(x, k), kernel)
+            return outputs, push(kernel), jax.linear_transpose(push, kernel)(outputs)[0]
+
+        return jax.vmap(of_run)(jnp.asarray(kernels))
+
+    for ours, theirs in zip(step("winograd"), step("direct"), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-11)
