@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin.training import losses
+from iterlin.training.checkpoints import CheckpointError
 from problems import bare, flat, network
 
 F, PARAMS, X, Y = network((3, 6, 2), examples=10)
