@@ -112,14 +112,6 @@ def test_memory_is_that_of_a_process_that_makes_no_inputs():
     assert makers.isdisjoint({worker for name, _, worker in diary if name == "memory"})
 
 
-def test_disagreement_is_relative_and_the_worst_of_all_arrays():
-    expected = {"a": np.array([3.0, 4.0]), "b": np.ones(4)}
-    found = {"a": expected["a"] * 1.25, "b": expected["b"]}
-    assert driver.disagreement(expected, found) == pytest.approx(0.25)
-    assert driver.disagreement(expected, {"a": expected["a"]}) == np.inf
-    assert driver.disagreement(expected, found | {"b": np.full(4, np.nan)}) == np.inf
-
-
 @pytest.fixture
 def measured(monkeypatch, tmp_path):
     """measured(seconds) runs the command on two made-up cases; (its status, built, target)."""

@@ -122,6 +122,3 @@ def test_flags_depend_on_the_version_and_keep_those_of_the_caller(
     xla.set_flags(quick)
     first, *others = environment["XLA_FLAGS"].split()
     assert (first, len(others)) == (asked, count)
-
-
-# XLA gets only flags that the installed jaxlib is known to take.

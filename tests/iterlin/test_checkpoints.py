@@ -42,12 +42,11 @@ def test_what_is_saved_comes_back_of_jax_or_numpy_as_it_was(tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["run.npz"]
 
 
-@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_a_header_that_claims_more_than_its_file_holds_is_refused_in_a_line(tmp_path, compression):
+def test_a_header_that_claims_more_than_its_file_holds_is_refused_in_a_line(tmp_path):
     array = io.BytesIO()
     header = {"descr": "<f8", "fortran_order": False, "shape": (2**37,)}  # 1 TiB
     np.lib.format.write_array_header_1_0(array, header)
-    with zipfile.ZipFile(tmp_path / "run.npz", "w", compression) as archive:
+    with zipfile.ZipFile(tmp_path / "run.npz", "w") as archive:
         archive.writestr("head.npy", array.getvalue() + bytes(2**20))
     tracemalloc.start()
     with pytest.raises(checkpoints.CheckpointError, match=r"^[^\n]*is damaged [^\n]*delete it"):
@@ -71,11 +70,8 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     ("head", "leaf", "message"),
     [
         ({"format": "iterlin checkpoint 1"}, None, "is not an 'iterlin check"),
-        ({"settings": None}, None, r"belongs to another run: it differs in run \(None, here a\)"),
-        ({"notes": None}, None, "lacks its notes taken seconds"),
         ({"notes": {"taken": 1, "seconds": "1"}}, None, "lacks its notes taken seconds"),
         ({}, np.zeros((1, 2), np.uint32), r"holds another state, \w+ \(1, .* in the place of"),
-        ({}, np.zeros(2, np.int16), "holds another state, int16 .* in the place of"),
         ({}, np.array([None]), "is damaged"),  # what would run code as it is read is not read
     ],
 )
@@ -227,7 +223,7 @@ from iterlin.training.watching import Watch
 
 loop.FIRST_CHUNK, loop.CHUNK = 4, 0.0
 loop.CHECKPOINT = 0.0
-folder, target = map(Path, sys.argv[1:])
+folder = Path(sys.argv[1])
 x = jax.random.normal(jax.random.key(1), (24, 2))
 y = (jnp.prod(x, 1) > 0).astype(jnp.int32)
 model = mlp((2, 8, 2))
@@ -248,15 +244,16 @@ def make(period, seed):
     return grids.Run(seed, period, 0.01, steps, optimizer="adam", until_solved=period == 50)
 
 print("ready", flush=True)
-found = grids.grid(problem, {"period": [7, 50], "seed": [0, 1]}, make, folder=folder)
-found.attrs.clear()
-found.to_netcdf(target, engine="h5netcdf")
+for name, kept in ((folder.name, folder), ("alone", None)):
+    found = grids.grid(problem, {"period": [7, 50], "seed": [0, 1]}, make, folder=kept)
+    found.attrs.clear()
+    found.to_netcdf(folder.with_name(f"{name}.nc"), engine="h5netcdf")
 """
 
 
 @contextmanager
-def launched(tmp_path, name):
-    """The grid in a process of its own, keeping its runs and its record under that name."""
+def launched(tmp_path, folder):
+    """The grid in a process of its own, which keeps its runs there, and once more without them."""
     script = tmp_path / "grid.py"
     script.write_text(GRID)
     environment = {
@@ -265,7 +262,7 @@ def launched(tmp_path, name):
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
     }
-    command = [sys.executable, str(script), str(tmp_path / name), str(tmp_path / f"{name}.nc")]
+    command = [sys.executable, str(script), str(folder)]
     with (tmp_path / "errors").open("w+") as errors:
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
@@ -279,17 +276,8 @@ def launched(tmp_path, name):
 
 
 def test_a_grid_killed_by_the_signal_gives_the_record_of_one_left_alone(tmp_path):
-    def finished(process, name):
-        assert process.wait(300) == 0, (tmp_path / "errors").read_text()
-        with xr.open_dataset(tmp_path / f"{name}.nc") as record:
-            return record.load()
-
-    with launched(tmp_path, "alone") as process:
-        alone = finished(process, "alone")
-    assert alone.updates.values.max() > 0
-
     folder = tmp_path / "killed"
-    with launched(tmp_path, "killed") as process:
+    with launched(tmp_path, folder) as process:
         # In the midst of the second group's training, in which it writes all the time.
         while len(list(folder.glob("*/*.npz")) + list(folder.glob("*.npz"))) < 2:
             assert process.poll() is None, (tmp_path / "errors").read_text()
@@ -297,8 +285,11 @@ def test_a_grid_killed_by_the_signal_gives_the_record_of_one_left_alone(tmp_path
         time.sleep(0.1)
         assert process.poll() is None, "it was over before it was killed"
         process.send_signal(signal.SIGKILL)
-    with launched(tmp_path, "killed") as process:
-        record = finished(process, "killed")
+    assert not folder.with_name("killed.nc").exists()
+    with launched(tmp_path, folder) as process:
+        assert process.wait(300) == 0, (tmp_path / "errors").read_text()
+    record, alone = (xr.load_dataset(tmp_path / f"{name}.nc") for name in ("killed", "alone"))
+    assert alone.updates.values.max() > 0
     assert set(record.variables) == set(alone.variables)
     for name in alone.variables:
         np.testing.assert_array_equal(record[name].values, alone[name].values, err_msg=name)

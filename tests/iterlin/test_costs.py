@@ -28,13 +28,6 @@ def test_operations_count_products_convolutions_and_loops(function, arguments, e
     assert costs.count_flops(function, *arguments) == expected
 
 
-def test_operations_agree_with_the_compiler_on_a_network():
-    f, params, x, _ = problems.network((16, 32, 8), examples=64)
-    compiled = jax.jit(f).lower(params, x).compile().cost_analysis()["flops"]
-    counted = costs.count_flops(f, params, x)
-    assert 0.7 * compiled < counted <= compiled
-
-
 def test_intermediate_bytes_count_a_loops_body_once_and_what_it_stacks():
     x = jnp.ones((10, 4), jnp.float32)
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from iterlin.training import losses
 
 NEEDS = {"from_equinox": "equinox", "from_linen": "flax", "from_nnx": "flax"}
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e[-+]?\d+)?")
@@ -43,3 +44,9 @@ def test_the_example_of_a_public_name_prints_what_it_says(name):
             example, out=told.append
         )
     assert not outcome.failed, "".join(told)
+
+
+def test_completion_lists_the_public_names_and_no_others():
+    assert dir(il) == sorted(il.__all__)
+    assert all(hasattr(il, name) for name in il.__all__)
+    assert il.losses is losses

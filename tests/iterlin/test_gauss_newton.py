@@ -338,12 +338,9 @@ NAMES = ("f", "params", "x", "y")
     ("solve", "change", "message"),
     [
         (gauss_newton, {"damping": -1.0}, "damping must be"),
-        (gauss_newton, {"damping": jnp.ones(3)}, r"damping must be one number, .* shape \(3,\)"),
         (gauss_newton, {"solver": "cholesky"}, "damping of the cholesky solver must be"),
         (gauss_newton, {"solver": "lu"}, "solver 'lu'"),
         (gauss_newton, {"max_steps": 2.5}, "max_steps must be"),
-        (TRUNCATED, {"max_inner_steps": 2**31}, "max_inner_steps must be below 2147483648"),
-        (gauss_newton, {"tolerance": math.nan}, "tolerance must be"),
         (TRUNCATED, {"beta": 1.0}, "beta must"),
         (PERIODIC, {"period": 0}, "period must be"),
         (PERIODIC, {"step_size": math.inf}, "step_size must be"),
@@ -351,7 +348,6 @@ NAMES = ("f", "params", "x", "y")
         (PERIODIC, {"damping": 1.0}, "a period takes gradient steps"),
         (gauss_newton, {"x": WIDE[1][:0], "y": WIDE[2][:0]}, "inputs must hold an example"),
         (TRUNCATED, {"y": WIDE[2].ravel()}, r"targets have shape \(6,\).*outputs.*\(3, 2\)"),
-        (gauss_newton, {"y": list(WIDE[2])}, "targets must be one array .* got list"),
         (gauss_newton, {"f": lambda p, x: affine(p, x) + jnp.sum(x)}, "couples its examples"),
     ],
 )

@@ -111,7 +111,7 @@ def test_gram_route_equals_the_svd_route(case):
 
 
 SHAPES = drawn.shapes(
-    [(1, 1, 1, 1), (2, 2, 3, 0), (3, 2, 8, 6), (4, 3, 5, 5), (3, 2, 8, 4), (4, 2, 5, 3)],
+    [(1, 1, 1, 1), (2, 2, 3, 0), (4, 3, 5, 5), (3, 2, 8, 4)],
     *(st.integers(low, high) for low, high in [(1, 4), (1, 3), (1, 8), (0, 8)]),
 )
 

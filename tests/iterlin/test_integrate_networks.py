@@ -140,8 +140,6 @@ def test_arrays_of_numpy_and_steps_with_a_regularizer():
         ("numbers", {"regularizer": optax.tree.norm}, FLOW, "regularizer.*'steps'"),
         ("numbers", {"f": lambda p, x, key: 0, "keyed": True}, FLOW, "no key"),
         ("numbers", {"optimizer": timed.for_time(3.0).optimizer}, FLOW, "every.time / step size"),
-        ("numbers", {}, {"schedule": 2.5}, "schedule"),
-        ("weighted", {}, {"engine": "closed_form"}, "squared error"),
         ("numbers", {"f": lambda p, x: {"a": scalars(p, x)}}, {}, "one array"),
         ("numbers", {}, WHEN_SOLVED, "accuracy=None, gradient"),
         ("numbers", {}, FLOW | {"batch_size": 2}, "full batch as it is: no batch_size"),

@@ -72,21 +72,15 @@ def normalise(params, x):
     return (h - jnp.mean(h, 0, keepdims=True)) / jnp.std(h, axis=0, keepdims=True)
 
 
-def ignores_inputs(params, x):
-    return params.reshape(-1, 1)
-
-
-@pytest.mark.parametrize("f", [normalise, ignores_inputs])
-def test_jacobian_refuses_coupled_examples_unless_told(f):
+def test_jacobian_refuses_coupled_examples_unless_told():
     params, x = (
         jax.random.normal(jax.random.key(0), (2, 2)),
         jax.random.normal(jax.random.key(1), (4, 2)),
     )
     with pytest.raises(ValueError, match=r"couples its examples.*independent=False"):
-        jacobian(f, params, x)
-    np.testing.assert_allclose(
-        jacobian(f, params, x, independent=False), dense(f, params, x), atol=1e-12
-    )
+        jacobian(normalise, params, x)
+    found = jacobian(normalise, params, x, independent=False)
+    np.testing.assert_allclose(found, dense(normalise, params, x), atol=1e-12)
 
 
 @pytest.mark.parametrize(("outputs", "sign"), [((1e3, 0.0), 1), ((-1e3, -1e3), -1)])

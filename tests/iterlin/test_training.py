@@ -19,7 +19,7 @@ from iterlin.training.step import Step
 from iterlin.training.watching import UPDATES, Watch, check_watch, log_steps, observer
 from iterlin_study.runs import grids
 from iterlin_study.runs.groups import Problem
-from problems import bare, compilations, flat, network
+from problems import bare, flat, network
 from roads import train, train_sweep
 
 MEAN_ENTROPY = losses.mean(losses.cross_entropy)
@@ -150,7 +150,7 @@ def test_a_sweep_equals_its_runs_one_by_one():
     assert history["train_loss"].shape == (3, 2, len(history["step"]))
     looked = {f"train_{name}{of}" for name in ("loss", "accuracy") for of in ("", "_proxy")}
     assert set(history) == looked | {"step", "updates"}
-    for i, j in ((0, 1), (1, 0), (2, 1)):
+    for i, j in ((1, 0), (2, 1)):
         settings |= {"schedule": every(periods[i]), "key": jax.random.fold_in(keys[j], 1)}
         state, single = train(f, model.init(keys[j]), data, **settings)
         chosen = jax.tree.map(lambda leaf, i=i, j=j: leaf[i, j], states.params)
@@ -324,25 +324,22 @@ def doors(algorithm, init, data, watch=UPDATES):
     ]
 
 
-@pytest.mark.parametrize(("label", "wrapped"), [(-1, True), (2, False)])
-def test_labels_outside_the_classes_are_refused(label, wrapped):
+def test_labels_outside_the_classes_are_refused():
     """By training, by sweeps and by all else that takes the cross-entropy."""
     model, x = mlp((3, 2)), jnp.ones((4, 3))
-    params, y = model.init(KEYS[0]), jnp.asarray([0, 1, label, 1])
-    within = lambda outputs, y: losses.cross_entropy(outputs, y)  # noqa: E731
-    loss, total = (within, within) if wrapped else (MEAN_ENTROPY, losses.cross_entropy)
-    algorithm = Algorithm(model.apply, loss, 0.1)
+    params, y, total = model.init(KEYS[0]), jnp.asarray([0, 1, 2, 1]), losses.cross_entropy
+    algorithm = Algorithm(model.apply, MEAN_ENTROPY, 0.1)
     newton = {"beta": 0.1, "damping": 1.0, "max_steps": 1, "tolerance": 0.0}
     grid = {"periods": [1], "keys": KEYS, "num_steps": 2}
     for call in (
         *doors(algorithm, model.init, (x, y))[:4],
         lambda: iterlin.train_sweep(algorithm, model.init, lambda key: (x, y), **grid),
         lambda: iterlin.train(algorithm, params, iter([(x, y)]), schedule=1, num_steps=2),
-        lambda: iterlin.truncated_gauss_newton(model.apply, params, x, y, loss=loss, **newton),
+        lambda: iterlin.truncated_gauss_newton(model.apply, params, x, y, loss=total, **newton),
         lambda: iterlin.laplace(model.apply, params, x, y, loss=total, prior_precision=1.0),
-        lambda: iterlin.ggn_product(model.apply, params, x, y, loss),
+        lambda: iterlin.ggn_product(model.apply, params, x, y, total),
     ):
-        with pytest.raises(ValueError, match=f"labels of 2 classes, 0 to 1: got {label}"):
+        with pytest.raises(ValueError, match="labels of 2 classes, 0 to 1: got 2"):
             call()
 
 
@@ -385,7 +382,6 @@ TRAIN, BOTH, ALL = "train", "train train_sweep", "train train_sweep flow"
 WHEN_SOLVED = schedules.when_solved(schedules.Solved(5))
 MISTAKES = [
     (BOTH, {"num_steps": 2.5}, "num_steps must be a positive integer, got 2.5"),
-    (BOTH, {"num_steps": 2**31}, "^num_steps must be below 2147483648"),
     (TRAIN, {"batch_size": 0}, "batch_size must be a positive integer, got 0"),
     (TRAIN, {"batch_size": 5} | KEY, "batch_size 5 exceeds the 4 examples there are"),
     (TRAIN, {"batch_size": 2}, "minibatch run needs a key"),
@@ -393,60 +389,41 @@ MISTAKES = [
     (TRAIN, {"target_loss": math.nan}, "target_loss must be finite and positive, got nan"),
     (TRAIN, {"optimizer": None}, "has no optimizer: give one, or a step size"),
     (TRAIN, {"optimizer": -0.1}, "optimizer, as a step size, must be finite and positive"),
-    (TRAIN, {"optimizer": np.array([0.1, 0.2])}, "must be one number"),
     (TRAIN, {"penalty": -1.0}, "penalty must be finite and non-negative"),
     (TRAIN, {"normalization": 3}, "normalization must be a"),
-    (TRAIN, {"f": 3}, "f must be a function, got 3"),
     (TRAIN, {"f": lambda p: p}, r"as f\(params, x\), but it takes \(p\)"),
-    (TRAIN, {"f": lambda p, x, key: x}, "but it takes .*; with keyed=True it is"),
     (TRAIN, {"f": lambda p, x: x, "keyed": True}, r"as f\(params, x, key\), but it takes \(p, x"),
     (BOTH, {"f": lambda p, x: {"logits": x @ p}}, "f must return one array"),
     (TRAIN, {"f": lambda p, x: x.T}, r"leads with the 4 examples, got shape \(3, 4\)"),
-    (TRAIN, {"f": lambda p, x: x[:, :0]}, "f must return numbers for each example, got shape"),
-    (
-        TRAIN,
-        {"f": lambda p, x: jnp.argmax(x, 1)},
-        "f must return floating point numbers, got int64",
-    ),
     (ALL, {"loss": per_example}, rf"^loss {ONE_NUMBER}: got float64\[4\]$"),
     (ALL, {"loss": lambda o: o.sum()}, r"^loss is called as loss\(outputs, y\), but it takes \(o"),
     (ALL, {"loss": lambda o, y: float(o.sum())}, f"^loss of .* fails: it {TRACED}"),
-    (ALL, {"loss": lambda o, y: o - y[:2, None]}, r"^loss of float64\[4, 2\] and int64\[4\] fails"),
     (TRAIN, {"augment": lambda x: x}, r"^augment is called as augment\(key, x\), but it takes \(x"),
-    (TRAIN, {"augment": lambda key, x: x[:2]} | KEY, "^augment must return as many .*: got float"),
     (BOTH, {"regularizer": lambda p: p**2}, rf"^regularizer {ONE_NUMBER}: got float64\[3, 2\]"),
     (ALL, {"trainable": "lora"}, r"as lambda path: path.startswith\('lora'\), or a pytree of"),
     (TRAIN, {"checkpoint": True}, "^checkpoint must be the path of a file, got True$"),
     (TRAIN, {"key": 0}, r"^key must be a random key, as jax.random.key\(0\), got 0$"),
     ("train_sweep", {"keys": KEYS[0]}, r"^keys must be several random keys, as .*: got key<fry>"),
-    ("train_sweep", {"periods": [1, 0]}, "period must be a positive integer or infinity, got 0"),
     # Data.
     (ALL, {"data": (X3[:0], TWO[:0])}, "inputs must hold an example, got empty data of shape"),
     (ALL, {"data": (X3, TWO[:3])}, "inputs and targets differ in length: 4 and 3"),
-    (TRAIN, {"data": (X3, TWO[:, None])}, "must be 4 integer labels"),
     (TRAIN, {"data": (np.ones((4, 3), object), TWO)}, "^inputs must be numbers, .* dtype object$"),
-    (TRAIN, {"data": (X3, np.array(["a", "b"] * 2))}, "^targets must be numbers, .* dtype <U1$"),
     (ALL, {"data": (X3[:, :2], TWO)}, r"^f\(params, x\) of inputs float64.* fails: dot_general"),
     (TRAIN, {"data": [(X3, TWO)] * 2}, BATCHES),
     (TRAIN, {"data": (list(X3), TWO)}, "inputs are a list of the 4 examples"),
     (TRAIN, {"data": ({"a": X3, "b": X3[:3]}, TWO)}, r"inputs differ .*\['a'\]: 4, .*\['b'\]: 3"),
-    (TRAIN, {"data": ({"a": 3.0}, TWO)}, r"inputs\['a'\] must lead with the examples, got a sing"),
     (TRAIN, {"data": {"x": X3}}, r"data must be \(inputs, targets\), or batches"),
-    (TRAIN, {"data": iter([X3[:2]])}, "data must be two: inputs and targets"),
     (TRAIN, {"data": iter([])}, "data has no batch"),
     (TRAIN, {"data": iter([(X3, TWO)]), "batch_size": 3}, "batch_size needs all data at once"),
     (TRAIN, {"data": iter([(X3, TWO)]), "schedule": WHEN_SOLVED}, "when_solved needs all data at"),
     (TRAIN, {"data": iter([(X3, TWO)]), "checkpoint": "run"}, "cannot go on from a checkpoint"),
     # What is watched.
     (BOTH, {"watch": {"test": 1}}, "^watch must be a Watch, .* got one of type dict$"),
-    (TRAIN, {"watch": Watch({"test": (1, 2, 3)})}, "the set 'test' of watch must be inputs and"),
-    (TRAIN, {"watch": Watch({"test": (X3[:0], TWO)})}, r"watch.sets\['test'\]\[0\] must hold an"),
     (ALL, {"watch": Watch({"test": (X3.T, TWO)})}, "^the set 'test' of watch fails: f.* of inputs"),
     (ALL, {"watch": SUM}, f"^the metric 'sum' of watch fails: it {TRACED}"),
     (TRAIN, {"watch": Watch(batch_size=0)}, "batch_size of watch must be a positive integer"),
     (TRAIN, {"watch": Watch(observe=3)}, "observe of watch must be a function, got 3"),
     (ALL, {"watch": Watch(observe=lambda s: s.step)}, r"observe of watch must return .*int32\[\]"),
-    (ALL, {"watch": Watch(observe=lambda s: {"a": None})}, "^observe of watch fails: None is not"),
     (TRAIN, {"watch": Watch(at=[0, 1.5])}, "watch.at must be .* list of whole steps"),
 ]
 
@@ -482,23 +459,14 @@ def test_a_pair_of_inputs_and_of_targets_is_no_list_of_batches():
 
 
 SUMS = dict.fromkeys(("b_c", "c", "loss", "loss_proxy"), lambda outputs, y: outputs.sum())
-TWICE = [
-    (Watch(observe=lambda state: {"step": -1}), "step"),
-    (Watch({"test": (X3, TWO)}, observe=lambda state: {"test_loss_proxy": -1}), "test_loss_proxy"),
-    (Watch({"a": (X3, TWO), "a_b": (X3, TWO)}, SUMS), "a_b_c"),
-]
 
 
-def layer(watch):
-    model = mlp((3, 2))
-    return doors(Algorithm(model.apply, MEAN_ENTROPY, 0.1), model.init, (X3, TWO), watch)
-
-
-@pytest.mark.parametrize(("watch", "name"), TWICE)
-def test_a_name_twice_is_refused_before_compute(watch, name):
+def test_a_name_twice_is_refused_before_compute():
     """In runs, sweeps, exact runs of any engine and grids."""
-    for call in layer(watch):
-        with pytest.raises(ValueError, match=f"have two entries named '{name}': rename a set or"):
+    watch = Watch({"a": (X3, TWO), "a_b": (X3, TWO)}, SUMS)
+    model = mlp((3, 2))
+    for call in doors(Algorithm(model.apply, MEAN_ENTROPY, 0.1), model.init, (X3, TWO), watch):
+        with pytest.raises(ValueError, match="have two entries named 'a_b_c': rename a set or"):
             call()
 
 
@@ -526,15 +494,6 @@ def test_a_run_leaves_its_start_alone():
     state, _ = train(f, params, data, num_steps=300, **settings)
     train(f, state, data, num_steps=310, **settings)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((params, state)))
-
-
-def test_parameters_that_stay_are_given_back_as_they_came():
-    """To the object: an index in 64 bits that JAX has no type for is still one."""
-    params = {"w": jnp.zeros(2), "index": np.array([1, 2], np.int64)}
-    algorithm = Algorithm(lambda p, x: x @ p["w"], losses.squared_error, 0.1)
-    data = jnp.eye(2), jnp.ones(2)
-    state, _ = iterlin.train(algorithm, params, data, schedule=2, num_steps=3)
-    assert state.params["index"] is params["index"]
 
 
 def test_a_set_is_measured_as_it_is_alone():
@@ -569,21 +528,3 @@ def test_a_set_is_measured_as_it_is_alone():
     assert set(seen) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(seen[name], value, rtol=1e-12, atol=1e-15, err_msg=name)
-
-
-def test_a_second_call_compiles_nothing_and_sees_what_changed():
-    """Programs are reused for what they compute, not for the function that was given."""
-    f, params, data = regression()
-    algorithm, scale = Algorithm(f, losses.squared_error, 0.01), {"by": 1.0}
-    watch = Watch(observe=lambda state: {"seen": scale["by"] * state.step})
-
-    def seen():
-        settings = {"schedule": every(3), "num_steps": 9, "watch": watch}
-        with compilations() as found:
-            last = iterlin.train(algorithm, params, data, **settings)[1]["seen"][-1]
-        return last, bool(found)
-
-    assert seen() == (9, True)
-    assert seen() == (9, False)
-    scale["by"] = 2.0
-    assert seen() == (18, True)

@@ -7,19 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from iterlin.networks import convolution, winograd
+from iterlin.networks import convolution
 
 
 def pooled(method, padding="SAME"):
     return lambda x, kernel: convolution.conv2d_max_pool2(x, kernel, padding=padding, method=method)
-
-
-@pytest.mark.parametrize("size", [0, winograd.MAX_FILTER_SIZE + 1])
-def test_there_are_points_for_small_kernels_alone(size):
-    with pytest.raises(ValueError, match=f"filters must have 1 to 5 rows and columns, got {size}"):
-        winograd.transforms(size)
-    with pytest.raises(ValueError, match="filters must have 1 to 5 rows"):
-        pooled("winograd")(jnp.ones((2, 9, 9, 3)), jnp.ones((5, 6, 3, 4)))
 
 
 # The code generator of XLA that its users have, where tests choose another (`xla.QUICKER`).

@@ -212,12 +212,9 @@ def test_running_statistics_follow_the_moments_and_evaluation_uses_them(normaliz
     [
         ("lenet", (32, 32), {}, "input_shape"),
         ("lenet", (32, 32, 3), {"channels": 0}, "channels"),
-        ("lenet", (32, 32, 3), {"hidden": (8, 0)}, "hidden"),
         ("lenet", (32, 32, 3), {"padding": "FULL"}, "'FULL'"),
-        ("lenet", (32, 32, 3), {"weight": "xavier"}, "'xavier'"),
         ("lenet", (4, 3, 1), {"padding": "SAME"}, "4 x 3"),
         ("resnet18", (32, 32, 3), {"normalization": "layer"}, "'layer'"),
-        ("resnet18", (32, 32, 3), {"method": "fft"}, "'fft'"),
         ("resnet18", (32, 7, 3), {}, "32 x 7"),
     ],
 )

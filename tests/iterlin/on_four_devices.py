@@ -1,0 +1,171 @@
+"""Calls on data that lie on four devices of this host: run by `test_four_devices`.
+
+Prints for each call how far its result is from that on one device, and sizes: of the rows that a
+device holds of a kernel, or of the batches that the network was traced with.
+"""
+
+import iterlin as il
+import jax
+import jax.numpy as jnp
+import numpy as np
+from iterlin.linearise.slices import in_slices
+from iterlin.training import losses
+from iterlin.training.step import Step
+from iterlin.training.steps import with_data_mesh
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+assert jax.device_count() == 4
+
+
+def apart(found, expected):
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    pairs = [(np.asarray(a), np.asarray(b)) for a, b in pairs]
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+
+
+@jax.enable_x64(True)
+def explicit_axes():
+    """Calls on data that `jax.make_mesh` spreads, with Explicit axes."""
+    net = il.mlp((3, 6, 2), activation="tanh")
+    f, params = net.apply, net.init(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    data = tuple(map(jnp.asarray, (rng.normal(size=(8, 3)), rng.normal(size=(8, 2)))))
+    labels = jnp.arange(8) % 2
+    newton = {"damping": 0.1, "max_steps": 3, "tolerance": 1e-6}
+    squared, entropy = losses.squared_error, losses.cross_entropy
+
+    def trained(p, x, y):
+        sets = il.Watch({"seen": (x, y)}, {"loss": squared})
+        run = {"schedule": 5, "num_steps": 10, "engine": "closed_form", "watch": sets}
+        state, history = il.train(il.Algorithm(f, squared, 1e-3), p, (x, y), **run)
+        return state.params, history["seen_loss"]
+
+    def predicted(p, x, y):
+        kernel = il.empirical_ntk(f, p, x)
+        return il.predict(kernel, y, kernel, damping=0.1)
+
+    def truncated(p, x, y):
+        there = jax.device_put(labels, y.sharding)
+        run = newton | {"beta": 0.01, "loss": entropy}
+        return il.truncated_gauss_newton(f, p, x, there, **run).params
+
+    def posterior(p, x, y):
+        return il.laplace(f, p, x, y, loss=squared, prior_precision=1.0).variance(x)
+
+    calls = {
+        "predict": predicted,
+        "cached_ntk": lambda p, x, y: il.cached_ntk(f, p, x).product(y),
+        "ntk_product": lambda p, x, y: il.ntk_product(f, p, x)(y),
+        "sharded_ntk": lambda p, x, y: il.sharded_ntk(f, p, x),
+        "jacobian": lambda p, x, y: il.jacobian(f, p, x),
+        "eigenmodes": lambda p, x, y: il.eigenmodes(f, p, x, y).flow(1.0),
+        "gauss_newton": lambda p, x, y: il.gauss_newton(f, p, x, y, **newton).params,
+        "truncated_gauss_newton": truncated,
+        "ggn_product": lambda p, x, y: il.ggn_product(f, p, x, y, squared)(p),
+        "laplace": posterior,
+        "closed_form": trained,
+    }
+    spread = jax.device_put(data, NamedSharding(jax.make_mesh((4,), ("data",)), jax.P("data")))
+    for name, call in calls.items():
+        print(f"explicit/{name}", apart(call(params, *spread), call(params, *data)))
+
+
+def kernels():
+    model = il.mlp((12, 10, 3), bias_scale=0.1)
+    params = model.init(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (16, 12))
+    last = {"trainable": lambda path: path.startswith("1/")}
+    for name, count, other, settings in (
+        ("kernel", 16, None, {}),
+        ("trace", 13, x[:5], {"trace": True}),
+        ("of_last", 13, x[:5], last),
+    ):
+        expected = il.empirical_ntk(model.apply, params, x[:count], other, **settings)
+        found = il.sharded_ntk(model.apply, params, x[:count], other, **settings)
+        rows = min(shard.data.shape[0] for shard in found.addressable_shards)
+        print(name, apart(found, expected), rows)
+    two = il.sharded_ntk(model.apply, params, x, devices=jax.devices()[:2], trace=True)
+    print("two", len(two.sharding.device_set), two.addressable_shards[0].data.shape[0])
+
+
+model = il.mlp((5, 16, 3))
+params = model.init(jax.random.key(0))
+x, y = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32), np.arange(64) % 3
+ENTROPY = losses.mean(losses.cross_entropy)
+traced = set()
+
+
+def network(params, x):
+    traced.add(len(x))
+    return model.apply(params, x)
+
+
+def keyed(params, x, key):
+    outputs = network(params, x)
+    return outputs if key is None else outputs * (1 + jax.random.normal(key, outputs.shape))
+
+
+def total(outputs, targets):
+    """A loss that is not known to be a sum."""
+    return losses.cross_entropy(outputs, targets)
+
+
+def algorithm(f=network, loss=ENTROPY, keyed=False):
+    return il.Algorithm(f, loss, 0.1, keyed=keyed)
+
+
+def run(data, **settings):
+    settings |= {"schedule": 3, "num_steps": 7, "key": jax.random.key(1), "watch": il.Watch()}
+    return il.train(algorithm(), params, data, **settings)[0].params
+
+
+def iterated(data, mesh=None):
+    """Three batches of the data, however they lie, and parameters with them."""
+    start, place, f = params, data[1].sharding, in_slices(network, 7)
+    batches = [jax.device_put((x[i : i + 16], y[i : i + 16]), place) for i in (0, 16, 32)]
+    if isinstance(place, NamedSharding):
+        start = jax.device_put(params, NamedSharding(place.mesh, PartitionSpec()))
+    return il.train(algorithm(f), start, iter(batches), schedule=3, num_steps=3)[0].params
+
+
+def sweep(data, **settings):
+    settings |= {"periods": [1, 3, jnp.inf], "keys": jax.random.split(jax.random.key(2), 2)}
+    return il.train_sweep(algorithm(), model.init, data, num_steps=7, **settings)[0].params
+
+
+def training():
+    axes = ("rows", "columns")
+    auto, explicit = (
+        jax.make_mesh((2, 2), axes, axis_types=(kind,) * 2)
+        for kind in (AxisType.Auto, AxisType.Explicit)
+    )
+    parts, here = PartitionSpec(axes), (jnp.asarray(x), jnp.asarray(y))
+    for train, place, settings in (
+        (run, NamedSharding(auto, parts), {"mesh": explicit, "batch_size": 18}),
+        (iterated, NamedSharding(explicit, parts), {}),
+        (sweep, NamedSharding(auto, PartitionSpec()), {"mesh": auto, "batch_size": 16}),
+    ):
+        expected = train(here, **settings | {"mesh": None})
+        traced.clear()
+        found = train(jax.device_put((x, y), place), **settings)
+        print(train.__name__, apart(found, expected), *sorted(traced))
+    # What a step is made of; compiling it takes a second, and says no more.
+    spread = jax.device_put((x, y), NamedSharding(auto, parts))
+    for name, settings, of_run in (
+        ("full", {}, {"mesh": auto}),
+        ("batches", {}, {"mesh": auto, "batch_size": 16}),
+        ("slices", {"f": in_slices(network, 7)}, {"mesh": auto, "batch_size": 32}),
+        ("keyed", {"f": keyed, "keyed": True}, {"mesh": auto, "batch_size": 16}),
+        ("loss", {"loss": total}, {"mesh": auto, "batch_size": 16}),
+        ("unsaid", {}, {"batch_size": 16}),
+    ):
+        step = with_data_mesh(Step(algorithm(**settings), 3, **of_run), spread)
+        state = step.start(params, spread, jax.random.key(1))
+        traced.clear()
+        jax.eval_shape(step, state, spread)
+        print(name, 0.0, *sorted(traced))
+
+
+explicit_axes()
+kernels()
+training()
