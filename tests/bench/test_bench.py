@@ -13,7 +13,7 @@ from iterlin_book import xla
 from iterlin_study.records import records
 
 from bench import __main__ as command
-from bench import cases, driver, environments
+from bench import cases, environments
 from bench import report as page
 from bench.driver import Case, Contestant, Goal, Outcome, PeerFailed, Worker, compare
 from bench.peers import iterlin as library
