@@ -11,6 +11,7 @@ from typing import NamedTuple
 import iterlin as il
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import optax
 import sklearn
@@ -22,6 +23,7 @@ from iterlin.linearise.precision import full_precision
 from iterlin.training.files import atomic_write
 from iterlin.training.loop import OutOfTime
 from iterlin_study.records import environment
+from iterlin_study.report import intervals, plotting, tables
 from iterlin_study.runs.groups import key_of
 from jaxtyping import Array, Float, Int, PyTree
 
@@ -378,6 +380,8 @@ def add_statistics(ds: xr.Dataset, level: float) -> xr.Dataset:
         ds[name] = intervals.over_seeds(best.sel(arm=one) - best.sel(arm=other))
     ds["matched_gap"] = intervals.over_seeds(matched_gap(ds.sel(kind=SAME), "100", "10"))
     for name, kind in {"new": NEW, "little": LITTLE, "same": SAME}.items():
+        if kind not in ds.kind:
+            continue
         runs = ds.held_loss.sel(kind=kind)
         last = runs.sel(arm="100").dropna("visit", how="all").visit.values[-1:]
         ends = runs.sel(visit=last).mean("visit")
