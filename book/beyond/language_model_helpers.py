@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product, repeat
 from pathlib import Path
+from time import perf_counter
 from typing import NamedTuple
 
 import iterlin as il
@@ -259,9 +260,9 @@ def adam_run(params: PyTree, text: Text, visits: Visits, count: int, step_size: 
 
 
 def kept(run: Callable[[], History], settings: tuple, folder: Path | None) -> History:
-    """Return the history of a run; with a folder, keep it there, or read it if it is there.
+    """Return the history of a run and its "seconds"; with a folder, keep it there.
 
-    The history of a run that another share trains is empty.
+    A run that is in the folder is read. The history of one that another share trains is empty.
 
     Args:
         run: Trains the run.
@@ -269,21 +270,27 @@ def kept(run: Callable[[], History], settings: tuple, folder: Path | None) -> Hi
         folder: As `grids.store` returns it.
 
     Raises:
-        OutOfTime: If the deadline has passed and the run is not there.
+        OutOfTime: If the deadline has passed and the run is not in the folder.
     """
     if folder is None:
-        return run()
+        return timed(run)
     if environment.is_left_to_others():
         return {}
     path = folder / f"language_model-{digest(*settings)[-16:]}.npz"
     if not path.exists():
         if environment.out_of_time():
             raise OutOfTime("language_model: the deadline came before all runs were finished")
-        found = run()
+        found = timed(run)
         with atomic_write(path) as new, open(new, "wb") as file:
             np.savez(file, **found)
     with np.load(path) as found:
         return dict(found)
+
+
+def timed(run: Callable[[], History]) -> History:
+    """Return the history of a run, and the seconds that it took, as "seconds"."""
+    started = perf_counter()
+    return run() | {"seconds": np.asarray(perf_counter() - started)}
 
 
 def grid(
@@ -311,7 +318,8 @@ def grid(
 
     Returns:
         The histories of `flow_run` and `adam_run` over (kind, arm, seed, visit), NaN after the last
-        visit of a run and for runs that are not asked for.
+        visit of a run and for runs that are not asked for. The attribute `seconds` is the time that
+        training took.
     """
     names = [*arms, ADAM]
     most = 1 + max(max(counts.values()) for counts in visits.values())
@@ -320,6 +328,7 @@ def grid(
     first = initial(key_of(0), width, text.train[0].shape[1])
     trace = expansion.trace(first, *(part[:1] for part in text.train), 1.0)
     program = program_digest([trace.jaxpr])  # of network, loss and flow
+    seconds = 0.0
     for (j, seed), (i, (kind, size)) in product(enumerate(seeds), enumerate(sizes.items())):
         params, again = initial(key_of(seed), width, text.train[0].shape[1]), kind == SAME
         start = params, text, partial(batches, text, size, again, seed)
@@ -330,12 +339,14 @@ def grid(
             else:
                 run, how = flow_run, (times_of(*arms[name], count),)
             history = kept(partial(run, *start, *how), (*common, *how), folder)
+            seconds += float(history.pop("seconds", 0))
             for variable, values in history.items():
                 found[variable][i, names.index(name), j, : len(values)] = values
     coordinates = {"kind": list(sizes), "arm": names, "seed": list(seeds)}
     dims = (*coordinates, "visit")
     variables = {name: (dims, values) for name, values in found.items()}
-    return xr.Dataset(variables, coordinates | {"visit": np.arange(most)})
+    coordinates["visit"] = np.arange(most)
+    return xr.Dataset(variables, coordinates, {"seconds": seconds})
 
 
 def first_below(losses: xr.DataArray, level: float, dim: str) -> xr.DataArray:
@@ -415,19 +426,21 @@ def matched_gap(same: xr.Dataset, one: str, other: str) -> np.ndarray:
 
 
 def draw(ds: xr.Dataset) -> None:
-    """Draw held-out loss against visits, on new text and on the same text."""
-    fig, axes = plotting.panels(2, height=3.0)
-    shades = plt.get_cmap("viridis")([0.08, 0.45, 0.85])
-    styles = dict(zip(("1", "10", "100"), shades, strict=True))
-    styles |= {GROWING: plotting.COLOURS[3], ADAM: "0.4"}
-    for axis, kind in zip(axes, (NEW, SAME), strict=True):
-        for arm, colour in styles.items():
-            losses = ds.held_loss.sel(kind=kind, arm=arm).transpose("seed", "visit")
-            line = "--" if arm == ADAM else "-"
-            plotting.band(axis, ds.visit, losses, color=colour, label=label_of(arm), ls=line)
-        axis.set(xlabel=f"visits to {kind}", ylabel="held-out loss (nats)")
-        axis.set(xscale="symlog", xlim=(0.9, None))
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    """Draw held-out loss against visits, for each kind of visits."""
+    fig, axes = plotting.panels(3, height=2.7)
+    colours = [*plt.get_cmap("viridis")([0.08, 0.45, 0.85]), plotting.COLOURS[3], "0.4"]
+    arms = dict(zip(("1", "10", "100", GROWING, ADAM), colours, strict=True))
+    for axis, kind in zip(axes, (NEW, SAME, LITTLE), strict=True):
+        for arm, colour in arms.items():
+            held = ds.held_loss.sel(kind=kind, arm=arm).dropna("visit", how="all")
+            held = held.transpose("seed", "visit").isel(visit=slice(1, None))
+            line = {"color": colour, "label": label_of(arm), "ls": "--" if arm == ADAM else "-"}
+            if held.size:
+                plotting.band(axis, held.visit, held, **line)
+        axis.set(xscale="log", ylabel="held-out loss (nats)", title=kind, ylim=(2.4, 3.3))
+        axis.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+    axes[-1].set_xlabel("visits")
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     plt.show()
 
 

@@ -61,3 +61,16 @@ def test_a_level_that_is_not_reached_has_no_visit():
         [[3.0, 2.0, 1.0], [3.0, 2.9, np.nan]], {"visit": [0, 1, 2]}, ["s", "visit"]
     )
     np.testing.assert_array_equal(helpers.first_below(losses, 2.0, "visit"), [1, np.nan])
+
+
+def test_a_run_that_is_kept_is_not_trained_again(tmp_path):
+    trained = []
+
+    def run():
+        trained.append(1)
+        return {"held_loss": np.array([3.0, 2.0])}
+
+    for settings in ((PARAMS, 1), (PARAMS, 1), (PARAMS, 2)):
+        found = helpers.kept(run, settings, tmp_path)
+        np.testing.assert_array_equal(found["held_loss"], [3.0, 2.0])
+    assert len(trained) == len(list(tmp_path.iterdir())) == 2
