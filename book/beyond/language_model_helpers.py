@@ -437,7 +437,13 @@ def draw(ds: xr.Dataset) -> None:
             line = {"color": colour, "label": label_of(arm), "ls": "--" if arm == ADAM else "-"}
             if held.size:
                 plotting.band(axis, held.visit, held, **line)
-        axis.set(xscale="log", ylabel="held-out loss (nats)", title=kind, ylim=(2.4, 3.3))
+        axis.set(
+            xscale="log",
+            ylabel="held-out loss (nats)",
+            title=kind,
+            ylim=(2.4, 3.3),
+            xlim=(0.95, 65),
+        )
         axis.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
     axes[-1].set_xlabel("visits")
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)

@@ -47,13 +47,25 @@ def test_no_paragraph_is_in_two_files():
     assert len(texts) == len(set(texts)) > 50
 
 
-def test_the_gap_at_equal_training_loss_is_read_between_visits():
-    losses = {
-        "train_loss": (("arm", "seed", "visit"), [[[np.nan, 3.0, 1.5]], [[np.nan, 2.0, 1.0]]]),
-        "held_loss": (("arm", "seed", "visit"), [[[4.0, 3.5, 3.0]], [[4.0, 2.4, 2.6]]]),
+def test_statistics_compare_the_arms_that_their_claims_name():
+    nan = np.nan
+    new = [[4, 3.6, 3.4, 3.2], [4, 3, 2.8, 2.6], [4, 2.9, 2.5, nan], [4, 3, 2.9, 2.7]]
+    new += [[4, 3.5, 3.0, 2.7]]
+    same = [*new[:2], [4, 3.1, 3.3, nan], *new[3:]]
+    train = np.full((2, 5, 4), nan)
+    train[1, 1], train[1, 2] = [nan, 3, 2, 1], [nan, 2.5, 1, nan]
+    variables = {
+        name: (("kind", "arm", "seed", "visit"), np.repeat(np.array(values)[:, :, None], 4, 2))
+        for name, values in {"held_loss": [new, same], "train_loss": train}.items()
     }
-    same = xr.Dataset(losses, {"arm": ["100", "10"], "seed": [0]})
-    np.testing.assert_allclose(helpers.matched_gap(same, "100", "10"), [3.0 - 2.5])
+    arms = ["1", "10", "100", helpers.GROWING, helpers.ADAM]
+    axes = {"kind": [helpers.NEW, helpers.SAME], "arm": arms, "seed": range(4), "visit": range(4)}
+    found = helpers.add_statistics(xr.Dataset(variables, axes), 2.8)
+    expected = {"adam_ratio": 1.5, "ratio_10": 1, "end_gap_new": -0.3, "end_gap_1": 0.6}
+    expected |= {"end_gap_same": 0.5, "long_over_10": 0.5, "grown_over_10": 0.1}
+    expected |= {"matched_gap": 3.1 - 2.9, "all_reach": 1}  # between visits 1 and 2 of the other
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], [value] * 3, atol=1e-9, err_msg=name)
 
 
 def test_a_level_that_is_not_reached_has_no_visit():
