@@ -74,6 +74,12 @@ beyond/early_or_late:
 beyond/grokking:
   {modulus: 7, other_moduli: [5], width: 8, decays: [1.0, 2.0], times: [0.0, 1.0, 3.0, .inf],
    units: 4, step_size: 0.02, kernel_size: 10, num_seeds: 2}
+beyond/language_model:
+  {folders: [svm], length: 8, held: 20, width: 4, num_seeds: 2, level: 3.4,
+   sizes: {new text: 4, the same text: 4, little new text: 2},
+   visits: {new text: {"1": 3, "10": 3, "100": 2, "1 to 100": 3, AdamW: 20},
+            the same text: {"1": 3, "10": 3, "100": 2, "1 to 100": 3, AdamW: 5},
+            little new text: {"10": 2, "100": 2, AdamW: 5}}}
 experiments/full_solve:
   {<<: *images, num_steps: 40, num_adam_steps: 20, period: 10, num_linearizations: 3,
    check_every: 5}
