@@ -161,9 +161,9 @@ def first_results() -> list[Case]:
 
 
 def posteriors() -> list[Case]:
-    """Laplace approximation of 2,410 parameters from 256 examples, and its class probabilities."""
+    """Laplace approximation of 1,210 parameters from 128 examples, and its class probabilities."""
     contestants = [Contestant("iterlin"), Contestant("laplace-torch", "laplace_torch")]
-    settings = {"network": [64, 32, 10], "examples": 256}
+    settings = {"network": [64, 16, 10], "examples": 128}
     return [
         Case(
             f"Laplace, {structure}",
