@@ -21,8 +21,7 @@ from bench import worker
 from bench.peers import plain
 from bench.worker import Prepared
 
-# The study is imported where it is needed: a process that times a first result, from its start on,
-# loads the library alone.
+# The study is imported where it is needed: a process that times a first result does without it.
 
 LENET_IMAGE = (32, 32, 3)
 ENTROPY = losses.mean(losses.cross_entropy)

@@ -48,9 +48,8 @@ def product(settings, arrays):
     model = Model(settings, arrays)
     anchor, params = (model.parameters(arrays[name]) for name in ("anchor", "params"))
     module, y = Module(model, anchor), torch.from_numpy(arrays["y"]).long().flatten()
-    weights, loss = list(module.parameters()), torch.nn.CrossEntropyLoss()
-    data, check = [(model.x, y)], {"check_deterministic": False}
-    matrix = GGNLinearOperator(module, loss, weights, data, **check)
+    given = torch.nn.CrossEntropyLoss(), list(module.parameters()), [(model.x, y)]
+    matrix = GGNLinearOperator(module, *given, check_deterministic=False)
     vector = [params[name] - anchor[name] for name in anchor]
     return Prepared(
         run=lambda: matrix @ vector,
