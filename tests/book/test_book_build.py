@@ -54,7 +54,7 @@ def test_pages_show_outputs_mathematics_citations_and_times(finished):
 def test_the_script_of_icons_has_those_of_the_pages_alone(finished):
     script = (finished / "_build" / "html" / render.ICONS).read_text("utf8")
     names = {name for name, _ in render.ICON.findall(script)}
-    assert {"download", "chevron-down"} <= names
+    assert {"download", "magnifying-glass"} <= names
     assert len(names) < 50
 
 
