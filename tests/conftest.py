@@ -50,6 +50,7 @@ LONGEST = (
     "test_tiers.py",
     "test_mutations.py",
     "test_book_results.py",
+    "test_four_devices.py",
     "test_integrate.py",
     "test_training.py",
     "test_checkpoints.py",
