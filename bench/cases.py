@@ -129,9 +129,9 @@ def transformer() -> Case:
         Contestant("curvlinops, GGN product", "laplace_torch", like="GGN product", **ggn),
     ]
     goals = [
-        Goal("plain step, against torch", "torch, plain step", plain, 1.0),
-        Goal("linearised step, against torch.func", "torch.func, linearised step", ours, 1.0),
-        Goal("linearised step, in plain steps", ours, plain, 1.4, at_most=True),
+        Goal("transformer, plain, against torch", "torch, plain step", plain, 1.0),
+        Goal("transformer, linearised, against torch", "torch.func, linearised step", ours, 1.0),
+        Goal("transformer, linearised, in plain steps", ours, plain, 1.4, at_most=True),
         Goal("gradient, against torch", "torch, gradient", "gradient", 1.0),
         Goal("GGN product, against torch.func", "torch.func, GGN product", "GGN product", 1.0),
         Goal("GGN product, against curvlinops", "curvlinops, GGN product", "GGN product", 1.0),
