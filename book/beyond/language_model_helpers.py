@@ -231,6 +231,14 @@ def flow_run(params: PyTree, text: Text, visits: Visits, times: Sequence[float])
     return dict(zip(HISTORY, np.asarray(rows, float).T, strict=True))
 
 
+@partial(jax.jit, static_argnames="step_size")
+def adam_step(params: PyTree, state: PyTree, x: Array, y: Array, *, step_size: float):
+    """Return parameters and state of AdamW after one step."""
+    gradient = jax.grad(loss_of)(params, x, y)
+    changes, state = optax.adamw(step_size).update(gradient, state, params)
+    return optax.apply_updates(params, changes), state
+
+
 @full_precision()
 def adam_run(params: PyTree, text: Text, visits: Visits, count: int, step_size: float) -> History:
     """Train by one step of AdamW a visit.
@@ -245,16 +253,9 @@ def adam_run(params: PyTree, text: Text, visits: Visits, count: int, step_size: 
     Returns:
         "held_loss" and "train_loss" as `flow_run`.
     """
-    optimizer = optax.adamw(step_size)
-
-    @jax.jit
-    def step(params, state, x, y):
-        changes, state = optimizer.update(jax.grad(loss_of)(params, x, y), state, params)
-        return optax.apply_updates(params, changes), state
-
-    state, rows = optimizer.init(params), [(loss_of(params, *text.held), np.nan)]
+    state, rows = optax.adamw(step_size).init(params), [(loss_of(params, *text.held), np.nan)]
     for _, (x, y) in zip(range(count), visits(), strict=False):
-        params, state = step(params, state, x, y)
+        params, state = adam_step(params, state, x, y, step_size=step_size)
         rows.append((loss_of(params, *text.held), loss_of(params, x, y)))
     return dict(zip(HISTORY, np.asarray(rows, float).T, strict=False))
 
