@@ -1,4 +1,4 @@
-"""The landing page: its first sentence, its figure, and the cards of five findings.
+"""The landing page: its first sentence, its figure, and the cards of findings.
 
 The sentences are the findings of the ledger; the README tells some of them, too, and a test
 compares.
@@ -22,6 +22,7 @@ CARDS = {
     "long-further": "Updated too rarely, features move further and get worse",
     "grok-updates": "Eight feature updates are enough to grok",
     "C6-exact": "Solving each linear problem completely costs accuracy",
+    "lm-same": "Long solves pay on new text, not on the same text again",
     "C1-augmented": "On all images the question is open",
 }
 SIZE = (3.4, 2.5)  # inches, of a card's picture
@@ -153,6 +154,16 @@ def _solved(axis, record):
     axis.set(xlim=(-0.6, 1.6), ylabel="test accuracy (%)")
 
 
+def _text(axis, record):
+    """Held-out loss over visits: long solves are lowest on new text, and rise on the same text"""
+    for kind, style in (("the same text", "-"), ("new text", "--")):
+        for arm, colour in (("10", plotting.COLOURS[0]), ("100", plotting.COLOURS[3])):
+            held = record.held_loss.sel(kind=kind, arm=arm).mean("seed").dropna("visit")[1:]
+            axis.plot(held.visit, held, style, color=colour, label=f"{kind}, time {arm}")
+    axis.set(xlabel="visits to text", ylabel="held-out loss (nats)", ylim=(2.45, 3.75))
+    axis.legend(loc="upper right", fontsize=9)
+
+
 def _augmented(axis, record):
     """Test accuracy against training time: with eleven updates it lags behind one at every step"""
     for period, name in ((record.period.min(), "every step"), (record.period.max(), "11 updates")):
@@ -167,5 +178,6 @@ PICTURES = {
     "long-further": _further,
     "grok-updates": _grokked,
     "C6-exact": _solved,
+    "lm-same": _text,
     "C1-augmented": _augmented,
 }
