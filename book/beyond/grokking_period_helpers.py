@@ -7,15 +7,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
 from iterlin_study.report import intervals, plotting, tables
+from iterlin_study.runs import merging
 
 from book.beyond.grokking_helpers import LEVEL
 
 KEPT = ["step", "train_accuracy", "train_accuracy_proxy", "test_accuracy"]
 KEPT += ["test_accuracy_proxy", "diverged_at"]
-LABELS = {
-    "decay": "decay alone",
-    "scaled": "weights and logits scaled with it",
-}
 
 
 def periods(shortest: float, ratio: float, number: int, unit: float) -> list[int]:
@@ -87,21 +84,27 @@ def add_statistics(ds: xr.Dataset, step_size: float) -> xr.Dataset:
     """Return the runs with what the claims are judged by.
 
     Args:
-        ds: Runs over (arm, decay, place, seed, look), and "period" over (arm, decay, place).
+        ds: Runs over (decay, place, seed, look), with "period" over (decay, place); those with
+            scaled weights and logits as "scaled_..." over (scaled_decay, place, seed, look).
         step_size: Step size of the runs whose decay alone differs.
     """
-    found = edges(ds.test_accuracy, ds.period)
+    ds["decay_time"] = 1 / (step_size * ds.decay)
+    scaled = merging.of(ds, "scaled")
+    found, scaled_found = (edges(part.test_accuracy, part.period) for part in (ds, scaled))
     for name in found:
         ds[f"{name}_period"] = found[name]
-    ds["decay_time"] = 1 / (step_size * ds.decay)
-    slopes = {}
-    for arm in LABELS:
-        slopes[arm], cells = exponents(found.sel(arm=arm))
-        ds[f"{arm}_off"] = over_all_seeds(slopes[arm] + 1)
-        ds[f"{arm}_off_cells"] = "bound", cells + 1
-    ds["scaled_minus_decay"] = over_all_seeds(slopes["scaled"] - slopes["decay"])
-    fit = 100 * ds.train_accuracy_proxy.max("look").min(["arm", "decay", "place"])
-    ds["all_fit"] = intervals.over_seeds(fit)
+        ds[f"scaled_{name}_period"] = scaled_found[name].rename(decay="scaled_decay")
+    slopes, cells = exponents(found)
+    ds["decay_off"], ds["decay_off_cells"] = over_all_seeds(slopes + 1), ("bound", cells + 1)
+    scaled_slopes, cells = exponents(scaled_found)
+    ds["scaled_off"] = over_all_seeds(scaled_slopes + 1)
+    ds["scaled_off_cells"] = "bound", cells + 1
+    same, _ = exponents(found.sel(decay=scaled.decay))
+    ds["scaled_minus_decay"] = over_all_seeds(scaled_slopes - same)
+    fits = [
+        100 * part.train_accuracy_proxy.max("look").min(["decay", "place"]) for part in (ds, scaled)
+    ]
+    ds["all_fit"] = intervals.over_seeds(np.minimum(*fits))
     return ds
 
 
@@ -115,15 +118,13 @@ def over_all_seeds(samples: xr.DataArray) -> tuple[str, np.ndarray]:
 def draw(ds: xr.Dataset) -> None:
     """Draw the longest periods over the weight decay, in steps and in decay times."""
     _, axes = plotting.panels(2, height=2.9)
-    decay = ds.decay.values
-    for (arm, label), colour, marker in zip(LABELS.items(), plotting.COLOURS, "os", strict=False):
-        at = ds.sel(arm=arm).transpose("seed", "decay", ...)
-        times = at.edge_period / at.decay_time
+    for (label, part), colour, marker in zip(arms(ds), plotting.COLOURS, "os", strict=False):
+        steps = part.edge_period.transpose("seed", "decay")
         style = {"color": colour, "marker": marker, "label": label}
-        for axis, values in zip(axes, (at.edge_period, times), strict=True):
-            plotting.points(axis, decay, values, **style)
-    start = float(ds.edge_period.sel(decay=1).mean())
-    axes[0].plot(decay, start / decay, color="gray", ls=":", label=r"proportional to $1/\lambda$")
+        for axis, values in zip(axes, (steps, steps / ds.decay_time), strict=True):
+            plotting.points(axis, part.decay.values, values, **style)
+    decay, at_one = ds.decay.values, float(ds.edge_period.sel(decay=1).mean())
+    axes[0].plot(decay, at_one / decay, color="gray", ls=":", label=r"proportional to $1/\lambda$")
     axes[0].set(yscale="log", ylabel="longest period (steps)")
     axes[1].set(ylabel="longest period (decay times)", xlabel=r"weight decay $\lambda$")
     for axis in axes:
@@ -134,20 +135,29 @@ def draw(ds: xr.Dataset) -> None:
     plt.show()
 
 
+def arms(ds: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
+    """Return the runs with decay alone and those with scaled weights and logits, with labels."""
+    return [
+        ("decay alone", ds),
+        ("weights and logits scaled with it", merging.of(ds, "scaled")),
+    ]
+
+
 def table(ds: xr.Dataset) -> object:
     """Return a table of how many runs generalise with each period."""
     head = ["runs", "weight decay", "period (steps)", "period (decay times)", "that generalise"]
     head += ["updates until then", "best test accuracy (%)"]
-    rows, reached = [], ds.test_accuracy >= LEVEL
-    for arm, decay, place in itertools.product(LABELS, ds.decay.values, ds.place.values):
-        at = {"arm": arm, "decay": decay, "place": place}
-        there, runs = reached.sel(at), ds.sel(at)
-        first = there.argmax("look").where(there.any("look"))
-        times = float(runs.period / runs.decay_time)
-        count = f"{int(there.any('look').sum())} of {ds.sizes['seed']}"
-        rows.append([LABELS[arm], f"{decay:g}", int(runs.period), f"{times:.2f}", count])
-        best = 100 * runs.test_accuracy.max("look")
-        rows[-1] += [tables.interval_text(first, 0), tables.interval_text(best, 0)]
+    rows = []
+    for label, part in arms(ds):
+        for decay, place in itertools.product(part.decay.values, part.place.values):
+            runs = part.sel(decay=decay, place=place)
+            there = runs.test_accuracy >= LEVEL
+            first = there.argmax("look").where(there.any("look"))
+            times = float(runs.period / ds.decay_time.sel(decay=decay))
+            count = f"{int(there.any('look').sum())} of {ds.sizes['seed']}"
+            rows.append([label, f"{decay:g}", int(runs.period), f"{times:.2f}", count])
+            best = 100 * runs.test_accuracy.max("look")
+            rows[-1] += [tables.interval_text(first, 0), tables.interval_text(best, 0)]
     return tables.table(head, rows)
 
 
