@@ -126,6 +126,8 @@ def draw(ds: xr.Dataset) -> None:
     decay, at_one = ds.decay.values, float(ds.edge_period.sel(decay=1).mean())
     axes[0].plot(decay, at_one / decay, color="gray", ls=":", label=r"proportional to $1/\lambda$")
     axes[0].set(yscale="log", ylabel="longest period (steps)")
+    ticks = [steps for steps in (250, 500, 1000, 2000) if steps < 1.3 * at_one / decay.min()]
+    axes[0].set_yticks(ticks, map(str, ticks))
     axes[1].set(ylabel="longest period (decay times)", xlabel=r"weight decay $\lambda$")
     for axis in axes:
         axis.set_xscale("log")
