@@ -74,6 +74,9 @@ beyond/early_or_late:
 beyond/grokking:
   {modulus: 7, other_moduli: [5], width: 8, decays: [1.0, 2.0], times: [0.0, 1.0, 3.0, .inf],
    units: 4, step_size: 0.02, kernel_size: 10, num_seeds: 2}
+beyond/grokking_period:
+  {modulus: 7, width: 8, decays: [1.0, 2.0], shortest: [0.5, 0.5], scaled_decays: [2.0],
+   scaled_shortest: [0.5], num_periods: 2, updates: 3, step_size: 0.02, num_seeds: 2}
 beyond/language_model:
   {folders: [svm], length: 8, held: 20, width: 4, num_seeds: 2, level: 3.4,
    sizes: {new text: 4, the same text: 4, little new text: 2},
