@@ -104,6 +104,7 @@ def network(params, x):
 
 
 NETWORK = network, PARAMS, X
+NEWTON = {"max_steps": 1, "tolerance": 0.0}
 HALF = [array.astype(jnp.bfloat16) for array in (PARAMS, X, Y)]
 ALGORITHM = il.Algorithm(network, il.losses.squared_error, 1e-3)
 SETTINGS = {"schedule": 5, "num_steps": 10, "engine": "closed_form"}
