@@ -95,7 +95,7 @@ def test_no_text_of_a_record_acts_on_a_page(tmp_path, monkeypatch, displayed):
     displayed.append(claims_table.HTML(claims_table.lines(ours=False)))
     measured = poisoned_record(xr.load_dataset(ROOT / "data/results/performance/laptop.nc"))
     shown = report.Report(measured)
-    for part in (shown.show_all, shown.show_origin, shown.show_missed, shown.show_commands):
+    for part in (shown.show_all, shown.show_origin, shown.show_missed):
         part()
     monkeypatch.setattr(comparison, "experiments", lambda: ["trial"])
     filled = build_facts.fill(build_facts.QUICK_RUNS, {})
