@@ -219,7 +219,7 @@ def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
 
 
 def check_finite_examples(f: Network, params: PyTree, x: Any) -> None:
-    """Require that NaN or inf in the inputs of the first example that has one is replaced by f.
+    """Require that no NaN or inf in the inputs reaches the outputs; the first example is tried.
 
     Args:
         f: The network, f(params, x). It is not called if all inputs are finite.
@@ -229,8 +229,8 @@ def check_finite_examples(f: Network, params: PyTree, x: Any) -> None:
     Raises:
         ValueError: If an output is not finite. The message names the example.
     """
-    unknown = lambda leaf: is_traced(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)  # noqa: E731
-    if any(map(unknown, jax.tree.leaves((params, x)))):
+    leaves = jax.tree.leaves((params, x))
+    if any(is_traced(leaf) or isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
         return
     for leaf in jax.tree.leaves(x):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
