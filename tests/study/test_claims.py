@@ -232,12 +232,18 @@ def without(*fields):
     [
         ([without("claim", "page")], "claim C0 lacks claim, page"),
         ([ROW | {"expected": "proved"}], "claim C0 .* 'proved'"),
+        (
+            [ROW | {"expected": "held"}],
+            "claim C0 expects 'held', no verdict on a row of version v3",
+        ),
+        ([statement()], "claim C0 has 0 rules"),
         ([statement(above="much")], "claim C0 .* 'much', which is not a number"),
         ([statement(within=0)], "claim C0 allows nothing: within 0"),
         (
             [statement(says="fit (%)", above=100.0)],
             r"claim C0 allows nothing: 'fit \(%\)' lies between",
         ),
+        ([statement(says="fit (%)", below=101.0)], "claim C0 allows everything: .* 0 and 100"),
         ([statement(says="runs that diverged", below=0)], "claim C0 allows nothing: 'runs that"),
         ([statement(above=1.0, bellow=2)], "claim C0 .* unknown field 'bellow'"),
         (

@@ -15,6 +15,7 @@ from iterlin_study.report import claims_table, openings, tables
 from iterlin_study.report import page as page_module
 
 from bench import report
+from book.index_helpers import told
 
 ROOT = Path(__file__).resolve().parents[2]
 # What Markdown, HTML or MathJax would act on.
@@ -110,3 +111,20 @@ def test_no_text_of_a_record_acts_on_a_page(tmp_path, monkeypatch, displayed):
     assert {link["href"] for link in html.select("a")} == {"experiments/trial.html", file}
     assert html.select("img, script, iframe, object, h1, h2") == []
     assert [name for tag in html.find_all(True) for name in tag.attrs if name[:2] == "on"] == []
+
+
+def test_the_findings_hold_nothing_of_a_record_but_numbers(monkeypatch):
+    """They alone are shown as Markdown, because the README tells them too."""
+    best = records.best
+    monkeypatch.setattr(records, "best", lambda name: in_place_of_numbers(best(name), TEXT))
+    with pytest.raises((ValueError, TypeError)):
+        list(told())
+
+
+def in_place_of_numbers(record, text):
+    values = {name: text for name, value in record.attrs.items() if not isinstance(value, str)}
+    data = {
+        name: (variable.dims, np.full(variable.shape, text, object))
+        for name, variable in record.data_vars.items()
+    }
+    return record.assign(data).assign_attrs(values)
