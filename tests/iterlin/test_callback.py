@@ -53,9 +53,10 @@ def test_a_callback_gets_the_whole_state_and_what_is_recorded_at_each_look(engin
         assert row["all_loss"] == pytest.approx(float(SQUARED(F(state.params, X), Y)), rel=1e-12)
 
 
-@pytest.mark.parametrize(("engine", "kind"), [("steps", jnp.asarray), ("closed_form", np.bool_)])
-def test_true_ends_the_run_and_keeps_it(engine, kind):
-    ended = run(engine=engine, callback=lambda state, row: kind(row["step"] >= 20))
+@pytest.mark.parametrize("engine", ["steps", "closed_form"])
+@pytest.mark.parametrize("of_numpy", [bool, np.bool_, jnp.asarray])
+def test_true_ends_the_run_and_keeps_it(engine, of_numpy):
+    ended = run(engine=engine, callback=lambda state, row: of_numpy(row["step"] >= 20))
     assert_same(ended, run(engine=engine, at=(0, 10, 20), num_steps=20))
 
 
@@ -117,10 +118,11 @@ def test_an_exception_in_a_callback_loses_nothing_of_a_checkpoint(tmp_path):
         (lambda state, row: row["bias"] > 0, r"callback must return one bool, .*: got bool\[2\]$"),
     ],
 )
-def test_a_callback_that_does_not_fit_is_refused(callback, message):
+@pytest.mark.parametrize("engine", ["steps", "flow"])
+def test_a_callback_that_does_not_fit_is_refused(callback, message, engine):
     algorithm = iterlin.Algorithm(F, SQUARED, 0.1)
     watch = iterlin.Watch({"all": DATA}, observe=lambda s: {"bias": s.params[1]["bias"]})
-    settings = {"schedule": 7, "num_steps": 10, "watch": watch}
+    settings = {"schedule": 7, "num_steps": 10, "engine": engine, "watch": watch}
     with pytest.raises(ValueError, match=message):
         bare(iterlin.train)(algorithm, PARAMS, DATA, **settings, callback=callback)
 
@@ -157,3 +159,14 @@ def test_fewer_steps_than_were_taken_are_refused_in_a_line(tmp_path):
         run(at=(0, 20), num_steps=20, **settings)
         with pytest.raises(CheckpointError, match=r"^.* has taken 20 steps: num_steps 10 is below"):
             run(at=(0,), num_steps=10, **settings)
+
+
+# Data that end.
+
+
+@pytest.mark.parametrize("batches", [15, 20])
+def test_data_that_end_end_the_run_and_keep_it(batches):
+    with pytest.warns(UserWarning, match=f"data ended at step {batches}"):
+        found = run(data=(DATA for _ in range(batches)))
+    at = [step for step in (0, 10, 20) if step <= batches]
+    assert_same(found, run(at=at, num_steps=batches))

@@ -76,6 +76,22 @@ def test_events_of_a_flow_are_those_of_small_steps_within_one_check():
     assert np.abs(np.diff(flowed, prepend=0) - np.diff(taken, prepend=0)).max() <= check_every
 
 
+def first_moved_far(state):
+    return moved_far(state) & (state.updates == 0)
+
+
+def test_a_flow_stops_at_the_first_check_after_the_event():
+    def first(check_every):
+        schedule = when(first_moved_far, check_every=check_every)
+        (found,) = events(by_engine, check_every, [0, 500], **FLOW, schedule=schedule)
+        return found
+
+    event = first(1)
+    assert event > 60
+    for check_every in (4, 16, 60):
+        assert first(check_every) == -(-event // check_every) * check_every
+
+
 def test_looks_that_only_steps_follow_are_refused_and_left_to_them():
     problem, watch = setting()
     looks = lambda step, state: moved_far(state)  # noqa: E731

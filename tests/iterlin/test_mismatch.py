@@ -60,6 +60,19 @@ def test_loss_ratio_is_that_of_network_and_proxy():
     assert il.loss_ratio(F, ENTROPY, X, LABELS)(moved(0.0)) == 1
 
 
+def test_a_schedule_that_asks_for_it_keeps_the_error_at_bay():
+    error, algorithm = il.linearization_error(F, X), il.Algorithm(F, ENTROPY, 0.05)
+    schedule = il.when(lambda state: error(state) > 0.2, check_every=5)
+    watch = il.Watch(at=list(range(0, 301, 5)), observe=lambda state: {"error": error(state)})
+    settings = {"num_steps": 300, "watch": watch, "progress": False}
+    state, history = il.train(algorithm, PARAMS, (X, LABELS), schedule=schedule, **settings)
+    assert int(state.updates) >= 2
+    # Where the error is above, the next check is at a new linearisation.
+    above = np.flatnonzero(history["error"][:-1] > 0.2)
+    assert len(above) == int(state.updates)
+    assert (np.diff(history["updates"])[above] == 1).all()
+
+
 @pytest.mark.parametrize(
     ("measure", "arguments", "message"),
     [

@@ -12,7 +12,7 @@ import optax
 import pytest
 from iterlin.linearise import parameters
 from iterlin.training import losses, schedules, timed
-from problems import flat
+from problems import bare, flat
 
 N, T, CLASSES = 12, 3, 4
 KEY = jax.random.key(7)
@@ -120,6 +120,25 @@ def test_complex_parameters_are_refused_where_they_would_be_trained():
     np.testing.assert_array_equal(fixed, il.jacobian(classifier, PARAMS, X))
 
 
+def test_the_fixed_part_is_an_argument_of_the_programs(no_constants):
+    """As a constant, XLA would fold a frozen network over the data when it compiles."""
+    params = {**PARAMS, "frozen": jnp.ones((500, CLASSES))}
+
+    def f(params, x):
+        return classifier(params, x) + params["frozen"].sum(0)[None]
+
+    def of_others(name):
+        return name != "frozen"
+
+    run(f, params, (X, LABELS), trainable=of_others)
+    algorithm = il.Algorithm(f, ENTROPY, 0.3, trainable=of_others)
+    grid = {"periods": [4], "keys": jax.random.split(KEY), "num_steps": 3}
+    il.train_sweep(algorithm, lambda key: params, (X, LABELS), **grid)
+    moving, fixed = parameters.partition(params, of_others)
+    with pytest.raises(UserWarning, match="constants were captured"):
+        run(parameters.bind_fixed(f, fixed), moving, (X, LABELS))
+
+
 def test_linear_algebra_is_that_of_the_part():
     """Columns of the Jacobian, products with it, the proxy and the exact solutions."""
     trainable = {"body": True, "head": False}
@@ -146,6 +165,7 @@ def test_linear_algebra_is_that_of_the_part():
         (PARAMS, lambda name: False, "leaves no floating point leaf to train, of body, head"),
         (PARAMS, {"body": True}, "is not a prefix of params"),
         (PARAMS, lambda name: 1, "must be true or false of 'body', got 1"),
+        ([jnp.ones(1)] * 9, lambda name: False, r"to train, of 0, 1, .*, 7, \.\.\.$"),
         ({"act": jax.nn.relu}, None, "at 'act', which is no array: take apart"),
     ],
 )
@@ -154,6 +174,16 @@ def test_a_bad_choice_of_parameters_is_refused(params, trainable, message):
         parameters.partition(params, trainable)
     with pytest.raises(ValueError, match=message):
         run(classifier, params, (X, LABELS), trainable=trainable)
+
+
+def test_split_and_join_are_inverse():
+    params = {"a": [jnp.ones(2), 3], "b": None, "c": (KEY, jnp.arange(2.0))}
+    for trainable in (None, lambda name: name == "c/1", {"a": np.True_, "b": None, "c": False}):
+        moving, fixed = parameters.partition(params, trainable)
+        equal = jax.tree.map(lambda u, v: np.all(u == v), parameters.combine(moving, fixed), params)
+        assert jax.tree.all(equal)
+        assert len(jax.tree.leaves((moving, fixed))) == len(jax.tree.leaves(params))
+    assert parameters.bind_fixed(classifier, parameters.partition(PARAMS)[1]) is classifier
 
 
 # Inputs, targets and outputs ----------------------------------------------------------------
@@ -209,6 +239,15 @@ def test_outputs_may_be_of_any_rank():
     )
 
 
+def test_cross_entropy_sums_over_places():
+    outputs = tokens(PARAMS, X)
+    parts = [losses.cross_entropy(outputs[:, t], TOKEN_LABELS[:, t]) for t in range(T)]
+    np.testing.assert_allclose(losses.cross_entropy(outputs, TOKEN_LABELS), sum(parts))
+    np.testing.assert_allclose(ENTROPY(outputs, TOKEN_LABELS), sum(parts) / (N * T))
+    with pytest.raises(ValueError, match="targets must be 12 x 3 integer labels, got shape"):
+        bare(losses.cross_entropy)(outputs, LABELS)
+
+
 # Networks that draw, further terms of the loss, optimisers that search ----------------------
 
 
@@ -228,6 +267,24 @@ def test_a_keyed_network_draws_anew_at_each_step(schedule):
     np.testing.assert_allclose(history["train_loss"][-1], looked)
     with pytest.raises(ValueError, match="a keyed f needs a key to draw from"):
         run(dropped, PARAMS, (X, LABELS), keyed=True)
+
+
+def test_a_regularizer_is_part_of_the_objective():
+    def towards_start(params):
+        moved = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), params, PARAMS)
+        return 0.1 * sum(jax.tree.leaves(moved)) + 0.01 * jnp.sum(params["head"] ** 4)
+
+    state, _ = run(classifier, PARAMS, (X, LABELS), regularizer=towards_start)
+    close(state.params, by_hand(4, given=lambda step: {"extra": towards_start}))
+
+
+def test_a_line_search_solves_the_linear_problem():
+    """L-BFGS sees the step's own objective, penalty included, and reaches its minimum."""
+    y = jax.random.normal(jax.random.key(9), (N, CLASSES))
+    settings = {"loss": losses.squared_error, "optimizer": optax.lbfgs(), "penalty": 0.2}
+    settings |= {"schedule": il.never(), "num_steps": 60, "watch": il.Watch()}
+    state, _ = run(classifier, PARAMS, (X, y), **settings)
+    close(state.params, il.eigenmodes(classifier, PARAMS, X, y).damped(0.4), 1e-5)
 
 
 # Data in batches, on several devices --------------------------------------------------------
@@ -282,6 +339,16 @@ def test_a_schedule_looks_at_the_network_now_and_then():
     # A look at step t sees the updates of the steps before it.
     found = np.flatnonzero(np.diff(history["updates"]))
     assert found.tolist() == updates
+
+
+def test_a_schedule_may_be_a_number_and_data_a_list():
+    wanted, _ = run(classifier, PARAMS, (X, LABELS), schedule=il.every(4))
+    state, _ = run(classifier, PARAMS, [X, LABELS], schedule=4.0, watch=il.Watch())
+    close(state.params, wanted.params, 0)
+    algorithm = il.Algorithm(classifier, ENTROPY, 0.1)
+    for schedule in ("often", 0):
+        with pytest.raises(ValueError, match="schedule must be a period, a list"):
+            bare(il.train)(algorithm, PARAMS, (X, LABELS), schedule=schedule, num_steps=3)
 
 
 def test_a_period_of_a_fixed_time():

@@ -66,6 +66,16 @@ def test_each_slice_draws_by_a_key_of_its_own(count, parts):
     np.testing.assert_array_equal(f(params, x, None), 2 * x)
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_slices_are_folded_in_their_order(size):
+    x = jnp.asarray([1.0, 2.0, 3.0, 4.0])
+    found = slices.fold_slices(lambda carry, a: 2 * carry + a.sum(), jnp.asarray(1.0), size, x)
+    carry = 1.0
+    for start in range(0, 4, size):
+        carry = 2 * carry + float(x[start : start + size].sum())
+    assert float(found) == carry
+
+
 LOSSES = (losses.cross_entropy, losses.squared_error)
 
 
@@ -139,6 +149,23 @@ def test_a_step_and_the_rule_solved_keep_no_more_than_a_slice(function):
     assert not is_whole(losses.cross_entropy)
     assert not is_whole(losses.mean(losses.cross_entropy))
     assert is_whole(lambda outputs, y: jnp.max(outputs))
+
+
+@pytest.mark.parametrize("loss", [LOSSES[0], losses.mean(LOSSES[1]), lambda u, y: jnp.max(u)])
+def test_the_gradient_of_a_loss_by_slices_is_its_gradient(loss):
+    rng = np.random.default_rng(6)
+    x, params = (jnp.asarray(rng.normal(size=shape)) for shape in ((9, 3), (3, 4)))
+    y = jnp.asarray(rng.integers(4, size=9))
+    if losses.as_sum(loss) is losses.squared_error:
+        y = jax.nn.one_hot(y, 4, dtype=x.dtype)
+
+    def term(loss, x, y):
+        return jax.value_and_grad(lambda p: loss(x @ p, y))(params)
+
+    whole = term(loss, x, y)
+    found = losses.loss_over_slices(term, loss, 2, x, y)
+    np.testing.assert_allclose(found[0], whole[0], rtol=1e-13)
+    np.testing.assert_allclose(found[1], whole[1], atol=1e-13)
 
 
 @pytest.mark.parametrize(

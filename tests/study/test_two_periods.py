@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import xarray as xr
 from iterlin_study.records import experiment_pages
 from iterlin_study.runs import problems, two_periods
 from problems import bare, flat
@@ -47,6 +48,22 @@ def test_the_runs_start_alike_are_looked_at_twice_a_period_and_have_filters():
     assert np.all(moved[:, :, 0] == 0)
     apart = np.linalg.norm(weights[1, 0, -1] - weights[1, 0, 0])
     np.testing.assert_allclose(moved[1, 0, -1], apart / np.linalg.norm(weights[1, 0, 0]))
+
+
+def test_steps_are_halved_at_the_same_steps_at_both_periods(monkeypatch):
+    made = {}
+
+    def grid(problem, axes, make, **_):
+        made.update({period: make(period, 0) for period in axes["period"]})
+        return xr.Dataset()
+
+    monkeypatch.setattr(two_periods, "grid", grid)
+    monkeypatch.setattr(two_periods, "image_problem", lambda *_, **settings: None)
+    times = {"period": 5, "linearizations": 5, "halve_after": [2, 3]}
+    bare(two_periods.run)("digits", NETWORK, **times, **SETTINGS)
+    assert made[1].halve_after == (10, 20)
+    assert made[5].halve_after == (2, 3)
+    assert made[1].eval_steps == made[5].eval_steps == (0, 2, 5, 7, 10, 15, 20, 30, 40, 50, 60)
 
 
 @pytest.mark.parametrize(
