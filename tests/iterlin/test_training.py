@@ -528,3 +528,12 @@ def test_a_set_is_measured_as_it_is_alone():
     assert set(seen) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(seen[name], value, rtol=1e-12, atol=1e-15, err_msg=name)
+
+
+def test_parameters_that_stay_are_given_back_as_they_came():
+    """To the object: an index in 64 bits that JAX has no type for is still one."""
+    params = {"w": jnp.zeros(2), "index": np.array([1, 2], np.int64)}
+    algorithm = Algorithm(lambda p, x: x @ p["w"], losses.squared_error, 0.1)
+    data = jnp.eye(2), jnp.ones(2)
+    state, _ = iterlin.train(algorithm, params, data, schedule=2, num_steps=3)
+    assert state.params["index"] is params["index"]
