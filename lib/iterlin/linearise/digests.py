@@ -80,10 +80,11 @@ def _constants(part: Any, known: dict[int, bytes]) -> bytes:
         return known[id(part)]
     if hasattr(part, "__array__"):
         return digest(part).encode()
-    if isinstance(part, ClosedJaxpr):
+    if isinstance(part, ClosedJaxpr) and not isinstance(part, Jaxpr):
         inner = [*part.consts, part.jaxpr]
-    elif isinstance(part, Jaxpr):
-        inner = [v.val for v in part.outvars if isinstance(v, Literal)]
+    elif isinstance(part, Jaxpr):  # from JAX 0.11 on with its own constants
+        inner = [*getattr(part, "consts", ())]
+        inner += [v.val for v in part.outvars if isinstance(v, Literal)]
         for equation in part.eqns:
             inner += [v.val for v in equation.invars if isinstance(v, Literal)]
             settings = dict(equation.params)
