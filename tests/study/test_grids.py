@@ -143,8 +143,10 @@ def test_at_the_deadline_whole_seeds_are_there_and_the_rest_goes_on(tmp_path, mo
     assert np.isfinite(part.test_loss.sel(seed=0)).all()
     assert np.isnan(part.test_loss.sel(seed=1)).all()
     monkeypatch.setattr(environment, "out_of_time", lambda: True)
-    with pytest.raises(loop.OutOfTime, match="before a run was finished"):
-        grids.grid(problem(), {"seed": [7]}, lambda seed: RUNS[0])
+    nothing = grids.grid(problem(), {"seed": [7]}, lambda seed: RUNS[0])
+    assert nothing.attrs["missing"] == 1
+    assert np.isnan(nothing.test_loss).all()
+    assert nothing.test_loss.dims == ("seed", "evaluation")
     monkeypatch.undo()
     whole = found()
     assert whole.attrs["missing"] == 0

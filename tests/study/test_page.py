@@ -2,8 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 import toy_pages
+import xarray as xr
+from iterlin.training.loop import OutOfTime
 from iterlin_study.records import records
 from iterlin_study.report import claims
 from iterlin_study.report import page as page_module
@@ -58,6 +61,17 @@ def test_time_and_missing_runs_are_those_of_the_grid_unless_they_are_given():
     assert (record.attrs["wall_time"], record.attrs["missing"]) == (90.0, 2)
     record = page.save(live, seconds=5.0, missing=0)
     assert (record.attrs["wall_time"], record.attrs["missing"]) == (5.0, 0)
+
+
+def test_without_a_finished_run_nothing_is_recorded():
+    page = Page("trial", VALUES)
+    live = toy_pages.results()
+    with pytest.raises(OutOfTime, match="before a run was finished"):
+        page.save(live.assign(diverged_at=xr.full_like(live.seed, np.nan, float)))
+    assert not records.path_of("trial", "laptop").exists()
+    live = live.assign(lazy_diverged_at=xr.full_like(live.seed, np.nan, float))
+    page.save(live.assign(diverged_at=xr.full_like(live.seed, -1)))
+    assert records.path_of("trial", "laptop").exists()
 
 
 def test_the_record_of_the_highest_tier_is_shown_else_the_run(displayed):

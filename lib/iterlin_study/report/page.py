@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import xarray as xr
 from IPython.display import display
 from iterlin.linearise.precision import matmul_precision
+from iterlin.training.loop import OutOfTime
 
 from iterlin_study.records import (
     comparison,
@@ -86,7 +87,12 @@ class Page:
         data names the data set. seconds and missing are by default the attributes that `grids.grid`
         gave the data set, else the time since this object was made, and 0. The time of seeds that
         the record had already is added.
+
+        Raises OutOfTime if the deadline has left no run finished.
         """
+        ends = [value for name, value in live.items() if "diverged_at" in str(name)]
+        if ends and all(bool(end.isnull().all()) for end in ends):
+            raise OutOfTime(f"{self.experiment}: the deadline came before a run was finished")
         if seconds is None:
             seconds = live.attrs.get("seconds", time.perf_counter() - self.started)
         earlier, rules = [], self.rules

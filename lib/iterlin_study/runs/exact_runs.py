@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
@@ -23,11 +22,10 @@ from iterlin_study.runs.groups import (
     SLICE,
     Problem,
     Run,
-    inputs,
     key_of,
-    programs,
     schedule_of,
     step_of,
+    unknown_history,
     with_own_examples,
 )
 
@@ -84,7 +82,7 @@ def exact_grid(
             if kind not in integrators:
                 integrators[kind] = _integrator(problem, run, name, tolerance)
             results[index] = _integrate(integrators[kind], problem, run, folder)
-    found = tabulate(axes, runs, results, label=label)
+    found = tabulate(axes, runs, results, lambda: _not_run(problem, runs[0]).history)
     return found.assign_attrs(seconds=float(found.seconds.max("evaluation").sum()))
 
 
@@ -117,13 +115,8 @@ def _exact_step(problem: Problem, run: Run) -> Step:
 
 def _not_run(problem: Problem, run: Run) -> Result:
     """Return the result of a run that another share trains: its history is NaN."""
-    data = problem.train, dict(problem.watch.sets)
-    seen = jax.eval_shape(programs(problem, run, 1)[1], *inputs(problem, [run]), *data)
-    shapes = {name: shape.shape for name, shape in seen.items()}
-    shapes |= dict.fromkeys(SPENT, ())
-    length = len(run.eval_steps)
-    history = {name: np.full((*shape, length), np.nan) for name, shape in shapes.items()}
-    return Result(run, {"step": np.asarray(run.eval_steps), **history}, -1)
+    spent = dict.fromkeys(SPENT, np.full(len(run.eval_steps), np.nan))
+    return Result(run, {**unknown_history(problem, run), **spent}, -1)
 
 
 def _integrate(

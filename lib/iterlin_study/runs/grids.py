@@ -9,6 +9,7 @@ after an interruption, and a call with other settings starts new runs.
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -43,10 +44,11 @@ from iterlin_study.runs.groups import (
     step_of,
     step_operations,
     trainer,
+    unknown_history,
 )
 
-# A step of more operations fills a GPU: such runs are hardly faster together (4 % for five LeNets of
-# 50 channels on an H200), and one by one they finish one by one.
+# A step of more operations fills a GPU: such runs are hardly faster together (4 % for five LeNets
+# of 50 channels on an H200), and one by one they finish one by one.
 FILLS_A_GPU = 4e9
 
 
@@ -175,7 +177,6 @@ def grid(
 
     Raises:
         ValueError: If an axis has no value, the numbers of evaluations differ, and as `run_all`.
-        OutOfTime: If the deadline has left no run finished.
         CheckpointError: As `run_all`.
     """
     runs = combined(axes, make)
@@ -183,7 +184,8 @@ def grid(
     if len(lengths) > 1:
         raise ValueError(f"runs of one grid need as many evaluations each, got {sorted(lengths)}")
     results, seconds = run_all(problem, runs, label=label, folder=folder, memory=memory)
-    return tabulate(axes, runs, results, label=label).assign_attrs(seconds=seconds)
+    unknown = partial(unknown_history, problem, runs[0])
+    return tabulate(axes, runs, results, unknown).assign_attrs(seconds=seconds)
 
 
 def combined(axes: Mapping[str, Sequence], make: Callable[..., Run]) -> list[Run]:
@@ -201,21 +203,19 @@ def tabulate(
     axes: Mapping[str, Sequence],
     runs: Sequence[Run],
     results: Sequence[Result | None],
-    *,
-    label: str = "",
+    unknown: Callable[[], Mapping[str, np.ndarray]],
 ) -> xr.Dataset:
     """Return the results of a grid, in the order of `combined`, as a data set (see `grid`).
 
-    A result is None if the run is not finished. Raises ValueError if an axis has the name of a
-    recorded variable, and OutOfTime if no run is finished.
+    A result is None if the run is not finished; unknown() -> the history of such a run. Raises
+    ValueError if an axis has the name of a recorded variable.
     """
     sizes = [len(values) for values in axes.values()]
     finished = [result for result in results if result is not None]
-    if not finished:
-        raise OutOfTime(f"{label}: the deadline came before a run was finished")
-    check_unique_names(finished[0].history, ["diverged_at", *axes])
+    known = finished[0].history if finished else unknown()
+    check_unique_names(known, ["diverged_at", *axes])
     variables = {}
-    for name, example in finished[0].history.items():
+    for name, example in known.items():
         empty = np.full(example.shape, np.nan)
         values = np.stack([empty if r is None else _masked(r, name) for r in results])
         extra = [f"{name}_{i}" for i in range(example.ndim - 1)]

@@ -281,9 +281,19 @@ def _kind_in_words(example: Run) -> str:
 
 def _not_run(state: TrainState, observe: Callable, eval_steps: np.ndarray) -> Outcome:
     """Return the outcome of a group that another share trains: its history is NaN."""
-    seen = jax.eval_shape(observe, state)
+    return Outcome(state, _unknown(jax.eval_shape(observe, state), eval_steps), 0.0)
+
+
+def unknown_history(problem: Problem, run: Run) -> History:
+    """Return the history of a run that is not trained: NaN."""
+    observe, sets = programs(problem, run, 1)[1], dict(problem.watch.sets)
+    seen = jax.eval_shape(observe, *inputs(problem, [run]), problem.train, sets)
+    return _unknown(seen, np.asarray(run.eval_steps))
+
+
+def _unknown(seen: dict[str, jax.ShapeDtypeStruct], eval_steps: np.ndarray) -> History:
     unknown = {n: np.full((*v.shape, len(eval_steps)), np.nan) for n, v in seen.items()}
-    return Outcome(state, {"step": eval_steps, **unknown}, 0.0)
+    return {"step": eval_steps, **unknown}
 
 
 def programs(problem: Problem, example: Run, size: int):
