@@ -116,7 +116,7 @@ def test_a_traced_program_has_value_and_derivative_of_its_function(function):
     def again(x):
         return eval_program(program, [x], {})[0]
 
-    np.testing.assert_array_equal(again(x), function(x))
+    np.testing.assert_allclose(again(x), function(x), rtol=1e-15)
     np.testing.assert_allclose(jax.jacrev(again)(x), jax.jacrev(function)(x), atol=1e-15)
 
 

@@ -289,13 +289,18 @@ class SharedJit:
         return self._function(*arguments) if found is None else found(leaves)
 
 
+def _without_constants(closed: ClosedJaxpr) -> Jaxpr:
+    """Return the open jaxpr of a closed one. From JAX 0.11 on the two are of one class."""
+    return ClosedJaxpr(closed.jaxpr, []) if isinstance(closed, Jaxpr) else closed.jaxpr
+
+
 def _compiled_or_none(function: Callable, arguments: tuple) -> Callable | None:
     """Return the function of the leaves of the arguments; None if it closes over tracers."""
     anew = jax.make_jaxpr(lambda *given: function(*given), return_shape=True)
     closed, returned = anew(*arguments)
     if any(map(is_traced, closed.consts)):
         return None
-    jaxpr, structure = closed.jaxpr, jax.tree.structure(returned)
+    jaxpr, structure = _without_constants(closed), jax.tree.structure(returned)
     constants = [jnp.asarray(constant) for constant in closed.consts]
 
     def with_constants(constants, leaves):
