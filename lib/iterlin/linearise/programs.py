@@ -289,7 +289,7 @@ class SharedJit:
         return self._function(*arguments) if found is None else found(leaves)
 
 
-def _without_constants(closed: ClosedJaxpr) -> Jaxpr:
+def _without_constants(closed: Any) -> Any:
     """Return the open jaxpr of a closed one. From JAX 0.11 on the two are of one class."""
     return ClosedJaxpr(closed.jaxpr, []) if isinstance(closed, Jaxpr) else closed.jaxpr
 
