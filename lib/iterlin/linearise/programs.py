@@ -291,7 +291,8 @@ class SharedJit:
 
 def _without_constants(closed: Any) -> Any:
     """Return the open jaxpr of a closed one. From JAX 0.11 on the two are of one class."""
-    return ClosedJaxpr(closed.jaxpr, []) if isinstance(closed, Jaxpr) else closed.jaxpr
+    opened = closed.jaxpr
+    return ClosedJaxpr(opened, []) if isinstance(closed, Jaxpr) else opened
 
 
 def _compiled_or_none(function: Callable, arguments: tuple) -> Callable | None:
