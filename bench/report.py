@@ -43,9 +43,6 @@ REASONS = {
     "linearised step, share of the floor": "the rest is copies of patches, masks of ReLU and of "
     "pooling, and products with 50 columns, which run slower than the square one that sets the "
     "rate.",
-    "against laplace-torch": "each call checks the network and the loss and traces them anew, which "
-    "takes longer than products as small as these; and the full structure takes singular values, "
-    "which do not square the condition number.",
     "against neural-tangents (3)": "it uses the structure of the layers as well, and contracts in "
     "another order.",
 }
