@@ -11,6 +11,7 @@ from iterlin.curvature.products import (
     empirical_fisher_product,
     ggn_product,
     hessian_product,
+    largest_coupling,
     loss_hessian_blocks,
 )
 from iterlin.linearise.parameters import partition
@@ -156,19 +157,18 @@ def test_blocks_are_the_dense_hessian_of_the_loss(loss):
     np.testing.assert_allclose(found, np.einsum("nonp->nop", whole), atol=1e-12)
 
 
-def test_a_loss_that_couples_any_two_examples_has_no_blocks():
+def test_a_coupling_of_any_two_examples_is_found():
     for loss in (
         lambda outputs, y: jnp.sum((outputs - y).sum(0) ** 2),
         lambda outputs, y: jnp.sum((outputs[::2].sum(0) - outputs[1::2].sum(0)) ** 2),
         lambda outputs, y: -outputs[0, 0] * outputs[1, 0],
         lambda outputs, y: outputs[3, 0] * outputs[4, 0],
     ):
-        with pytest.raises(ValueError, match="loss couples its examples"):
-            loss_hessian_blocks(loss, jnp.ones((5, 3)), jnp.zeros((5, 3)))
-    blocks = loss_hessian_blocks(
-        lambda outputs, y: outputs[0, 0] ** 2, jnp.ones((1, 3)), jnp.zeros((1, 3))
-    )
-    np.testing.assert_array_equal(blocks[0], np.diag([2.0, 0, 0]))
+        assert largest_coupling(loss, jnp.ones((5, 3)), jnp.zeros((5, 3))) > 0.1
+    labels = jnp.array([0, 2, 1, 1])
+    outputs = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
+    assert largest_coupling(losses.cross_entropy, outputs, labels) == 0
+    assert largest_coupling(losses.squared_error, outputs[:1], outputs[1:2]) == 0
 
 
 @pytest.fixture(scope="module")

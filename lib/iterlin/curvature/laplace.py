@@ -17,7 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from iterlin.curvature.products import loss_hessian_blocks, require_callable
+from iterlin.curvature.products import (
+    largest_coupling,
+    loss_hessian_blocks,
+    require_callable,
+)
 from iterlin.kernels.ntk import ntk_matrix
 from iterlin.linearise import examples
 from iterlin.linearise.decomposition import ASPECT, thin_svd
@@ -32,6 +36,7 @@ from iterlin.linearise.linearization import (
 )
 from iterlin.linearise.parameters import Trainable, bind_fixed, partition, trainable_mask
 from iterlin.linearise.precision import full_precision
+from iterlin.linearise.programs import SharedJit
 from iterlin.linearise.slices import Sliced, fold_slices, in_slices, sum_over_slices
 from iterlin.linearise.validation import (
     check_float32_or_wider,
@@ -92,6 +97,7 @@ class Laplace(NamedTuple):
     outputs: Callable[[PyTree], Array]
     loss: Loss
 
+    @with_auto_axes
     @full_precision()
     def variance(self, x_new: PyTree) -> Float[Array, "..."]:
         """Return the predictive covariance of the network's outputs at new inputs.
@@ -115,13 +121,17 @@ class Laplace(NamedTuple):
             UserWarning: if the kernel is too coarse in its precision (see `laplace`).
         """
         examples.num_examples(x_new, "x_new")
-        weights = self._weights()
+        self._check_precisions()
+        return SharedJit(self._covariance)(x_new)
+
+    def _covariance(self, x_new):
         coordinates, grams = self.project(x_new)
-        inner = jnp.einsum("mir,r,mjr->mij", coordinates, weights, coordinates)
+        inner = jnp.einsum("mir,r,mjr->mij", coordinates, self._weights(), coordinates)
         delta, noise = self.prior_precision, self.noise_variance
         found = (grams - inner) / delta if self.dual else grams / delta + noise * inner
         return found.reshape(len(found), *self.output_shape, *self.output_shape)
 
+    @with_auto_axes
     @full_precision()
     def probabilities(
         self, x_new: PyTree, *, key: Array | None = None, num_samples: int = 1000
@@ -150,7 +160,12 @@ class Laplace(NamedTuple):
         check_positive_integer("num_samples", num_samples)
         if key is not None:
             check_random_key("key", key)
-        covariance, classes = self.variance(x_new), self.output_shape[-1]
+        examples.num_examples(x_new, "x_new")
+        self._check_precisions()
+        return SharedJit(partial(self._softmax, num_samples))(x_new, key)
+
+    def _softmax(self, num_samples, x_new, key):
+        covariance, classes = self._covariance(x_new), self.output_shape[-1]
         logits = self.outputs(x_new)
         covariance = covariance.reshape(len(logits), -1, classes, logits[0].size)
         # The covariance of the classes of each label, (M, labels, O, O).
@@ -183,15 +198,19 @@ class Laplace(NamedTuple):
         Warns:
             UserWarning: if the kernel is too coarse in its precision (see `laplace`).
         """
-        weights = self._weights()
+        self._check_precisions()
         delta, noise = self.prior_precision, self.noise_variance
-        fit = delta * jnp.sum(weights * self.projected_residual**2) + self.misfit / noise
+        fit = delta * jnp.sum(self._weights() * self.projected_residual**2) + self.misfit / noise
         log_determinant = jnp.sum(jnp.log1p(self.eigenvalues / (noise * delta)))
         normalisation = self.num_observations * jnp.log(2 * math.pi * noise)
         return -0.5 * (fit + delta * self.squared_distance + log_determinant + normalisation)
 
     def _weights(self) -> Float[Array, " R"]:
-        """Return 1 / (S^2 + s^2 delta), and warn if rounding of the kernel dominates it."""
+        """Return 1 / (S^2 + s^2 delta)."""
+        return 1 / (self.eigenvalues + self.noise_variance * self.prior_precision)
+
+    def _check_precisions(self) -> None:
+        """Check delta and s^2, and warn if rounding of the kernel dominates them."""
         delta, noise = self.prior_precision, self.noise_variance
         check_positive("prior_precision", delta)
         check_positive("noise_variance", noise)
@@ -204,7 +223,6 @@ class Laplace(NamedTuple):
                     "* prior_precision: variances may be wrong, even negative. Compute in float64 "
                     "(jax_enable_x64), or give `laplace` a memory_limit that holds the Jacobian"
                 )
-        return 1 / (self.eigenvalues + noise * delta)
 
 
 @with_auto_axes
@@ -316,22 +334,26 @@ def laplace(
     dual = structure == "full" and shape.size < size
     dual = dual and shape.shape[0] * example_bytes > memory_limit
     sliced = in_slices(network, max(1, memory_limit // example_bytes))
-    outputs, image = jax.jvp(lambda p: sliced(p, x), (moving,), (displacement,))
-    _require_convex(loss, outputs, y)
-    roots = _square_roots(loss_hessian_blocks(loss, outputs, y).astype(dtype))
-    value, gaussian = loss(outputs, y), loss is squared_error
+    gaussian = loss is squared_error
     exact = gaussian and structure == "full"
-    residual = (outputs - y - image if exact else jnp.zeros_like(outputs)).astype(dtype)
-    weighted = (sliced, moving, x, roots, residual.reshape(roots.shape[:2]))
-    if structure != "full":
-        found = _approximated(*weighted[:-1], kronecker=structure == "kronecker")
+    if structure == "full":
+        method = _KernelBasis(kernel) if dual else _SingularVectors()
     else:
-        found = _decomposed_kernel(*weighted, kernel) if dual else _decomposed_jacobian(*weighted)
+        method = _ParameterBasis(kronecker=structure == "kronecker")
 
-    @with_auto_axes
+    def fit(moving, displacement, x, y):
+        outputs, image = jax.jvp(lambda p: sliced(p, x), (moving,), (displacement,))
+        roots = _square_roots(loss_hessian_blocks(loss, outputs, y).astype(dtype))
+        residual = (outputs - y - image if exact else jnp.zeros_like(outputs)).astype(dtype)
+        found = method.decompose(sliced, moving, x, roots, residual.reshape(roots.shape[:2]))
+        return found, loss(outputs, y), dot(displacement, displacement)
+
+    _check_curvature(loss, shape, y)
+    found, value, distance = SharedJit(fit)(moving, displacement, x, y)
+
     def project(x_new):
         check_same_tree("an example of x_new", _example_shapes(x_new), _example_shapes(x))
-        return found.project(x_new)
+        return method.project(sliced, moving, found.basis, x_new)
 
     return Laplace(
         prior_precision=prior_precision,
@@ -341,10 +363,10 @@ def laplace(
         project=project,
         projected_residual=found.projected_residual,
         misfit=found.misfit if exact else 2 * value,
-        squared_distance=jnp.zeros_like(value) if exact else dot(displacement, displacement),
-        output_shape=outputs.shape[1:],
-        num_observations=outputs.size if gaussian else 0,
-        outputs=with_auto_axes(partial(sliced, moving)),
+        squared_distance=jnp.zeros_like(value) if exact else distance,
+        output_shape=shape.shape[1:],
+        num_observations=shape.size if gaussian else 0,
+        outputs=partial(sliced, moving),
         loss=loss,
     )
 
@@ -356,15 +378,25 @@ def _example_shapes(x):
     )
 
 
-def _require_convex(loss, outputs, y):
-    """Raise ValueError, unless traced, if the loss is not convex, or is flat, at outputs of 0.
+def _check_curvature(loss, outputs: jax.ShapeDtypeStruct, y):
+    """Raise ValueError, unless traced, if the loss couples its examples, or is flat or not convex.
 
-    At the network's own outputs the Hessian of a confident classifier is nothing but rounding.
+    Convexity is checked at outputs of 0: at the network's own outputs the Hessian of a confident
+    classifier is nothing but rounding.
     """
-    values = jnp.linalg.eigvalsh(loss_hessian_blocks(loss, jnp.zeros_like(outputs), y))
-    if is_traced(values) or not jnp.all(jnp.isfinite(values)):  # 0 may be outside of its domain
+
+    def measure(y):
+        anywhere = jax.random.normal(jax.random.key(1), outputs.shape, outputs.dtype)
+        values = jnp.linalg.eigvalsh(loss_hessian_blocks(loss, jnp.zeros_like(anywhere), y))
+        return largest_coupling(loss, anywhere, y), jnp.min(values), jnp.max(values)
+
+    coupling, smallest, largest = SharedJit(measure)(y)
+    if is_traced(coupling):
         return
-    smallest, largest = jnp.min(values), jnp.max(values)
+    if coupling > 0:
+        raise ValueError(f"loss couples its examples, got {loss!r}: it must be a sum over them")
+    if not jnp.isfinite(largest - smallest):  # 0 may be outside of the domain of the loss
+        return
     if largest <= 0 or smallest < -1e-3 * largest:
         raise ValueError(
             "loss must be convex and curved in the outputs, as a negative log-likelihood is: its "
@@ -379,43 +411,50 @@ def _square_roots(blocks):
 
 
 class _Decomposition(NamedTuple):
-    """W = U S V^T, and the residuals in it; the fields are those of `Laplace`."""
+    """W = U S V^T, and the residuals in it.
+
+    The fields are those of `Laplace`, and `basis`: the arrays that `project` needs.
+    """
 
     eigenvalues: Float[Array, " R"]
-    project: Callable[[PyTree], tuple[Array, Array]]
+    basis: PyTree
     projected_residual: Float[Array, " R"]
     misfit: Float[Array, ""]
 
 
-def _decomposed_jacobian(f: Sliced, moving, x, roots, residual) -> _Decomposition:
-    """Decompose W by singular values.
+class _SingularVectors:
+    """The singular value decomposition of W."""
 
-    A W with more rows than columns is first reduced to the R of a QR decomposition. The residual is
-    one more column of W there, so that R holds its coordinates, too.
-    """
+    def decompose(self, f: Sliced, moving, x, roots, residual) -> _Decomposition:
+        """Decompose W.
 
-    def weighted_rows(x, roots, residual):
-        rows = jnp.einsum("nop,npq->noq", roots, jacobian_rows(f.f, moving, x))
-        return jnp.concatenate([rows, residual[..., None]], 2).reshape(-1, rows.shape[2] + 1)
+        A W with more rows than columns is first reduced to the R of a QR decomposition. The
+        residual is one more column of W there, so that R holds its coordinates, too.
+        """
 
-    def reduce(triangle, *part):
-        return jnp.linalg.qr(jnp.concatenate([triangle, weighted_rows(*part)]), mode="r")
+        def weighted_rows(x, roots, residual):
+            rows = jnp.einsum("nop,npq->noq", roots, jacobian_rows(f.f, moving, x))
+            return jnp.concatenate([rows, residual[..., None]], 2).reshape(-1, rows.shape[2] + 1)
 
-    outputs = residual.shape[1]
-    size = sum(leaf.size for leaf in jax.tree.leaves(moving))
-    if residual.size < size:
-        matrix = weighted_rows(x, roots, residual)
-    else:
-        # A slice has at least as many rows as R, because fewer would cost more in all, and not many
-        # more, so that it stays in cache.
-        count = max(size, min(f.size * outputs, ASPECT * size)) // outputs
-        start = jnp.zeros((size + 1, size + 1), residual.dtype)
-        matrix = fold_slices(reduce, start, max(1, count), x, roots, residual)
-    left, values, right = thin_svd(matrix[:, :-1])
-    projected = matrix[:, -1] @ left
-    misfit = jnp.sum((matrix[:, -1] - left @ projected) ** 2)
+        def reduce(triangle, *part):
+            return jnp.linalg.qr(jnp.concatenate([triangle, weighted_rows(*part)]), mode="r")
 
-    def project(x_new):
+        outputs = residual.shape[1]
+        size = sum(leaf.size for leaf in jax.tree.leaves(moving))
+        if residual.size < size:
+            matrix = weighted_rows(x, roots, residual)
+        else:
+            # A slice has at least as many rows as R, because fewer would cost more in all, and not
+            # many more, so that it stays in cache.
+            count = max(size, min(f.size * outputs, ASPECT * size)) // outputs
+            start = jnp.zeros((size + 1, size + 1), residual.dtype)
+            matrix = fold_slices(reduce, start, max(1, count), x, roots, residual)
+        left, values, right = thin_svd(matrix[:, :-1])
+        projected = matrix[:, -1] @ left
+        misfit = jnp.sum((matrix[:, -1] - left @ projected) ** 2)
+        return _Decomposition(values**2, right, projected, misfit)
+
+    def project(self, f: Sliced, moving, right, x_new):
         def inside_and_outside(params, x) -> PyTree:
             rows = jacobian_rows(f.f, params, x)
             inside = rows @ right.T
@@ -424,51 +463,54 @@ def _decomposed_jacobian(f: Sliced, moving, x, roots, residual) -> _Decompositio
 
         return in_slices(inside_and_outside, f.size)(moving, x_new)
 
-    return _Decomposition(values**2, project, projected, misfit)
 
+class _ParameterBasis(NamedTuple):
+    """W^T W replaced by its diagonal, in the basis of the parameters or of Kronecker factors."""
 
-def _approximated(f: Sliced, moving, x, roots, *, kronecker: bool) -> _Decomposition:
-    """Replace W^T W by its diagonal, in the basis of the parameters or of Kronecker factors."""
-    leaves = jax.tree.leaves(moving)
-    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
-    shapes = [_as_matrix(leaf.shape) for leaf in leaves]
+    kronecker: bool
 
-    def split(rows):
-        """Return the parts (..., i, j) of rows (..., P) that belong to each leaf."""
-        parts = jnp.split(rows, ends, axis=-1)
-        return [a.reshape(*a.shape[:-1], *s) for a, s in zip(parts, shapes, strict=True)]
+    def decompose(self, f: Sliced, moving, x, roots, residual) -> _Decomposition:
+        def over_rows(term):
+            def of_part(x, roots):
+                rows = jnp.einsum("nop,npq->noq", roots, jacobian_rows(f.f, moving, x))
+                return term(rows.reshape(-1, rows.shape[-1]))
 
-    def over_rows(term):
-        def of_part(x, roots):
-            rows = jnp.einsum("nop,npq->noq", roots, jacobian_rows(f.f, moving, x))
-            return term(rows.reshape(-1, rows.shape[-1]))
+            return sum_over_slices(of_part, f.size, x, roots)
 
-        return sum_over_slices(of_part, f.size, x, roots)
+        bases = []
+        if self.kronecker:
+            factors = over_rows(
+                lambda rows: [
+                    (jnp.einsum("nij,nkj->ik", r, r), jnp.einsum("nij,nik->jk", r, r))
+                    for r in _split(rows, moving)
+                ]
+            )
+            bases = jax.tree.map(lambda factor: jnp.linalg.eigh(factor)[1], factors)
+        diagonal = over_rows(lambda rows: jnp.sum(_rotate(rows, moving, bases) ** 2, 0))
+        zero = jnp.zeros((), roots.dtype)
+        return _Decomposition(diagonal, bases, jnp.zeros_like(diagonal), zero)
 
-    bases = []
-    if kronecker:
-        factors = over_rows(
-            lambda rows: [
-                (jnp.einsum("nij,nkj->ik", r, r), jnp.einsum("nij,nik->jk", r, r))
-                for r in split(rows)
-            ]
-        )
-        bases = jax.tree.map(lambda factor: jnp.linalg.eigh(factor)[1], factors)
-
-    def rotate(rows):
-        """Return the coordinates of rows (..., P) in the basis."""
-        parts = split(rows)
-        if kronecker:
-            parts = [left.T @ r @ right for r, (left, right) in zip(parts, bases, strict=True)]
-        return jnp.concatenate([r.reshape((*rows.shape[:-1], -1)) for r in parts], -1)
-
-    diagonal = over_rows(lambda rows: jnp.sum(rotate(rows) ** 2, 0))
-
-    def project(x_new):
+    def project(self, f: Sliced, moving, bases, x_new):
         rows = in_slices(partial(jacobian_rows, f.f), f.size)(moving, x_new)
-        return rotate(rows), jnp.zeros((*rows.shape[:2], rows.shape[1]), rows.dtype)
+        outside = jnp.zeros((*rows.shape[:2], rows.shape[1]), rows.dtype)
+        return _rotate(rows, moving, bases), outside
 
-    return _Decomposition(diagonal, project, jnp.zeros_like(diagonal), jnp.zeros((), roots.dtype))
+
+def _split(rows, params) -> list[Array]:
+    """Return the parts (..., i, j) of rows (..., P) that belong to each array of parameters."""
+    leaves = jax.tree.leaves(params)
+    parts = jnp.split(rows, np.cumsum([leaf.size for leaf in leaves])[:-1], axis=-1)
+    shapes = [_as_matrix(leaf.shape) for leaf in leaves]
+    return [a.reshape(*a.shape[:-1], *s) for a, s in zip(parts, shapes, strict=True)]
+
+
+def _rotate(rows, params, bases) -> Array:
+    """Return the coordinates of rows (..., P) in the Kronecker factors' bases, if there are any."""
+    if not bases:
+        return rows
+    pairs = zip(_split(rows, params), bases, strict=True)
+    parts = [left.T @ r @ right for r, (left, right) in pairs]
+    return jnp.concatenate([r.reshape((*rows.shape[:-1], -1)) for r in parts], -1)
 
 
 def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -477,24 +519,29 @@ def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
     return min(splits, key=sum, default=(math.prod(shape), 1))
 
 
-def _decomposed_kernel(f: Sliced, moving, x, roots, residual, kernel) -> _Decomposition:
-    """Decompose the kernel W W^T by eigenvalues. U is complete, so that the misfit is 0."""
+class _KernelBasis(NamedTuple):
+    """The eigenvalues of the kernel W W^T. U is complete, so that the misfit is 0."""
 
-    def weighted(rows):
-        """Return rows H^(1/2), for rows (..., N O)."""
-        by_example = rows.reshape(-1, *residual.shape)
-        return jnp.einsum("mno,nop->mnp", by_example, roots).reshape(rows.shape)
+    kernel: Callable[..., Array]
 
-    values, basis = jnp.linalg.eigh(weighted(weighted(kernel(x)).T))
+    def decompose(self, f: Sliced, moving, x, roots, residual) -> _Decomposition:
+        kernel = _weigh(roots, _weigh(roots, self.kernel(x)).T)
+        values, basis = jnp.linalg.eigh(kernel)
+        projected, zero = residual.reshape(-1) @ basis, jnp.zeros((), values.dtype)
+        return _Decomposition(jnp.maximum(values, 0), (x, roots, basis), projected, zero)
 
-    def project(x_new):
+    def project(self, f: Sliced, moving, found, x_new):
         def gram(params, x):
             rows = jacobian_rows(f.f, params, x)
             return rows @ rows.mT
 
-        rows = weighted(kernel(x_new, x)) @ basis
+        x, roots, basis = found
+        rows = _weigh(roots, self.kernel(x_new, x)) @ basis
         grams = in_slices(gram, f.size)(moving, x_new)
-        return rows.reshape(-1, residual.shape[1], len(basis)), grams
+        return rows.reshape(-1, roots.shape[1], len(basis)), grams
 
-    projected = residual.reshape(-1) @ basis
-    return _Decomposition(jnp.maximum(values, 0), project, projected, jnp.zeros((), values.dtype))
+
+def _weigh(roots, rows):
+    """Return rows H^(1/2), for rows (..., N O)."""
+    by_example = rows.reshape(-1, *roots.shape[:2])
+    return jnp.einsum("mno,nop->mnp", by_example, roots).reshape(rows.shape)

@@ -21,7 +21,7 @@ from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.linearization import Network, jacobian_products
 from iterlin.linearise.parameters import Trainable, bind_fixed, partition
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.validation import check_positive_integer, check_same_tree, is_traced
+from iterlin.linearise.validation import check_positive_integer, check_same_tree
 from iterlin.training.losses import Loss, Mean, as_sum, check_loss, loss_over_slices
 
 
@@ -219,27 +219,32 @@ def loss_gradient_and_hessian(
     return jax.linearize(jax.grad(lambda o: loss(o, y)), outputs)
 
 
+def largest_coupling(loss: Loss, outputs: Float[Array, "N *out"], y: PyTree) -> Array:
+    """Return 0 if the loss is a sum over the examples, otherwise a positive number.
+
+    A direction that is zero for half of the examples must have a Hessian product that is exactly
+    zero there. The halves are the binary digits of the examples' indices: any two indices differ in
+    a digit, so that every pair of examples is separated at least once.
+    """
+    indices = np.arange(len(outputs)).reshape(-1, *[1] * (outputs.ndim - 1))
+    direction = jax.random.normal(jax.random.key(0), outputs.shape, outputs.dtype)
+    _, hessian = loss_gradient_and_hessian(loss, outputs, y)
+
+    def coupling(digit):
+        others = (indices >> digit) % 2 == 1
+        return jnp.max(jnp.abs(hessian(jnp.where(others, 0, direction))), where=others, initial=0)
+
+    return jnp.max(jax.lax.map(coupling, jnp.arange(len(outputs).bit_length())))
+
+
 def loss_hessian_blocks(
     loss: Loss, outputs: Float[Array, "N *out"], y: PyTree
 ) -> Float[Array, "N O O"]:
     """Return the Hessian of a loss in the outputs of each example: the diagonal blocks of H.
 
-    The other blocks are zero, as the loss is a sum over the examples. Raises ValueError if it
-    couples its examples (not checked under tracing).
+    The other blocks are zero, as the loss is a sum over the examples.
     """
     _, hessian = loss_gradient_and_hessian(loss, outputs, y)
-    # A direction that is zero for half of the examples must have a product that is exactly zero
-    # there. The halves are the binary digits of the examples' indices: any two indices differ in a
-    # digit, so that every pair of examples is separated at least once.
-    direction = jax.random.normal(jax.random.key(0), outputs.shape, outputs.dtype)
-    indices = np.arange(len(outputs)).reshape(-1, *[1] * (outputs.ndim - 1))
-    for digit in range((len(outputs) - 1).bit_length()):
-        others = (indices >> digit) % 2 == 1
-        coupling = jnp.where(others, hessian(jnp.where(others, 0, direction)), 0)
-        if is_traced(coupling):
-            break
-        if jnp.any(jnp.abs(coupling) > 0):
-            raise ValueError(f"loss couples its examples, got {loss!r}: it must be a sum over them")
 
     def column(unit):
         return hessian(jnp.broadcast_to(unit, (len(outputs), unit.size)).reshape(outputs.shape))
