@@ -6,7 +6,9 @@ import numpy as np
 import xarray as xr
 from iterlin_study.report import intervals, plotting, tables
 from iterlin_study.runs import early_stopping, merging, probes, problems
+from matplotlib.ticker import MultipleLocator
 
+PAPER_UPDATES = 8, 12  # Goldwaser & Ge (2025), section 4.1: periods of time 50, all of CIFAR-10
 KEPT = ["step", "updates", "train_accuracy", "train_loss", "test_accuracy", "test_accuracy_proxy"]
 KEPT += ["validation_accuracy", "validation_accuracy_proxy", "diverged_at"]
 
@@ -19,14 +21,22 @@ def draw(ds):
     largest = ds.isel(size=-1)
     for time, colour in zip(shown_times, colours, strict=True):
         at = largest.sel(time=time)
-        done = at.flow_updates.mean("seed") + 1
+        done = at.flow_updates.mean("seed")
         curve = 100 * at.flow_test_accuracy.transpose("seed", "flow_look")
         plotting.band(
             top, done[1:], curve[:, 1:], color=colour, marker=".", label=rf"$\tau={time:g}$"
         )
     found = intervals.mean_interval(largest.sgd_accuracy)
     plotting.span(top, found, color=first, alpha=0.2, lw=0, label="SGD, at its end")
-    top.set(xscale="log", xlabel="linearisations", ylabel="test accuracy of the network (%)")
+    top.axvspan(*PAPER_UPDATES, color="0.93", lw=0)
+    top.annotate(
+        "the paper's updates\nuntil convergence",
+        (sum(PAPER_UPDATES) / 2, 0.04),
+        xycoords=("data", "axes fraction"),
+        ha="center",
+    )
+    top.set(xlabel="feature updates", ylabel="test accuracy of the network (%)")
+    top.xaxis.set_major_locator(MultipleLocator(2))
     ends = [
         ("$K=1$ (SGD)", ds.sgd_accuracy, first),
         (r"$K=\infty$ (proxy)", ds.lazy_accuracy, "0.5"),
