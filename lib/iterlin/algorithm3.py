@@ -252,7 +252,7 @@ def _check_sweep(step: Step, init, datasets, data_axis, keys, num_steps, watch) 
     """Check the data of all seeds and the functions of a sweep; return the steps to record."""
     example = datasets if data_axis is None else jax.tree.map(itemgetter(0), datasets)
     looks = check_run(step, example, num_steps, keys, watch.at)
-    outputs = check_functions(step, jax.eval_shape(init, keys[0]), keys[0], example, watch)
+    outputs = check_functions(step, init(keys[0]), keys[0], example, watch)
     for number in range(1, 1 if data_axis is None else len(keys)):
         targets = jax.tree.map(itemgetter(number), datasets[1])
         check_labels(step.algorithm.loss, outputs, targets)

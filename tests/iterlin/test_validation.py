@@ -108,6 +108,7 @@ NEWTON = {"max_steps": 1, "tolerance": 0.0}
 HALF = [array.astype(jnp.bfloat16) for array in (PARAMS, X, Y)]
 ALGORITHM = il.Algorithm(network, il.losses.squared_error, 1e-3)
 SETTINGS = {"schedule": 5, "num_steps": 10, "engine": "closed_form"}
+SWEEP = {"periods": [1, 5], "keys": jax.random.split(jax.random.key(0), 2)}
 LAPLACE = {"loss": il.losses.squared_error, "prior_precision": 1.0}
 
 
@@ -133,6 +134,10 @@ LAPLACE = {"loss": il.losses.squared_error, "prior_precision": 1.0}
                 lambda: il.train(ALGORITHM, PARAMS, (BROKEN, Y), **SETTINGS),
                 lambda: il.gauss_newton(network, PARAMS, BROKEN, Y, damping=0.1, **NEWTON),
                 lambda: il.laplace(network, PARAMS, BROKEN, Y, **LAPLACE),
+                lambda: il.empirical_ntk(network, PARAMS, X, BROKEN),
+                lambda: il.train_sweep(
+                    ALGORITHM, lambda key: PARAMS, (BROKEN, Y), num_steps=10, **SWEEP
+                ),
             )
         ),
         (lambda: il.ntk_product(*NETWORK)(X), r"v must have shape \(5, 2\), got \(5, 3\)"),

@@ -19,7 +19,12 @@ from iterlin.kernels.cached import CachedKernel, CacheSizes, cache_factors, cach
 from iterlin.kernels.factors import PAIRWISE, TracedNetwork, trace_network
 from iterlin.linearise import examples, parameters
 from iterlin.linearise.devices import with_auto_axes
-from iterlin.linearise.linearization import Network, jacobian_products, require_independent
+from iterlin.linearise.linearization import (
+    Network,
+    check_finite_examples,
+    jacobian_products,
+    require_independent,
+)
 from iterlin.linearise.parameters import Trainable
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import (
@@ -80,8 +85,8 @@ def empirical_ntk(
     Raises:
         ValueError: If trace and diagonal are not bools or are both True; memory_limit is not a
             positive integer or does not hold one output of two examples; examples of x2 differ
-            from those of x1 in shape or kind (integers, floats); f couples its examples; and as
-            `jacobian`.
+            from those of x1 in shape or kind (integers, floats); f couples its examples; NaN or inf
+            in an example reaches its outputs; and as `jacobian`.
 
     >>> net, x = il.mlp((2, 16, 3)), jnp.ones((5, 2))
     >>> params = net.init(jax.random.key(0))
@@ -241,6 +246,8 @@ def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array,
     other = count if x2 is None else examples.num_examples(x2, "x2")
     x1, x2 = (x1, None) if x2 is None else _promote(x1, x2)
     trained, fixed = parameters.partition(params, trainable)
+    for x in (x1,) if x2 is None else (x1, x2):
+        check_finite_examples(parameters.bind_fixed(f, fixed), trained, x)
     network = _trace_independent(f, trained, fixed, x1 if count >= other else x2)
     out = network.result.shape[1:]
     number = math.prod(out)
