@@ -115,8 +115,9 @@ def difference_of_shares(first: int, first_of: int, second: int, second_of: int)
 
 
 def text(bounds, digits: int | None = None) -> str:
-    """'0.1 [-1.7, 1.9]': an estimate and its interval, to two digits of the half-width.
+    """'0.1 [-1.7, 1.9]': an estimate and its interval, rounded as the half-width is.
 
+    The half-width has two digits up to 35 and one digit above (the Particle Data Group's rule).
     digits: decimals, in the place of that rule. Without an interval (no width, or the whole line)
     the estimate alone; a limit that is infinite is a dash.
     """
@@ -126,7 +127,7 @@ def text(bounds, digits: int | None = None) -> str:
         return f"{estimate:.3g}" if digits is None else f"{estimate:.{digits}f}"
     if digits is None:
         half = max(abs(limit - estimate) for limit in finite) or 1.0
-        digits = max(0, 1 - math.floor(math.log10(half)))
+        digits = max(0, -math.floor(math.log10(half / 3.55)))
     form = ".2g" if digits > 6 else f".{digits}f"
     low, high = (f"{v:{form}}" if math.isfinite(v) else "–" for v in (lower, upper))
     return f"{estimate:{form}} [{low}, {high}]"
