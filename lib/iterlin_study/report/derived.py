@@ -86,6 +86,12 @@ def taken_at(place: int) -> Callable[[xr.Dataset], Interval]:
     return lambda record: mean_interval(record.taken.sel(time=record.few).isel(size=place))
 
 
+def few_rise(record: xr.Dataset) -> Interval:
+    """Points of test accuracy by which the period `few` ends above SGD, largest training set."""
+    at = _largest(record)
+    return mean_interval(at.accuracy.sel(time=record.few) - at.sgd_accuracy)
+
+
 def sgd_level(record: xr.Dataset) -> Interval:
     """Test accuracy of SGD at its end (%), largest training set."""
     return mean_interval(_largest(record).sgd_accuracy)
@@ -343,6 +349,7 @@ def without_interval(name: str) -> Callable[[xr.Dataset], Interval]:
 
 STATISTICS: dict[tuple[str, str], Callable[[xr.Dataset], Interval]] = {
     ("converged", "few_share"): few_share,
+    ("converged", "few_rise"): few_rise,
     ("converged", "other_share"): other_share,
     ("converged", "below_never"): below_never,
     ("converged", "below_never_best"): below_never_best,
