@@ -1,6 +1,7 @@
 """Tables and figures of the page *Performance*, from a record of the benchmark."""
 
 import json
+import textwrap
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -148,8 +149,8 @@ class Report:
             axis.barh(place, ratios.min() - 1, left=1, color=plotting.COLOURS[0], alpha=0.35)
             axis.plot(ratios, [place] * len(ratios), ".", color=plotting.COLOURS[0])
         axis.axvline(1, color="k", lw=1)
-        axis.set_yticks(range(len(cases)), cases)
-        ticks = [0.1, 0.2, 0.5, 1, 2, 5, 10, 50]
+        axis.set_yticks(range(len(cases)), [textwrap.fill(case, 25) for case in cases])
+        ticks = [0.1, 0.3, 1, 3, 10, 30]
         axis.set(xscale="log", xlabel="the peer's time over ours")
         axis.set_xticks(ticks, [f"{tick}" for tick in ticks])
         axis.minorticks_off()
