@@ -94,7 +94,7 @@ FIGURES = (
         (
             Row("K up to 10⁴ and K = 1 (points)", "same", "{largest_gap_oracle}"),
             Row("above SGD, middle K (points)", "slightly", "{middle_rise}", "converged"),
-            Row("below SGD, K = 10⁸ (points)", "about 9", "{long_gap_end}", "converged"),
+            Row("SGD minus K = 10⁸ (points)", "about 9", "{long_gap_end}", "converged"),
         ),
         period_sweep_helpers.draw,
     ),
@@ -115,8 +115,8 @@ FIGURES = (
         "experiments/probes",
         ("C5-probes", "C5-match"),
         (
-            Row("large K, layer 1 (points lower)", "lower", "{final_gap_conv1}"),
-            Row("large K, layer 2 (points lower)", "lower", "{final_gap_conv2}"),
+            Row("K = 1 minus large K, layer 1 (points)", "lower", "{final_gap_conv1}"),
+            Row("K = 1 minus large K, layer 2 (points)", "lower", "{final_gap_conv2}"),
         ),
         probes_helpers.draw,
     ),
