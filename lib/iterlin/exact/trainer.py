@@ -58,14 +58,9 @@ class ExactTrainer:
 
     @property
     def step(self) -> int:
-        """The step at the latest stop."""
         return int(self.state.step)
 
     def go_to(self, target: int) -> Iterator[None]:
-        """Train up to a step. Stop wherever the schedule reads the parameters.
-
-        Yields None before each call of the engine, when the state can be saved.
-        """
         while (step := self.step) < target:
             if self.state.ended:
                 self.state = self.state._replace(step=jnp.asarray(target, jnp.int32))
@@ -111,11 +106,9 @@ class ExactTrainer:
         self.state = self.state._replace(step=reached, params=params, solved=solved)
 
     def snapshot(self) -> TrainState:
-        """Return the state. No later step writes into its arrays."""
-        return self.state
+        return self.state  # no later step writes into its arrays
 
     def look(self, seconds: float) -> dict[str, np.ndarray]:
-        """Return what is recorded of the current state, after so many seconds."""
         observed = jax.device_get(self.observe(self.state))
         seen: dict[str, np.ndarray] = {name: np.asarray(v) for name, v in observed.items()}
         evaluations = np.asarray(self.spent + self.position.evaluations)
@@ -124,16 +117,13 @@ class ExactTrainer:
         return seen | spent
 
     def save(self) -> tuple[PyTree, dict[str, float]]:
-        """Return the arrays and the numbers from which the run can continue."""
         notes = {k: v for k, v in self.position._asdict().items() if k not in _NOT_NUMBERS}
         return (self.state, self.position.inner), {**notes, "spent": self.spent}
 
     def restore(self, arrays: PyTree, notes: dict[str, Any]) -> None:
-        """Continue from the arrays and the numbers that `save` has returned."""
         (self.state, inner), notes = arrays, dict(notes)
         self.spent = notes.pop("spent")
         self.position = Position(self.state.anchor, inner, **notes)
 
     def status(self) -> str:
-        """Return the number of products with J J^T so far, for the progress bar."""
         return f"{self.spent + self.position.evaluations} products"
