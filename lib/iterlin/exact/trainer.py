@@ -12,6 +12,7 @@ from iterlin.exact.calendar import Calendar
 from iterlin.exact.engines import Engine
 from iterlin.exact.task import Position
 from iterlin.training.state import TrainState
+from iterlin.training.step import all_finite
 
 # Names that the history has in addition to those of training by steps.
 SPENT = ("evaluations", "stability", "seconds")
@@ -25,6 +26,7 @@ def spent_by_steps(steps: np.ndarray, seconds: float) -> dict[str, np.ndarray]:
 
 # Fields of a position that hold arrays. The others are saved as numbers.
 _NOT_NUMBERS = {"anchor", "inner"}
+_all_finite = jax.jit(all_finite)
 
 
 class ExactTrainer:
@@ -98,8 +100,7 @@ class ExactTrainer:
             steps = min(steps, max(1, self.position.steps))
         reached = jnp.asarray(anchored + steps, jnp.int32)
         params = self.engine.parameters(self.position)
-        finite = all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(params))
-        if self.position.failed or not finite:
+        if self.position.failed or not _all_finite(params):
             self.state = self.state._replace(step=reached, diverged_at=reached)
             return
         solved = jnp.asarray(self.position.solved)
