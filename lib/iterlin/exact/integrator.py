@@ -136,18 +136,10 @@ class Integrator:
         progress: bool | None = None,
         out_of_time: Callable[[], bool] = never,
     ) -> tuple[TrainState, History]:
-        """Train from params; return what `train` returns.
+        """Train from params; arguments, results and errors are those of `train`.
 
-        Args:
-            params, num_steps, checkpoint, callback, progress: As for `train`.
-            schedule: When to re-linearise.
-            at: Steps at which metrics are recorded; by default those of `watch`.
-            out_of_time: As for `training.loop.run`.
-
-        Raises:
-            ValueError: As `train`, and if params are the state of a run.
-            OutOfTime: If out_of_time returned True; the checkpoint is written.
-            CheckpointError: As `train`.
+        at: Steps at which metrics are recorded; by default those of `watch`. out_of_time: see
+        `training.loop.run`. Raises ValueError also if params are the state of a run.
         """
         if isinstance(params, TrainState):
             raise ValueError(

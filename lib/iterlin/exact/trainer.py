@@ -32,13 +32,8 @@ _all_finite = jax.jit(all_finite)
 class ExactTrainer:
     """Train with an engine. Implements `training.loop.Trainer`.
 
-    Args:
-        engine: The engine, such as one of `exact.engines`.
-        calendar: When to re-linearise.
-        state: The first state; the attribute `state` is that at the latest stop.
-        observe: observe(state) -> {name: array}.
-        at_target: at_target(state) -> whether the network has reached the target loss. It is
-            called at each linearisation.
+    The attribute `state` is that at the latest stop. at_target(state) is called at each
+    linearisation and tells whether the network has reached the target loss.
     """
 
     notes = ("spent", *sorted(set(Position._fields) - _NOT_NUMBERS))

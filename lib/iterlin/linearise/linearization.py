@@ -221,13 +221,8 @@ def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
 def check_finite_examples(f: Network, params: PyTree, x: Any) -> None:
     """Require that no NaN or inf in the inputs reaches the outputs; the first example is tried.
 
-    Args:
-        f: The network, f(params, x). It is not called if all inputs are finite.
-        params: Its parameters. Traced values and mere shapes are not checked, nor those of x.
-        x: Inputs of N examples.
-
-    Raises:
-        ValueError: If an output is not finite. The message names the example.
+    f is not called if all inputs are finite. Traced values and mere shapes are not checked. Raises
+    ValueError, which names the example, if an output is not finite.
     """
     leaves = jax.tree.leaves((params, x))
     if any(is_traced(leaf) or isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):

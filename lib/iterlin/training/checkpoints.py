@@ -46,21 +46,12 @@ def save(path: Path, tree: PyTree, *, identity: Identity, notes: dict | None = N
 def load(
     path: Path, like: PyTree, *, identity: Identity, notes: Collection[str] = ()
 ) -> tuple[PyTree, dict] | None:
-    """Read a checkpoint that the same run has written; None if the file does not exist.
+    """Read the tree and the notes that the same run has written; None if there is no such file.
 
-    Args:
-        path: The file.
-        like: A pytree of the structure to return. A JAX array of the file must have the shape and
-            dtype of its counterpart; a NumPy array may have any.
-        identity: The identity of this run.
-        notes: Names of the notes that the file must hold, numbers or lists.
-
-    Returns:
-        (tree, notes).
-
-    Raises:
-        CheckpointError: If the path is a folder, or the file is damaged, is not a checkpoint, or
-            was written by another run. The message names what differs.
+    `like` has the structure of the tree. A JAX array of the file must have the shape and dtype of
+    its counterpart there; a NumPy array may have any. The file must hold numbers or lists as the
+    notes of these names. Raises CheckpointError if the path is a folder, or the file is damaged, is
+    not a checkpoint, or was written by another run; the message names what differs.
     """
     path = Path(path)
     if path.is_dir():

@@ -133,16 +133,8 @@ def check_run(
 ) -> np.ndarray:
     """Check the data and the number of steps of a run, and return the steps to record.
 
-    Args:
-        step: The steps of the run.
-        data: (x, y).
-        num_steps: Steps in all.
-        key: PRNG key of the run, or None.
-        at: Steps to record (`Watch.at`).
-        first: Steps already taken.
-
-    Returns:
-        Increasing steps (T,) at which to record; the last is num_steps.
+    at: `Watch.at`. first: the number of steps already taken. Returns increasing steps (T,), of
+    which the last is num_steps.
     """
     if not isinstance(data, tuple | list) or len(data) != 2:
         if isinstance(data, tuple | list) and len(data) > 2 and looks_like_batches(data):

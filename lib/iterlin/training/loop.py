@@ -265,11 +265,8 @@ class StepTrainer:
     The length of a chunk is an argument of the compiled loop. It changes neither the numbers of the
     run nor the number of compilations.
 
-    Args:
-        state: The first state, of one run or of several.
-        advance: advance(state, count) -> state. It may donate the buffers of its argument. It
-            takes fewer steps only if the data end.
-        observe: observe(state) -> {name: array}.
+    advance(state, count) may donate the buffers of the state, which is of one run or of several. It
+    takes fewer steps only if the data end. observe(state) returns {name: array}.
     """
 
     notes: tuple[str, ...] = ("taken",)
