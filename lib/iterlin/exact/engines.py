@@ -174,7 +174,10 @@ class GradientFlow(KernelProductEngine):
         return flow.begin(objective, before)
 
     def advance(self, objective: Objective, inner: Flow, steps: Array) -> Flow:
-        solved = self._flow_solved_test(objective)
+        solved, rule = None, self.task.solved
+        if rule is not None:
+            test = self._solved_test(objective, rule)
+            solved = lambda f: test((f.coordinates, f.image), (f.slope, f.slope_image))  # noqa: E731
         return flow.advance(
             objective,
             inner,
@@ -183,17 +186,6 @@ class GradientFlow(KernelProductEngine):
             max_steps=FLOW_BURST,
             solved=solved,
         )
-
-    def _flow_solved_test(self, objective: Objective) -> Callable[[Flow], Bool[Array, ""]] | None:
-        """Return solved(flow), which tests the task's rule; None if the task has no rule."""
-        if self.task.solved is None:
-            return None
-        test = self._solved_test(objective, self.task.solved)
-
-        def solved(flow):
-            return test((flow.coordinates, flow.image), (flow.slope, flow.slope_image))
-
-        return solved
 
     def forward(self, position: Position, steps: int) -> Position:
         before = position.inner.time

@@ -102,10 +102,6 @@ class TracedNetwork(NamedTuple):
         call = jit_cached(compute_factors, self.program, static_argnames=("form", "count", "total"))
         return call(self.trained, self.fixed, x, outputs, **settings)
 
-    def shapes(self, x: PyTree, outputs: Array | np.ndarray, **settings) -> Factors:
-        """Return shapes and dtypes of the `factors` of the arguments, without computing them."""
-        return jax.eval_shape(lambda x, outputs: self.factors(x, outputs, **settings), x, outputs)
-
 
 def trace_network(f: Callable, trained: PyTree, fixed: PyTree, x: PyTree) -> TracedNetwork:
     """Trace a network of trained and fixed parameters for a batch x of one example."""
