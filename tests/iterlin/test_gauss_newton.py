@@ -161,8 +161,11 @@ def test_gauss_newton_agrees_with_optimistix():
 # One step, and what a run records.
 
 
-@pytest.mark.parametrize("solver", ["svd", "cholesky"])
-@pytest.mark.parametrize("widths", [(3, 5, 2), (1, 1)], ids=["wide", "tall"])
+@pytest.mark.parametrize(
+    ("solver", "widths"),
+    [("svd", (3, 5, 2)), ("cholesky", (3, 5, 2)), ("cholesky", (1, 1))],
+    ids=["svd", "cholesky, wide", "cholesky, tall"],
+)
 def test_one_step_is_penalised_least_squares(solver, widths):
     f, params, x, y = network(widths, examples=5)
     matrix, residual = dense(f, params, x), np.ravel(y - f(params, x))
@@ -177,7 +180,7 @@ def test_one_step_is_penalised_least_squares(solver, widths):
     assert float(solution.history["gradient_norm"][0]) == pytest.approx(gradient, rel=1e-9)
 
 
-@pytest.mark.parametrize("case", ["wide", "tall", "deficient wide"])
+@pytest.mark.parametrize("case", ["tall", "deficient wide"])
 def test_affine_problem_is_solved_in_one_minimum_norm_step(case):
     params, x, y = affine_problem(case)
     matrix, residual = np.asarray(x).reshape(-1, params.size), np.ravel(y - affine(params, x))

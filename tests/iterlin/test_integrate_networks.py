@@ -28,7 +28,6 @@ X = {
 }
 LABELS = jnp.asarray(RNG.integers(CLASSES, size=(EXAMPLES, PLACES)))
 WEIGHTED = {"values": jnp.sin(jnp.arange(EXAMPLES) * 1.0), "weights": jnp.geomspace(0.01, 0.1, 6)}
-ENTROPY = losses.mean(losses.cross_entropy)
 
 
 def hidden(params, x):
@@ -52,7 +51,6 @@ def weighted_error(outputs, y):
 PADDED = losses.mean(partial(losses.cross_entropy, ignore=-100))
 CASES = {
     "numbers": (scalars, losses.mean(losses.squared_error), WEIGHTED["values"]),
-    "sequences": (sequences, ENTROPY, LABELS),
     "padded sequences": (sequences, PADDED, LABELS.at[:, -1].set(-100).at[0].set(-100)),
     "weighted": (scalars, weighted_error, WEIGHTED),
 }
@@ -91,9 +89,8 @@ def by_steps(case):
     ("case", "engine", "memory_limit"),
     [
         ("numbers", "closed_form", 1000),  # J does not fit: its kernel
-        ("sequences", "kept_steps", 500),  # slice by slice
         ("padded sequences", "function_space", None),
-        ("padded sequences", "kept_steps", 500),
+        ("padded sequences", "kept_steps", 500),  # slice by slice
         ("weighted", "function_space", None),
     ],
 )
@@ -112,7 +109,7 @@ def drifted(state):
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("engine", ["steps", "flow", "closed_form"])
+@pytest.mark.parametrize("engine", ["flow", "closed_form"])
 def test_fixed_parameters_are_arguments_of_every_program(engine, no_constants):
     algorithm, params, data, watch = setting("numbers")
     schedule = schedules.when(drifted, check_every=5)

@@ -1,9 +1,9 @@
-"""Networks with running statistics: where they begin, their fixed parameters, the normalisation."""
+"""Networks with running statistics: where they begin, and the normalisation."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.networks.normalization import Normalization, normalize
+from iterlin.networks.normalization import normalize
 from iterlin_study.networks import convnets
 
 
@@ -12,20 +12,6 @@ def test_running_statistics_begin_at_mean_0_and_variance_1():
     shortcut = initial["stage2_block1"]["shortcut"]["norm"]
     np.testing.assert_array_equal(shortcut["mean"], np.zeros(4))
     np.testing.assert_array_equal(shortcut["variance"], np.ones(4))
-
-
-def test_fixed_parameters_are_bound_in_training_and_in_evaluation_alike():
-    def apply(params, statistics, x):
-        return params["scale"] * x + params["shift"], statistics + x.mean()
-
-    def evaluate(params, statistics, x):
-        return params["scale"] * (x - statistics) + params["shift"]
-
-    moving, fixed = {"scale": 3.0, "shift": None}, {"scale": None, "shift": 0.5}
-    of_moving = Normalization(0.0, apply, evaluate).bind_fixed(fixed)
-    outputs, statistics = of_moving.apply(moving, of_moving.initial, jnp.asarray([1.0, 3.0]))
-    np.testing.assert_array_equal(outputs, [3.5, 9.5])
-    assert of_moving.evaluate(moving, statistics, 4.0) == 6.5
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (2, 4, 6, 3)])

@@ -174,15 +174,9 @@ def run_outer_loop(
 ) -> Solution:
     """Take steps until the loss settles, reaches its target or diverges.
 
-    Args:
-        problem: the problem, as `make_problem` returns it.
-        step: function (theta, damping) -> (next theta, record). `record` maps names to the numbers
-            that the history stores for this step.
-        damping: a fixed damping, or a rule that adapts it and rejects steps that raise the loss.
-        max_steps: as of `gauss_newton`.
-        tolerance: as of `gauss_newton`.
-        target_loss: loss at which the run ends. None means 0 if the loss is known to be
-            non-negative, otherwise minus infinity.
+    step: function (theta, damping) -> (next theta, record), with the numbers that the history
+    stores for the step, by name. A target_loss of None means 0 if the loss is known to be
+    non-negative, otherwise minus infinity. Other arguments are those of `gauss_newton`.
     """
     check_positive_integer("max_steps", max_steps, below=2**31)
     check_non_negative("tolerance", tolerance)

@@ -4,8 +4,6 @@ The steps are found by conjugate gradients, from products with the Jacobian, whi
 The solver works under `jax.jit` and `jax.vmap`.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -113,32 +111,26 @@ def truncated_gauss_newton(
     def step(theta, damping):
         products = jacobian_products(problem.f, theta, x)
         if loss is squared_error and undamped:
-            found = _least_squares_step(products, problem.y, limits)
+            solution = _least_squares_step(products, problem.y, limits)
         else:
-            found = _normal_equations_step(products, loss, problem.y, damping, limits)
-        size, remainder = norm(found.gradient), norm(found.remainder)
+            solution = _normal_equations_step(products, loss, problem.y, damping, limits)
+        displacement, inner_steps, descent, left = solution
+        size = norm(descent)
         record = {
             "gradient_norm": size,
-            "certificate": jnp.where(size > 0, remainder / jnp.where(size > 0, size, 1), 0),
-            "inner_steps": found.inner_steps * 1.0,
+            "certificate": jnp.where(size > 0, norm(left) / jnp.where(size > 0, size, 1), 0),
+            "inner_steps": inner_steps * 1.0,
         }
-        return tree_add(theta, found.displacement), record
+        return tree_add(theta, displacement), record
 
     return run_outer_loop(
         problem, step, damping, max_steps=max_steps, tolerance=tolerance, target_loss=target_loss
     )
 
 
-class _InnerSolution(NamedTuple):
-    """A step, the number of conjugate-gradient steps, and the gradient before and after the step.
-
-    Both gradients are those of the quadratic model, with the opposite sign.
-    """
-
-    displacement: PyTree
-    inner_steps: Array
-    gradient: PyTree
-    remainder: PyTree
+# A step, the number of conjugate-gradient steps, and the negative gradient of the quadratic model
+# before and after the step.
+_InnerSolution = tuple[PyTree, Array, PyTree, PyTree]
 
 
 def _least_squares_step(products, y, limits) -> _InnerSolution:
@@ -153,8 +145,7 @@ def _least_squares_step(products, y, limits) -> _InnerSolution:
         inner=dot,
         **limits,
     )
-    remainder = vjp(residual - jvp(displacement))
-    return _InnerSolution(displacement, inner_steps, vjp(residual), remainder)
+    return displacement, inner_steps, vjp(residual), vjp(residual - jvp(displacement))
 
 
 def _normal_equations_step(products, loss, y, damping, limits) -> _InnerSolution:
@@ -174,5 +165,4 @@ def _normal_equations_step(products, loss, y, damping, limits) -> _InnerSolution
         inner=dot,
         **limits,
     )
-    remainder = tree_sub(descent, damped_product(displacement))
-    return _InnerSolution(displacement, inner_steps, descent, remainder)
+    return displacement, inner_steps, descent, tree_sub(descent, damped_product(displacement))

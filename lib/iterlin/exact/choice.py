@@ -34,12 +34,7 @@ SMALL_STEP = 0.1
 
 
 def choose(task: Task, params: PyTree, period: int) -> tuple[str, str]:
-    """Return the engine that 'auto' takes for a first period of so many steps, and why.
-
-    It takes 'steps' for periods shorter than LONG_PERIOD. For longer ones it takes 'closed_form' if
-    the loss is a squared error and J has few rows and fits into the memory limit. Otherwise it
-    takes a flow if steps are small, with the kernel if that fits, and 'steps' if they are not.
-    """
+    """Return the engine that 'auto' takes for a first period of so many steps, and why."""
     if period < LONG_PERIOD:
         return "steps", f"periods of {period} steps are shorter than {LONG_PERIOD}"
     outputs = jax.eval_shape(task.f, params, task.data[0])

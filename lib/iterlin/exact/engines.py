@@ -92,11 +92,9 @@ class ClosedForm:
         self._parameters = SharedJit(parameters)
 
     def begin(self, params: PyTree, before: Position | None = None) -> Position:
-        """Linearise at params. See `Engine.begin`."""
         return Position(params, params)
 
     def forward(self, position: Position, steps: int) -> Position:
-        """Take all steps at once. See `Engine.forward`."""
         params, stability = self._parameters(position.anchor, jnp.asarray(steps))
         spent = position.evaluations + 1
         return position._replace(
@@ -104,11 +102,9 @@ class ClosedForm:
         )
 
     def parameters(self, position: Position) -> PyTree:
-        """Return the parameters. See `Engine.parameters`."""
         return position.inner
 
     def programs(self, params: PyTree) -> list:
-        """Return the jaxprs of the engine. See `Engine.programs`."""
         return [self._parameters.trace(params, jnp.asarray(1))]
 
 
@@ -132,12 +128,10 @@ class Steps(KernelProductEngine):
     """Take every gradient step, with the kernel on the outputs or with stored activations."""
 
     def start(self, objective: Objective, before: Descent | None) -> Descent:
-        """Start at theta_s. See `KernelProductEngine.start`."""
         zero, steps = jnp.zeros_like(objective.model.outputs), jnp.asarray(0, jnp.int32)
         return Descent(steps, objective.model.origin, zero, jnp.asarray(False))
 
     def advance(self, objective: Objective, inner: Descent, steps: Array) -> Descent:
-        """Take at most DESCENT_BURST steps. See `KernelProductEngine.advance`."""
 
         def step(before: Descent) -> Descent:
             point = before.coordinates, before.image
@@ -169,7 +163,6 @@ class Steps(KernelProductEngine):
         return step_and_check
 
     def with_progress(self, position: Position) -> Position:
-        """Read the position's fields from its state. See `KernelProductEngine.with_progress`."""
         steps, solved = int(position.inner.steps), bool(position.inner.solved)
         return position._replace(steps=steps, evaluations=steps, solved=solved)
 
@@ -178,12 +171,13 @@ class GradientFlow(KernelProductEngine):
     """Follow gradient flow for a time eta K."""
 
     def start(self, objective: Objective, before: Flow | None) -> Flow:
-        """Start at theta_s. See `KernelProductEngine.start`."""
         return flow.begin(objective, before)
 
     def advance(self, objective: Objective, inner: Flow, steps: Array) -> Flow:
-        """Take at most FLOW_BURST integration steps. See `KernelProductEngine.advance`."""
-        solved = self._flow_solved_test(objective)
+        solved, rule = None, self.task.solved
+        if rule is not None:
+            test = self._solved_test(objective, rule)
+            solved = lambda f: test((f.coordinates, f.image), (f.slope, f.slope_image))  # noqa: E731
         return flow.advance(
             objective,
             inner,
@@ -193,19 +187,7 @@ class GradientFlow(KernelProductEngine):
             solved=solved,
         )
 
-    def _flow_solved_test(self, objective: Objective) -> Callable[[Flow], Bool[Array, ""]] | None:
-        """Return solved(flow), which tests the task's rule; None if the task has no rule."""
-        if self.task.solved is None:
-            return None
-        test = self._solved_test(objective, self.task.solved)
-
-        def solved(flow):
-            return test((flow.coordinates, flow.image), (flow.slope, flow.slope_image))
-
-        return solved
-
     def forward(self, position: Position, steps: int) -> Position:
-        """Train towards `steps`. See `Engine.forward`."""
         before = position.inner.time
         position = super().forward(position, steps)
         flow = position.inner
@@ -215,7 +197,6 @@ class GradientFlow(KernelProductEngine):
         return position._replace(failed=not flow.solved and bool(flow.time == before))
 
     def with_progress(self, position: Position) -> Position:
-        """Read the position's fields from its state. See `KernelProductEngine.with_progress`."""
         flow, size = position.inner, self.task.step_size
         return position._replace(
             steps=round(float(flow.time) / size),
@@ -233,17 +214,14 @@ class ToMinimum(KernelProductEngine):
         self._at_minimum = SharedJit(lambda model: newton.within_rounding(self._objective(*model)))
 
     def start(self, objective: Objective, before: Minimum | None) -> Minimum:
-        """Start at theta_s. See `KernelProductEngine.start`."""
         zero, none = jnp.zeros_like(objective.model.outputs), jnp.asarray(0, jnp.int32)
         return Minimum(objective.model.origin, zero, jnp.ones((), zero.dtype), none, none)
 
     def advance(self, objective: Objective, inner: Minimum, steps: Array) -> Minimum:
-        """Return the minimum. See `KernelProductEngine.advance`."""
         return newton.minimize(objective, tolerance=self.task.tolerance)
 
     def forward(self, position: Position, steps: int) -> Position:
-        """Find the minimum, unless an earlier call has found it. See `Engine.forward`."""
-        if position.steps == 0:
+        if position.steps == 0:  # otherwise an earlier call has found the minimum
             position = super().forward(position, steps)
             # Without a displacement, either theta_s is the minimum or Newton's method has failed.
             if position.inner.certificate > 0 and not position.inner.image.any():
@@ -252,5 +230,4 @@ class ToMinimum(KernelProductEngine):
         return position._replace(steps=steps)
 
     def with_progress(self, position: Position) -> Position:
-        """Read the position's fields from its state. See `KernelProductEngine.with_progress`."""
         return position._replace(evaluations=int(position.inner.evaluations))

@@ -132,19 +132,9 @@ def advance(
 ) -> Flow:
     """Follow the flow up to a time, with RKC2 and adaptive steps.
 
-    A step whose estimated error exceeds the tolerance is repeated with a smaller size.
-
-    Args:
-        objective: The linearised objective.
-        flow: The flow so far.
-        until: Time at which to stop.
-        tolerance: Bound on the estimated error of each step: a root mean square over the outputs,
-            relative to the outputs' root mean square or 1, whichever is larger.
-        max_steps: Number of attempted steps after which to stop.
-        solved: solved(flow) -> bool; the flow also stops after the first step at which it holds.
-
-    Returns:
-        The flow at `until`, or at an earlier time if it has stopped before.
+    A step whose estimated error exceeds the tolerance is repeated with a smaller size. The error is
+    a root mean square over the outputs, relative to the outputs' root mean square or 1, whichever
+    is larger. The flow stops earlier after max_steps attempts, or where solved(flow) holds.
     """
     limit = max_stages(tolerance, flow.image.dtype)
     scale = jnp.sqrt(jnp.mean(objective.model.outputs**2))

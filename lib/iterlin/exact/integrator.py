@@ -26,6 +26,7 @@ from iterlin.exact.trainer import SPENT, ExactTrainer, spent_by_steps
 from iterlin.linearise import examples
 from iterlin.linearise.devices import to_auto_axes, with_auto_axes
 from iterlin.linearise.digests import program_digest
+from iterlin.linearise.linearization import output_shape
 from iterlin.linearise.parameters import partition
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.programs import SharedJit
@@ -34,7 +35,7 @@ from iterlin.linearise.validation import (
     check_open_unit_interval,
     check_positive_integer,
 )
-from iterlin.training.checks import cached_outputs, check_call, check_run
+from iterlin.training.checks import check_call, check_run
 from iterlin.training.identity import (
     PARAMETERS,
     RECORDED,
@@ -135,18 +136,10 @@ class Integrator:
         progress: bool | None = None,
         out_of_time: Callable[[], bool] = never,
     ) -> tuple[TrainState, History]:
-        """Train from params; return what `train` returns.
+        """Train from params; arguments, results and errors are those of `train`.
 
-        Args:
-            params, num_steps, checkpoint, callback, progress: As for `train`.
-            schedule: When to re-linearise.
-            at: Steps at which metrics are recorded; by default those of `watch`.
-            out_of_time: As for `training.loop.run`.
-
-        Raises:
-            ValueError: As `train`, and if params are the state of a run.
-            OutOfTime: If out_of_time returned True; the checkpoint is written.
-            CheckpointError: As `train`.
+        at: Steps at which metrics are recorded; by default those of `watch`. out_of_time: see
+        `training.loop.run`. Raises ValueError also if params are the state of a run.
         """
         if isinstance(params, TrainState):
             raise ValueError(
@@ -166,7 +159,7 @@ class Integrator:
         due, state = bound.schedule, bound.start(moving, self.data, jax.random.key(0))
         task = self.task._replace(f=bound.algorithm.f, solved=due.solved)
         self._check(bound, task, state)
-        check_sets(watch, step.algorithm.loss, cached_outputs(step.algorithm.f, params))
+        check_sets(watch, step.algorithm.loss, partial(output_shape, step.algorithm.f, params))
         seen = observer(step.algorithm, watch._replace(sets={}, at=None), TAKEN)
         observe = SharedJit(lambda state: seen(combine_state(state, fixed), self.sets))
         jax.eval_shape(observe, state)  # Check the names of the history.

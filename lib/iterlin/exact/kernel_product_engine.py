@@ -23,7 +23,7 @@ Vector = tuple[PyTree, Array]
 
 
 class KernelProductEngine(ABC):
-    """Base class of the engines that use products with J J^T.
+    """Base class of the engines that use products with J J^T: an `engines.Engine`.
 
     A subclass writes `start` and `advance`, which are traced by `jax.jit`, and `with_progress`.
     Its state `Position.inner` must have a field `coordinates`.
@@ -67,22 +67,18 @@ class KernelProductEngine(ABC):
         """Return the position with the fields that follow from its `inner`, such as `steps`."""
 
     def begin(self, params: PyTree, before: Position | None = None) -> Position:
-        """Linearise at params. See `engines.Engine.begin`."""
         inner = self._start(self._model(params), None if before is None else before.inner)
         return self.with_progress(Position(params, inner))
 
     def forward(self, position: Position, steps: int) -> Position:
-        """Train towards `steps`. See `engines.Engine.forward`."""
         model = self._model(position.anchor)
         inner = self._advance(model, position.inner, jnp.asarray(steps, jnp.int32))
         return self.with_progress(position._replace(inner=inner))
 
     def parameters(self, position: Position) -> PyTree:
-        """Return the parameters. See `engines.Engine.parameters`."""
         return self._parameters(self._model(position.anchor), position.inner.coordinates)
 
     def programs(self, params: PyTree) -> list:
-        """Return the jaxprs of the engine. See `engines.Engine.programs`."""
         model = self._model(params)
         inner = jax.eval_shape(self._start, model, None)
         start = self._start.trace(model, None)

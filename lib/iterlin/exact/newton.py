@@ -56,15 +56,9 @@ def minimize(
     are not solved more accurately than needed (Eisenstat & Walker 1996). A step is halved until it
     decreases the objective. Both forms of the linear model give the same iterates.
 
-    Args:
-        objective: The linearised objective, with a convex loss and a positive penalty.
-        tolerance: Certificate at which to stop, in (0, 1).
-        max_steps: Largest number of Newton steps.
-        max_inner_steps: Largest number of conjugate gradient steps in a Newton step.
-
-    Returns:
-        The minimum. Its certificate exceeds the tolerance if the method has stopped early, after
-        max_steps or because rounding hides any further decrease.
+    The objective must have a convex loss and a positive penalty. The certificate of the result
+    exceeds the tolerance, in (0, 1), if the method has stopped early: after max_steps Newton steps
+    or because rounding hides any further decrease.
     """
     check_open_unit_interval("tolerance", tolerance)
     check_positive_integer("max_steps", max_steps)

@@ -10,6 +10,7 @@ from jaxtyping import Array, PyTree
 from iterlin.linearise import examples
 from iterlin.linearise.costs import vjp_residual_bytes
 from iterlin.linearise.linearization import Network
+from iterlin.linearise.programs import SharedJit
 from iterlin.training.losses import Loss
 from iterlin.training.schedules import Solved
 
@@ -78,20 +79,25 @@ def quadratic(loss: Loss, y: PyTree) -> tuple[float, Array] | None:
     The gradient is compared with that formula at random outputs of two sizes. None for any other
     loss, and if y is not one floating point array.
     """
-    gradient = jax.grad(loss)
     if not jax.tree_util.all_leaves([y]) or not jnp.issubdtype(y.dtype, jnp.floating):
         return None
-    here = gradient(jnp.zeros_like(y), y)
-    keys = jax.random.split(jax.random.key(0), 2)
-    moves = [
-        size * jax.random.normal(key, y.shape, y.dtype)
-        for key, size in zip(keys, (1.0, 30.0), strict=True)
-    ]
-    changes = [gradient(move, y) - here for move in moves]
-    factor = jnp.vdot(changes[0], moves[0]) / jnp.vdot(moves[0], moves[0])
-    for move, change in zip(moves, changes, strict=True):
-        scale = jnp.abs(factor) * jnp.max(jnp.abs(move)) + jnp.max(jnp.abs(here))
-        rounding = 1e3 * jnp.finfo(y.dtype).eps * scale
-        if not bool((factor > 0) & jnp.all(jnp.abs(change - factor * move) <= rounding)):
-            return None
-    return float(factor), -here / factor
+
+    def compare(y):
+        gradient = jax.grad(loss)
+        here = gradient(jnp.zeros_like(y), y)
+        keys = jax.random.split(jax.random.key(0), 2)
+        moves = [
+            size * jax.random.normal(key, y.shape, y.dtype)
+            for key, size in zip(keys, (1.0, 30.0), strict=True)
+        ]
+        changes = [gradient(move, y) - here for move in moves]
+        factor = jnp.vdot(changes[0], moves[0]) / jnp.vdot(moves[0], moves[0])
+        agrees = factor > 0
+        for move, change in zip(moves, changes, strict=True):
+            scale = jnp.abs(factor) * jnp.max(jnp.abs(move)) + jnp.max(jnp.abs(here))
+            rounding = 1e3 * jnp.finfo(y.dtype).eps * scale
+            agrees &= jnp.all(jnp.abs(change - factor * move) <= rounding)
+        return factor, -here / factor, agrees
+
+    factor, targets, agrees = SharedJit(compare)(y)
+    return (float(factor), targets) if agrees else None

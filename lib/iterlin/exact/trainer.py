@@ -12,6 +12,7 @@ from iterlin.exact.calendar import Calendar
 from iterlin.exact.engines import Engine
 from iterlin.exact.task import Position
 from iterlin.training.state import TrainState
+from iterlin.training.step import all_finite
 
 # Names that the history has in addition to those of training by steps.
 SPENT = ("evaluations", "stability", "seconds")
@@ -25,18 +26,14 @@ def spent_by_steps(steps: np.ndarray, seconds: float) -> dict[str, np.ndarray]:
 
 # Fields of a position that hold arrays. The others are saved as numbers.
 _NOT_NUMBERS = {"anchor", "inner"}
+_all_finite = jax.jit(all_finite)
 
 
 class ExactTrainer:
     """Train with an engine. Implements `training.loop.Trainer`.
 
-    Args:
-        engine: The engine, such as one of `exact.engines`.
-        calendar: When to re-linearise.
-        state: The first state; the attribute `state` is that at the latest stop.
-        observe: observe(state) -> {name: array}.
-        at_target: at_target(state) -> whether the network has reached the target loss. It is
-            called at each linearisation.
+    The attribute `state` is that at the latest stop. at_target(state) is called at each
+    linearisation and tells whether the network has reached the target loss.
     """
 
     notes = ("spent", *sorted(set(Position._fields) - _NOT_NUMBERS))
@@ -58,14 +55,9 @@ class ExactTrainer:
 
     @property
     def step(self) -> int:
-        """The step at the latest stop."""
         return int(self.state.step)
 
     def go_to(self, target: int) -> Iterator[None]:
-        """Train up to a step. Stop wherever the schedule reads the parameters.
-
-        Yields None before each call of the engine, when the state can be saved.
-        """
         while (step := self.step) < target:
             if self.state.ended:
                 self.state = self.state._replace(step=jnp.asarray(target, jnp.int32))
@@ -103,19 +95,16 @@ class ExactTrainer:
             steps = min(steps, max(1, self.position.steps))
         reached = jnp.asarray(anchored + steps, jnp.int32)
         params = self.engine.parameters(self.position)
-        finite = all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(params))
-        if self.position.failed or not finite:
+        if self.position.failed or not _all_finite(params):
             self.state = self.state._replace(step=reached, diverged_at=reached)
             return
         solved = jnp.asarray(self.position.solved)
         self.state = self.state._replace(step=reached, params=params, solved=solved)
 
     def snapshot(self) -> TrainState:
-        """Return the state. No later step writes into its arrays."""
-        return self.state
+        return self.state  # no later step writes into its arrays
 
     def look(self, seconds: float) -> dict[str, np.ndarray]:
-        """Return what is recorded of the current state, after so many seconds."""
         observed = jax.device_get(self.observe(self.state))
         seen: dict[str, np.ndarray] = {name: np.asarray(v) for name, v in observed.items()}
         evaluations = np.asarray(self.spent + self.position.evaluations)
@@ -124,16 +113,13 @@ class ExactTrainer:
         return seen | spent
 
     def save(self) -> tuple[PyTree, dict[str, float]]:
-        """Return the arrays and the numbers from which the run can continue."""
         notes = {k: v for k, v in self.position._asdict().items() if k not in _NOT_NUMBERS}
         return (self.state, self.position.inner), {**notes, "spent": self.spent}
 
     def restore(self, arrays: PyTree, notes: dict[str, Any]) -> None:
-        """Continue from the arrays and the numbers that `save` has returned."""
         (self.state, inner), notes = arrays, dict(notes)
         self.spent = notes.pop("spent")
         self.position = Position(self.state.anchor, inner, **notes)
 
     def status(self) -> str:
-        """Return the number of products with J J^T so far, for the progress bar."""
         return f"{self.spent + self.position.evaluations} products"

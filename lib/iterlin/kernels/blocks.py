@@ -38,16 +38,10 @@ def assemble_kernel(
 ) -> Array:
     """Compute the kernel between two datasets, with the factors of two groups alive at a time.
 
-    Args:
-        factors_of: Computes the factors of a group of examples for outputs given by index.
-        first: N1 examples and the indices of o1 outputs.
-        second: N2 examples and the indices of o2 outputs; None means `first`.
-        group: The largest number of examples in a group.
-        form: "full", "matrix", "diagonal" or "trace".
-        dtype: The dtype of the kernel.
-
-    Returns:
-        (N1, N2, o1, o2), (N1, o1, N2, o2), (N1, N2, o) or (N1, N2), by form.
+    factors_of computes the factors of at most `group` examples, for outputs given by index. The
+    datasets are N1 examples with the indices of o1 outputs, and N2 with those of o2; a second of
+    None means the first. Returns (N1, N2, o1, o2) for the form "full", (N1, o1, N2, o2) for
+    "matrix", (N1, N2, o) for "diagonal", or (N1, N2) for "trace".
     """
     symmetric = second is None
     sides = first, (first if symmetric else second)

@@ -50,11 +50,6 @@ class CacheSizes(NamedTuple):
     factors: int
     form: str | None
 
-    @property
-    def read(self) -> int:
-        """The number of entries that a product reads."""
-        return self.matrix if self.form == "matrix" else 2 * self.factors
-
 
 def cache_sizes(network: TracedNetwork, x: PyTree, outputs: int, memory_limit: int) -> CacheSizes:
     """Compute the sizes of both forms from shapes, and choose the one that a product reads less of.

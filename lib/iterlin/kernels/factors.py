@@ -60,19 +60,11 @@ def compute_factors(
 ) -> Factors:
     """Compute the factors of the examples x for some of the outputs.
 
-    The choice between rows and positions depends on `count` and `total`, not on the outputs given,
-    so that it is the same in each chunk of the outputs.
-
-    Args:
-        program: The network. Its arguments are the trained leaves, the fixed leaves and a batch of
-            one example.
-        trained: The leaves that J is with respect to.
-        fixed: The other leaves.
-        x: Inputs of N examples.
-        outputs: Indices of o outputs.
-        form: The form of the kernel: one of those in `PAIRWISE`, "diagonal", "trace" or `PRODUCT`.
-        count: The number of examples that each example will be paired with.
-        total: The number of all outputs of an example.
+    The arguments of the program are the trained leaves, the fixed leaves and a batch of one
+    example. The form of the kernel is in `PAIRWISE`, "diagonal", "trace" or `PRODUCT`. The choice
+    between rows and positions depends on `count`, the number of examples that each is paired with,
+    and on `total`, the number of all outputs of an example, but not on the outputs given: it is the
+    same in each chunk of the outputs.
     """
     choice = partial(_positions_are_cheaper, outputs=total, form=form, count=count)
     layers = find_layers(program, len(trained))
@@ -109,10 +101,6 @@ class TracedNetwork(NamedTuple):
         """Call `compute_factors`, which is compiled once for equal programs."""
         call = jit_cached(compute_factors, self.program, static_argnames=("form", "count", "total"))
         return call(self.trained, self.fixed, x, outputs, **settings)
-
-    def shapes(self, x: PyTree, outputs: Array | np.ndarray, **settings) -> Factors:
-        """Return shapes and dtypes of the `factors` of the arguments, without computing them."""
-        return jax.eval_shape(lambda x, outputs: self.factors(x, outputs, **settings), x, outputs)
 
 
 def trace_network(f: Callable, trained: PyTree, fixed: PyTree, x: PyTree) -> TracedNetwork:

@@ -217,11 +217,7 @@ def eigenmodes(
         left, values, right = thin_svd(matrix)
         threshold = max(y.size, flat.size) * jnp.finfo(values.dtype).eps * jnp.max(values)
         values = jnp.where(values > threshold, values, 0)
-
-        def sum_right_vectors(weights):
-            return unravel(weights @ right)
-
-        to_params = sum_right_vectors
+        to_params = lambda weights: unravel(weights @ right)  # noqa: E731
     else:
         outputs, _, vjp = jacobian_products(network, trained, x)
         check_finite("outputs of f", outputs)
@@ -231,12 +227,10 @@ def eigenmodes(
         threshold = y.size * jnp.finfo(eigenvalues.dtype).eps * jnp.max(eigenvalues)
         values = jnp.sqrt(jnp.where(eigenvalues > threshold, eigenvalues, 0))
 
-        def pull_back_left_vectors(weights):
+        def to_params(weights):
             # v_i = J^T u_i / s_i. A direction of singular value 0 has no weight.
             scaled = jnp.where(values > 0, weights / jnp.where(values > 0, values, 1), 0)
             return vjp((left @ scaled).reshape(y.shape))
-
-        to_params = pull_back_left_vectors
 
     return Eigenmodes(trained, values, left.T @ (outputs - y).reshape(-1), to_params, fixed)
 

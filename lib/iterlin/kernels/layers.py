@@ -48,7 +48,10 @@ class Layer(NamedTuple):
         """
         value = values[self.operand]
         if self.product.name == "dot_general":
-            rows = _dense_inputs(value, self._contracted())
+            contracted = self._contracted()
+            free = [axis for axis in range(value.ndim) if axis not in contracted]
+            size = math.prod(value.shape[axis] for axis in contracted)
+            rows = value.transpose(*free, *contracted).reshape(-1, size)
         else:
             rows = _patches(value, self.product)
         rows = rows * jnp.asarray(self.scale, rows.dtype)
@@ -212,12 +215,6 @@ def _add_bias(program, users, layer: Layer, biases) -> Layer:
 def _shape(variable: Any) -> tuple[int, ...]:
     """Return the shape of a variable of a jaxpr, which is an array."""
     return variable.aval.shape
-
-
-def _dense_inputs(value, contracted) -> Float[Array, "S D"]:
-    free = [axis for axis in range(value.ndim) if axis not in contracted]
-    size = math.prod(value.shape[axis] for axis in contracted)
-    return value.transpose(*free, *contracted).reshape(-1, size)
 
 
 def _patches(value, operation: Operation) -> Float[Array, "S D"]:

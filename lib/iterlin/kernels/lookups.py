@@ -43,15 +43,10 @@ class Lookup(NamedTuple):
     def factors(
         self, indices: Integer[Array, "*positions k"], cotangents: Float[Array, "o *output"]
     ) -> tuple[Integer[Array, " S"], Float[Array, "o S E"]]:
-        """Return the index and the cotangents of each position.
+        """Return the row that each of S positions takes, and the cotangents of `output` there.
 
-        Args:
-            indices: The value of `operand`, with k components of each index.
-            cotangents: Cotangents of `output` for o outputs of the network.
-
-        Returns:
-            The row that each of S positions takes (S,), clipped to the table, and the cotangents
-            (o, S, E), which are 0 where an index lies outside of the table.
+        Rows are clipped to the table; cotangents are 0 where an index lies outside of it. indices:
+        the value of `operand`, with k components of each index.
         """
         numbers = self.operation.settings["dimension_numbers"]
         offsets = numbers.offset_dims

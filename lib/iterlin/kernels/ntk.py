@@ -8,6 +8,7 @@ over may have changed, and reuses the compiled function of an equal program
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -314,7 +315,7 @@ def _largest_chunk(
     one = examples.batch_shapes(x, 1)
 
     def size(chunk):
-        shapes = network.shapes(one, np.arange(chunk), **settings)
+        shapes = jax.eval_shape(partial(network.factors, **settings), one, np.arange(chunk))
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
     chunk = outputs

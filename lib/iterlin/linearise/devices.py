@@ -75,15 +75,8 @@ def sum_over_devices(term: Callable[..., PyTree], mesh: Mesh, *trees: PyTree) ->
 
     Without this function the compiler would let every device loop over all slices of a network
     that is evaluated in slices. If the D devices do not divide the N examples, every device also
-    treats the N mod D examples that are left over.
-
-    Args:
-        term: ``term(*trees)`` returns a pytree of sums over the examples.
-        mesh: The devices.
-        *trees: Pytrees of arrays that lead with N.
-
-    Returns:
-        The value of ``term(*trees)``, replicated on the devices.
+    treats the N mod D examples that are left over. Returns ``term(*trees)``, a pytree of sums over
+    the examples, replicated on the devices.
     """
     count = examples.num_examples(trees, "arrays")
     shared = count - count % mesh.size

@@ -30,17 +30,8 @@ def conjugate_gradients(
     - For least squares ||J s - b||: r = b - J s, image d -> J d, gradient r -> J^T r, curvature
       ||J d||^2 (CGLS, same source). J^T J is not formed, and s stays in the range of J^T.
 
-    Args:
-        residual: The residual r at s = 0.
-        image: Maps a direction d to what the step subtracts from r.
-        gradient: Maps r to the negative gradient in s.
-        curvature: Maps d and image(d) to the curvature along d, a scalar.
-        inner: The inner product of two gradients.
-        tolerance: Stop when ||gradient(r)|| is at most this share of its first value.
-        max_steps: The largest number of steps.
-
-    Returns:
-        The solution s and the number of steps taken.
+    It stops when ||gradient(r)||, in the inner product of two gradients, is at most the tolerance
+    times its first value. Returns the solution s and the number of steps taken.
     """
     first = gradient(residual)
     squared = inner(first, first)
@@ -69,14 +60,8 @@ def power_iteration(
 ) -> tuple[Float[Array, ""], Float[Array, "..."]]:
     """Estimate the largest eigenvalue of a positive semidefinite operator by power iteration.
 
-    Args:
-        product: The product with the operator, on arrays like `start`.
-        start: The first direction, of any norm.
-        iterations: The number of products.
-
-    Returns:
-        ||product(v)|| for the last direction v of norm 1, which is at most the largest eigenvalue,
-        and product(v).
+    Returns ||product(v)|| for the last direction v of norm 1, which is at most the largest
+    eigenvalue, and product(v). The first direction, `start`, may have any norm.
     """
     check_positive_integer("iterations", iterations)
 

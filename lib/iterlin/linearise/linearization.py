@@ -221,13 +221,8 @@ def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
 def check_finite_examples(f: Network, params: PyTree, x: Any) -> None:
     """Require that no NaN or inf in the inputs reaches the outputs; the first example is tried.
 
-    Args:
-        f: The network, f(params, x). It is not called if all inputs are finite.
-        params: Its parameters. Traced values and mere shapes are not checked, nor those of x.
-        x: Inputs of N examples.
-
-    Raises:
-        ValueError: If an output is not finite. The message names the example.
+    f is not called if all inputs are finite. Traced values and mere shapes are not checked. Raises
+    ValueError, which names the example, if an output is not finite.
     """
     leaves = jax.tree.leaves((params, x))
     if any(is_traced(leaf) or isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
@@ -256,10 +251,8 @@ def require_independent(f: Network, params: PyTree, x: Any) -> None:
     params or a value that f closes over. Raises ValueError if f couples its examples, and as
     `output_shape`.
     """
-    batch, single = (
-        output_shape(f, params, x),
-        jax.eval_shape(f, params, examples.batch_shapes(x, 1)),
-    )
+    batch = output_shape(f, params, x)
+    single = jax.eval_shape(f, params, examples.batch_shapes(x, 1))
     if single.shape != (1, *batch.shape[1:]):
         raise ValueError(COUPLED)
     number = min(COMPARED, examples.num_examples(x))
@@ -278,10 +271,8 @@ def require_independent(f: Network, params: PyTree, x: Any) -> None:
     found = []
     try:
         with jax.ensure_compile_time_eval():
-            compare, few = (
-                jit_cached(_together_and_alone, *programs),
-                examples.take_slice(x, 0, number),
-            )
+            compare = jit_cached(_together_and_alone, *programs)
+            few = examples.take_slice(x, 0, number)
             for at in (params, jax.tree.map(perturb, params)):
                 found.append([_difference(*pair) for pair in compare(at, few, weights)])
     except Exception as error:
@@ -305,9 +296,8 @@ def _together_and_alone(together: Program, alone: Program, params, x, weights):
 
     def each(params):
         def of_one(example):
-            return eval_program(
-                alone, jax.tree.leaves((params, examples.add_batch_axis(example))), {}
-            )[0][0]
+            leaves = jax.tree.leaves((params, examples.add_batch_axis(example)))
+            return eval_program(alone, leaves, {})[0][0]
 
         return jax.lax.map(of_one, x)
 

@@ -39,16 +39,11 @@ def check_positive_integer(
     name: str, value, *, infinity: bool = False, below: float = math.inf
 ) -> None:
     """Require an integer of at least 1 and below a limit, or infinity if that is allowed."""
-    if is_traced(value):
-        return
     scalar = as_python(value)
     if infinity and isinstance(scalar, float) and scalar == math.inf:
         return
-    if isinstance(scalar, bool) or not isinstance(scalar, Integral) or int(scalar) < 1:
-        allowed = "a positive integer or infinity" if infinity else "a positive integer"
-        raise ValueError(f"{name} must be {allowed}, got {value!r}")
-    if int(scalar) >= below:
-        raise ValueError(f"{name} must be below {below}")
+    allowed = "a positive integer or infinity" if infinity else "a positive integer"
+    _check_integer(name, value, 1, allowed, below)
 
 
 def check_positive_integers(name: str, values) -> None:
@@ -64,11 +59,15 @@ def check_positive_integers(name: str, values) -> None:
 
 def check_non_negative_integer(name: str, value, *, below: float = math.inf) -> None:
     """Require an integer of at least 0 and below a limit (exclusive)."""
+    _check_integer(name, value, 0, "a non-negative integer", below)
+
+
+def _check_integer(name, value, least, allowed, below) -> None:
     if is_traced(value):
         return
     scalar = as_python(value)
-    if isinstance(scalar, bool) or not isinstance(scalar, Integral) or int(scalar) < 0:
-        raise ValueError(f"{name} must be a non-negative integer, got {value!r}")
+    if isinstance(scalar, bool) or not isinstance(scalar, Integral) or int(scalar) < least:
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
     if int(scalar) >= below:
         raise ValueError(f"{name} must be below {below}")
 

@@ -1,7 +1,8 @@
 """Check the arguments of a training run before any compute."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from iterlin.linearise import examples
-from iterlin.linearise.linearization import Network, check_finite_examples, output_shape
+from iterlin.linearise.linearization import check_finite_examples, output_shape
 from iterlin.linearise.parameters import partition
 from iterlin.linearise.validation import check_positive_integer, describe, is_traced, prefix_errors
 from iterlin.training.losses import check_labels, check_returns_scalar
@@ -65,7 +66,8 @@ def check_functions(
     """
     algorithm, (x, y) = step.algorithm, data
     drawn = (key,) if algorithm.keyed else ()
-    outputs_of = cached_outputs(lambda p, x: algorithm.f(p, x, *drawn), params)
+    network = lambda p, x: algorithm.f(p, x, *drawn)  # noqa: E731
+    outputs_of = partial(output_shape, network, params)
     try:
         outputs = outputs_of(x)
     except ValueError:
@@ -88,7 +90,7 @@ def check_functions(
     if algorithm.regularizer is not None:
         check_returns_scalar("regularizer", algorithm.regularizer, params)
     check_labels(algorithm.loss, outputs, y)
-    check_finite_examples(lambda p, x: algorithm.f(p, x, *drawn), params, x)
+    check_finite_examples(network, params, x)
     check_sets(watch, algorithm.loss, outputs_of)
     return outputs
 
@@ -106,23 +108,6 @@ def looks_like_batches(data: Any) -> bool:
     if not all(isinstance(part, tuple | list) and len(part) == 2 for part in data):
         return False
     return all(shapes(part) == shapes(data[0]) for part in data[1:])
-
-
-def cached_outputs(f: Network, params: PyTree) -> Callable[[PyTree], jax.ShapeDtypeStruct]:
-    """Return a function outputs_of(x) -> shape and dtype of f(params, x), as `output_shape`.
-
-    Inputs that differ only in their number of examples share one trace of f.
-    """
-    known = {}
-
-    def outputs_of(x):
-        leaves, structure = jax.tree.flatten(x)
-        kind = structure, *((np.shape(leaf)[1:], jnp.result_type(leaf)) for leaf in leaves)
-        if kind not in known:
-            known[kind] = output_shape(f, params, x)
-        return known[kind].update(shape=(examples.num_examples(x), *known[kind].shape[1:]))
-
-    return outputs_of
 
 
 def check_resumed(state: TrainState, step: Step, count: int) -> None:
@@ -148,16 +133,8 @@ def check_run(
 ) -> np.ndarray:
     """Check the data and the number of steps of a run, and return the steps to record.
 
-    Args:
-        step: The steps of the run.
-        data: (x, y).
-        num_steps: Steps in all.
-        key: PRNG key of the run, or None.
-        at: Steps to record (`Watch.at`).
-        first: Steps already taken.
-
-    Returns:
-        Increasing steps (T,) at which to record; the last is num_steps.
+    at: `Watch.at`. first: the number of steps already taken. Returns increasing steps (T,), of
+    which the last is num_steps.
     """
     if not isinstance(data, tuple | list) or len(data) != 2:
         if isinstance(data, tuple | list) and len(data) > 2 and looks_like_batches(data):

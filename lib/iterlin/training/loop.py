@@ -254,24 +254,26 @@ def _ends_run(callback: Callback, trainer: Trainer, row: dict[str, np.ndarray]) 
     return bool(answer)
 
 
+@jax.jit
+def _copy(tree: PyTree) -> PyTree:
+    return jax.tree.map(jnp.copy, tree)
+
+
 class StepTrainer:
     """Train step by step, in compiled chunks of a few seconds.
 
     The length of a chunk is an argument of the compiled loop. It changes neither the numbers of the
     run nor the number of compilations.
 
-    Args:
-        state: The first state, of one run or of several.
-        advance: advance(state, count) -> state. It may donate the buffers of its argument. It
-            takes fewer steps only if the data end.
-        observe: observe(state) -> {name: array}.
+    advance(state, count) may donate the buffers of the state, which is of one run or of several. It
+    takes fewer steps only if the data end. observe(state) returns {name: array}.
     """
 
     notes: tuple[str, ...] = ("taken",)
 
     def __init__(self, state, advance: Callable, observe: Callable):
         self.advance, self.observe = advance, observe
-        self.state = jax.tree.map(jnp.copy, state)
+        self.state = _copy(state)
         self.step = int(state.step)
         self.names = list(jax.eval_shape(observe, state))
         self.length = FIRST_CHUNK
@@ -299,7 +301,7 @@ class StepTrainer:
                 self.length = max(1, self.length // 2)
 
     def snapshot(self) -> Any:
-        return jax.tree.map(jnp.copy, self.state)  # the next steps take over the buffers
+        return _copy(self.state)  # the next steps take over the buffers
 
     def look(self, seconds: float) -> dict[str, np.ndarray]:
         return {n: np.asarray(v) for n, v in jax.device_get(self.observe(self.state)).items()}

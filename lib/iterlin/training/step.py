@@ -193,7 +193,7 @@ class Step:
         # that `value` is the loss of the network.
         target = -jnp.inf if self.target_loss is None else self.target_loss
         reached = linearizing & (value <= target)
-        finite = jnp.isfinite(value) & _all_finite(params)
+        finite = jnp.isfinite(value) & all_finite(params)
         moving = ~state.ended & finite & ~reached
         renewed = linearizing & moving
         return TrainState(
@@ -252,5 +252,6 @@ def _where(condition, a: PyTree, b: PyTree) -> PyTree:
     return jax.tree.map(lambda u, v: jnp.where(condition, u, v), a, b)
 
 
-def _all_finite(tree: PyTree) -> Bool[Array, ""]:
+def all_finite(tree: PyTree) -> Bool[Array, ""]:
+    """Return whether every entry of a pytree is finite."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))

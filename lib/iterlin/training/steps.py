@@ -139,21 +139,14 @@ def _with_batches(advance, first, batches):
 def run_steps(
     advance, observe, start, sets, looks, *, more=(), checkpoint, progress, callback, settings
 ) -> tuple[TrainState, History, float]:
-    """Train with a compiled loop of steps, and record metrics on the way.
+    """Train with a compiled loop of steps; return the final state, the history and the seconds.
 
     Args:
         advance: advance(state, data, count, fixed, *more) -> the state after `count` steps.
         observe: observe(state, sets, fixed) -> {name: array}.
-        start: (state, data, fixed): The first state, the data, and the fixed parameters.
-        sets: Sets on which metrics are recorded.
-        looks: Steps at which metrics are recorded, (T,).
-        more: Further arguments of advance.
-        checkpoint, progress: See `train`.
-        callback: As for `training.loop.run`.
+        start: (state, data, fixed), with the first state and the fixed parameters.
         settings: Numbers and texts that distinguish the run from others.
-
-    Returns:
-        (state, history, seconds): The final state, the metrics, and how long the run took.
+        sets, looks, checkpoint, progress, callback: As for `training.loop.run` and `train`.
     """
     state, data, fixed = start
 
