@@ -114,24 +114,30 @@ def test_any_use_of_parameters_gives_the_products_of_jacrev(name):
     assert_forms(f, params, normal(5, 3), forms=("full",))
 
 
-def convolutional(size, features, method):
-    """A convolution with `size` positions in an example, and a bias of its own."""
-    params = {"w": normal(3, 3, 2, features), "b": normal(features), "out": normal(features, 3)}
+def convolutional(size, channels, features, method):
+    """A convolution of images of `size` x `size`, and a bias of its own."""
+    params = {
+        "w": normal(3, 3, channels, features),
+        "b": normal(features),
+        "out": normal(features, 3),
+    }
 
     def f(p, x):
         h = conv2d(x, p["w"], padding="SAME", method=method) + p["b"][None, None, None]
         return jnp.tanh(h).sum((1, 2)) @ p["out"]
 
-    return f, params, normal(4, size, size, 2)
+    return f, params, normal(4, size, size, channels)
 
 
 @pytest.mark.parametrize(
-    ("size", "features", "kind", "method"),
-    [(2, 16, "positions", "patches"), (6, 2, "rows", "direct")],
+    ("size", "channels", "features", "kind", "method"),
+    [(2, 8, 16, "positions", "patches"), (6, 2, 2, "rows", "direct")],
 )
-def test_convolution_takes_the_cheaper_way_and_both_are_right(size, features, kind, method):
-    """4 positions with 18 x 16 weights multiply less by positions; 36 with 18 x 2 by rows."""
-    f, params, x = convolutional(size, features, method)
+def test_convolution_takes_the_cheaper_way_and_both_are_right(
+    size, channels, features, kind, method
+):
+    """4 positions with 72 x 16 weights take less time by positions; 36 with 18 x 2 by rows."""
+    f, params, x = convolutional(size, channels, features, method)
     network = factors.trace_network(f, params, None, x[:1])
     found = network.factors(x, jnp.arange(3), form="full", count=4, total=3)
     assert {name for name in found._fields if getattr(found, name)} == {"dense", kind}

@@ -25,6 +25,7 @@ from iterlin.linearise.programs import Program, eval_program, jit_cached, trace_
 PAIRWISE = ("full", "matrix")  # forms with all pairs of outputs; others pair an output with itself
 PRODUCT = "product"  # factors for products with J J^T, which pair no examples
 READ = 10  # multiplications that take as long as reading a number from memory
+SLOWER = 4  # how many times as long a multiplication takes in `_positions_product` as in a matrix
 
 # Bytes of activations and cotangents alive in the backward passes, about the cache of a processor.
 # It limits the number of examples that are treated at a time.
@@ -180,7 +181,7 @@ def _positions_are_cheaper(positions, inputs, features, *, outputs, form, count)
     size = inputs * features
     by_rows = pairs * size + 2 * outputs * positions * size / count
     gram = positions**2 * (inputs + outputs * features)
-    return gram + pairs * positions * features < by_rows
+    return SLOWER * (gram + pairs * positions * features) < by_rows
 
 
 def _lookup_is_cheaper(lookup: Lookup, *, outputs, form) -> bool:
