@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
-from iterlin.linearise.validation import check_open_unit_interval, check_positive_integer
+from iterlin.linearise.validation import check_positive_integer
 from scipy import stats
 
 # With fewer samples there is no interval: two or three seeds do not tell how far seeds spread.
@@ -34,14 +34,13 @@ def over_seeds(samples) -> tuple[str, np.ndarray]:
     return mean_interval(samples).variable()
 
 
-def mean_interval(samples, axis: int = 0, confidence: float = 0.95) -> Interval:
+def mean_interval(samples, axis: int = 0) -> Interval:
     """Mean over `axis` with Student's t interval; NaN samples (dropped runs) are left out.
 
     With fewer than `FEWEST` samples the interval is the whole line.
 
-    Raises ValueError without a sample, or for a confidence outside (0, 1).
+    Raises ValueError without a sample.
     """
-    check_open_unit_interval("confidence", confidence)
     samples = np.asarray(samples, dtype=float)
     if samples.ndim == 0 or samples.shape[axis] == 0:
         raise ValueError(f"samples are empty along axis {axis}: their shape is {samples.shape}")
@@ -49,7 +48,7 @@ def mean_interval(samples, axis: int = 0, confidence: float = 0.95) -> Interval:
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.nansum(samples, axis=axis) / count
         variance = np.nansum((samples - np.expand_dims(mean, axis)) ** 2, axis=axis) / (count - 1)
-        half = stats.t.ppf(0.5 + confidence / 2, count - 1) * np.sqrt(variance / count)
+        half = stats.t.ppf(0.975, count - 1) * np.sqrt(variance / count)
     half = np.where(count >= FEWEST, half, np.inf)
     return Interval(mean, mean - half, mean + half)
 
@@ -64,9 +63,7 @@ def slope_per_decade(samples: xr.DataArray, axis: str) -> xr.DataArray:
     return (samples * centred).sum(axis, skipna=False) / (centred**2).sum()
 
 
-def bootstrap_interval(
-    statistic, *samples, confidence: float = 0.95, resamples: int = 2000
-) -> Interval:
+def bootstrap_interval(statistic, *samples, resamples: int = 2000) -> Interval:
     """Any statistic of one or more samples, with its expanded percentile bootstrap interval.
 
     The samples are indexed by the same seeds and resampled together. The generator is fixed, so
@@ -75,7 +72,6 @@ def bootstrap_interval(
     moved outwards by both, so that the interval of a mean is about Student's. With fewer than
     `FEWEST` samples the interval is the whole line.
     """
-    check_open_unit_interval("confidence", confidence)
     check_positive_integer("resamples", resamples)
     samples = [np.asarray(sample, dtype=float) for sample in samples]
     lengths = {len(sample) for sample in samples}
@@ -89,7 +85,7 @@ def bootstrap_interval(
     for _ in range(resamples):
         chosen = rng.integers(0, size, size)
         draws.append(statistic(*(sample[chosen] for sample in samples)))
-    deviations = stats.t.ppf(0.5 + confidence / 2, size - 1) * math.sqrt(size / (size - 1))
+    deviations = stats.t.ppf(0.975, size - 1) * math.sqrt(size / (size - 1))
     tail = stats.norm.sf(deviations)
     lower, upper = np.nanquantile(draws, [tail, 1 - tail])
     return Interval(statistic(*samples), lower, upper)
