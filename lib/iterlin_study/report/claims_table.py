@@ -158,13 +158,8 @@ def _short(commit: str) -> str:
 
 
 def _statement(statement: Statement, word: str = "required") -> str:
-    found = escape(measured(statement))
+    found = escape(f"{statement.says}: {_number(statement)}")
     return f"{found}, {word} {statement.rule} {statement.value:g}: {statement.outcome}"
-
-
-def measured(statement: Statement) -> str:
-    """A statement's words, its estimate and, where it has a width, the interval."""
-    return f"{statement.says}: {_number(statement)}"
 
 
 def _number(statement: Statement) -> str:

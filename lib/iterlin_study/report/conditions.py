@@ -12,17 +12,6 @@ from iterlin_study.report.intervals import Interval, exact, mean_interval
 ALIVE = 0.15
 
 
-def of(record: xr.Dataset, name: str) -> Interval:
-    """The condition of that name. Raises ValueError for one that there is not, or whose histories
-    the record lacks."""
-    if name not in CONDITIONS:
-        raise ValueError(f"there is no condition {name!r}; known: {', '.join(CONDITIONS)}")
-    try:
-        return CONDITIONS[name](record)
-    except (KeyError, AttributeError) as error:
-        raise ValueError(f"the record lacks what condition {name!r} is read off: {error}") from None
-
-
 def fit(record: xr.Dataset) -> Interval:
     """Training accuracy of the network at the end (%), where it is lowest among the settings;
     infinite periods apart, which train no network. A run that diverged has fitted nothing."""

@@ -25,7 +25,7 @@ def statistic(record: xr.Dataset, name: str) -> Interval:
     if name in record and record[name].dims == ("bound",):
         return Interval(*record[name].values)
     if name in conditions.CONDITIONS:
-        return conditions.of(record, name)
+        return conditions.CONDITIONS[name](record)
     raise KeyError(name)
 
 
@@ -259,7 +259,7 @@ def _of_few_updates(record: xr.Dataset) -> Interval:
     runs = records.best("few_updates")
     if runs is None:
         raise KeyError("few_updates")
-    return conditions.of(runs, "dead")
+    return conditions.dead(runs)
 
 
 # Addition modulo a number (page grokking).
