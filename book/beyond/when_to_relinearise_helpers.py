@@ -154,16 +154,14 @@ def by_size(sets: dict[int, xr.Dataset]) -> xr.Dataset:
     )
 
 
-def advantage(
-    runs: xr.Dataset, of: xr.DataArray, name: str = "event", over: str = "fixed"
-) -> xr.DataArray:
-    """Return by seed what a family's settings gain over another's at as many updates, on average.
+def advantage(runs: xr.Dataset, of: xr.DataArray, over: str = "fixed") -> xr.DataArray:
+    """Return by seed what events gain over another family at as many updates, on average.
 
     of: (schedule, seed). Updates are means over seeds, so that all seeds have the same weights.
     """
     ones, others = (
         runs.assign(of=of).isel(schedule=np.flatnonzero(runs.family == chosen))
-        for chosen in (name, over)
+        for chosen in ("event", over)
     )
     values = others.of.transpose("seed", "schedule")
     beside = [
