@@ -66,7 +66,7 @@ def test_lenet_and_its_derivatives_are_those_written_out(case, method):
     params, x = perturbed(model.init(jax.random.key(0))), images(5, *shape)
 
     def ours(params):
-        features = convnets.lenet_activations(params, x, padding=padding, method=method)
+        features = convnets.lenet_activations(params, x, padding=padding)
         return model.apply(params, x), [features["conv1"], features["conv2"]]
 
     def theirs(params):
