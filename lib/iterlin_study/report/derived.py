@@ -213,11 +213,10 @@ def matched_gap(prefix: str, suffix: str) -> Callable[[xr.Dataset], Interval]:
     """
 
     def gap(record: xr.Dataset) -> Interval:
-        runs = _named(record, prefix, suffix)
-        finite = runs.period.values[np.isfinite(runs.period.values)]
-        few, end = runs.sel(period=finite.max()), {"evaluation": -1}
-        matched = early_stopping.at_loss(runs.sel(period=1), few.train_loss.isel(end))
-        return mean_interval(100 * (matched - few.test_accuracy.isel(end)))
+        runs = _two_periods(record, prefix, suffix)
+        end = runs.isel(period=1, evaluation=-1)
+        matched = early_stopping.at_loss(runs.isel(period=0), end.train_loss)
+        return mean_interval(100 * (matched - end.test_accuracy))
 
     return gap
 
@@ -229,9 +228,7 @@ def late_gain(prefix: str, suffix: str) -> Callable[[xr.Dataset], Interval]:
     """
 
     def gain(record: xr.Dataset) -> Interval:
-        runs = _named(record, prefix, suffix)
-        finite = runs.period.values[np.isfinite(runs.period.values)]
-        curve = 100 * runs.train_accuracy.sel(period=[1, finite.max()])
+        curve = 100 * _two_periods(record, prefix, suffix).train_accuracy
         looks = curve.sizes["evaluation"]
         gained = curve.isel(evaluation=-1) - curve.isel(evaluation=int(0.8 * (looks - 1)))
         return mean_interval(gained.max("period").transpose("seed"))
@@ -239,14 +236,15 @@ def late_gain(prefix: str, suffix: str) -> Callable[[xr.Dataset], Interval]:
     return gain
 
 
-def _named(record: xr.Dataset, prefix: str, suffix: str) -> xr.Dataset:
-    """Histories with a prefix or a suffix, as `runs.grid` named them."""
+def _two_periods(record: xr.Dataset, prefix: str, suffix: str) -> xr.Dataset:
+    """Histories with a prefix or a suffix at K = 1 and at the largest finite period."""
     names = {
         f"{prefix}{name}{suffix}": name
         for name in ("train_accuracy", "train_loss", "test_accuracy")
     }
     axes = {f"{prefix}{axis}{suffix}": axis for axis in ("period", "evaluation")}
-    return record[list(names)].rename(names | axes)
+    runs = record[list(names)].rename(names | axes)
+    return runs.sel(period=[1, runs.period.values[np.isfinite(runs.period.values)].max()])
 
 
 def _of_few_updates(record: xr.Dataset) -> Interval:
