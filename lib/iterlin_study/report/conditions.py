@@ -49,24 +49,18 @@ def diverged(record: xr.Dataset) -> Interval:
 
 
 def time(record: xr.Dataset) -> Interval:
-    """The record's own "time" at its end; else steps of the shortest run times the time of one."""
-    if "time" in record.data_vars:
-        return exact(float(record["time"].max()))
-    return exact(_time_of_a_step(record) * float(record["step"].isel(evaluation=-1).min()))
+    """Time of the runs at their end."""
+    return exact(float(record["time"].max()))
 
 
 def longest_period(record: xr.Dataset) -> Interval:
-    """Time of a step times the largest finite period."""
+    """Time of a step, the step size over 1 - momentum, times the largest finite period."""
+    step = float(record.attrs["step_size"]) / (1 - float(record.attrs.get("momentum", 0.0)))
     periods = record["period"].values
-    return exact(_time_of_a_step(record) * float(periods[np.isfinite(periods)].max()))
+    return exact(step * float(periods[np.isfinite(periods)].max()))
 
 
 CONDITIONS = {f.__name__: f for f in (fit, updates, diverged, dead, time, longest_period)}
-
-
-def _time_of_a_step(record: xr.Dataset) -> float:
-    """Step size over 1 - momentum."""
-    return float(record.attrs["step_size"]) / (1 - float(record.attrs.get("momentum", 0.0)))
 
 
 def _kept(record: xr.Dataset, name: str) -> list[xr.DataArray]:
