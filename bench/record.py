@@ -38,8 +38,9 @@ def dataset(cases: list[Case], outcomes: Mapping[str, Outcome], rounds: int) -> 
         for series in dict.fromkeys(c.series for c in present if c.series):
             members = [c for c in present if c.series == series]
             if len(members) > 1:
-                seconds = [outcome.seconds[c.label] for c in members]
-                slope = slopes([c.size for c in members], seconds)
+                sizes = np.log([c.size for c in members])
+                seconds = np.log([outcome.seconds[c.label] for c in members])
+                slope = np.polyfit(sizes, seconds, 1)[0]  # of each round
                 curves.append({"curve_in": case.name, "curve": series, "slope": slope})
     found = xr.Dataset(coords={"round": np.arange(rounds)})
     for axis, entries in {"contestant": rows, "comparison": compared, "curve": curves}.items():
@@ -49,10 +50,3 @@ def dataset(cases: list[Case], outcomes: Mapping[str, Outcome], rounds: int) -> 
             dims = (axis, "round") if name in ("seconds", "ratio", "slope") else axis
             found[name] = (dims, np.array(column, kind))
     return found.assign_attrs(left_out=json.dumps(left_out))
-
-
-def slopes(sizes, seconds) -> np.ndarray:
-    """Return the least-squares slope of log seconds (sizes, rounds) against log size, per round."""
-    x = np.log(np.asarray(sizes, float))
-    x = x - x.mean()
-    return x @ np.log(np.asarray(seconds, float)) / (x @ x)

@@ -28,9 +28,7 @@ CARDS = {
 SIZE = (3.4, 2.5)  # inches, of a card's picture
 
 
-def told(
-    names: Iterable[str] = (FIRST, *CARDS), link: str = "[{title}]({page}.md). "
-) -> Iterator[str]:
+def told(names: Iterable[str], link: str) -> Iterator[str]:
     """Yield findings that there are records of, in Markdown, each behind a link to its page.
 
     link: "{title}" and "{page}" stand for the card's title and the page's path. A row whose verdict
@@ -40,8 +38,7 @@ def told(
     for name in names:
         row = rows[name]
         if finding := claims.judge(row).finding:
-            title = CARDS.get(name, "Few updates are enough to fit")
-            yield f"{link.format(title=title, page=row['page'])}{finding}"
+            yield f"{link.format(title=CARDS.get(name, ''), page=row['page'])}{finding}"
 
 
 def first() -> str:

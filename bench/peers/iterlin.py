@@ -280,12 +280,7 @@ def gauss_newton(settings, arrays):
 
         return jax.lax.map(one, params)
 
-    _, counts = solve(params, x, y)
-    return Prepared(
-        run=lambda: jax.block_until_ready(solve(params, x, y)),
-        results=lambda found: {"reached": 1.0 * (np.asarray(found[0]) <= settings["target"])},
-        facts={"iterations": int(counts.sum())},
-    )
+    return plain.prepared(solve, (params, x, y), settings["target"])
 
 
 KINDS = {

@@ -90,10 +90,14 @@ def least_squares(settings, arrays, solver) -> Prepared:
         _, lost, count = jax.lax.while_loop(going, advance, (state, loss(state), 0))
         return lost, count
 
-    solve = jax.jit(lambda params: jax.lax.map(one, params))
-    _, counts = solve(params)
+    return prepared(jax.jit(lambda params: jax.lax.map(one, params)), (params,), settings["target"])
+
+
+def prepared(solve, given: tuple, target: float) -> Prepared:
+    """Prepare solve(*given) -> the losses and the steps of all initialisations."""
+    _, counts = solve(*given)
     return Prepared(
-        run=lambda: jax.block_until_ready(solve(params)),
-        results=lambda found: {"reached": 1.0 * (np.asarray(found[0]) <= settings["target"])},
+        run=lambda: jax.block_until_ready(solve(*given)),
+        results=lambda found: {"reached": 1.0 * (np.asarray(found[0]) <= target)},
         facts={"iterations": int(counts.sum())},
     )

@@ -57,12 +57,10 @@ class Split(NamedTuple):
     test: Sentences
 
 
-def load_sentences(
-    packages: Sequence[str], *, train: int, validation: int, test: int, seed: int = 0
-) -> Split:
+def load_sentences(packages: Sequence[str], *, train: int, validation: int, test: int) -> Split:
     """Return that many sentences of each set, as many of one subpackage as of another.
 
-    Functions are shuffled by the seed; a set takes whole functions until it has enough, the rest of
+    Functions are shuffled; a set takes whole functions until it has enough, the rest of
     the last one is in no set.
 
     Raises ValueError for a size that is not a multiple of the number of subpackages, or too few
@@ -70,7 +68,7 @@ def load_sentences(
     """
     if any(size % len(packages) for size in (train, validation, test)):
         raise ValueError(f"the sizes of the sets must be multiples of {len(packages)}")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     parts = ([], [], [])
     for label, package in enumerate(packages):
         by_function = _unique_sentences(package, packages)
@@ -244,7 +242,7 @@ def load_encoder(name: str, sentences=()) -> Encoder:
     return Encoder(params, config["num_attention_heads"], vocabulary)
 
 
-def init(key: Array, vocabulary: int, length: int = 512) -> PyTree:
+def init(key: Array, vocabulary: int) -> PyTree:
     """Return random parameters of the small encoder: LeCun normal weights, zero biases."""
     keys = iter(jax.random.split(key, 2 + 6 * DEPTH))
 
@@ -257,7 +255,7 @@ def init(key: Array, vocabulary: int, length: int = 512) -> PyTree:
 
     embedding = {
         "word": jax.random.normal(next(keys), (vocabulary, WIDTH)),
-        "position": 0.1 * jax.random.normal(next(keys), (length, WIDTH)),
+        "position": 0.1 * jax.random.normal(next(keys), (512, WIDTH)),
         "norm": norm(),
     }
     layers = [

@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
 from iterlin_study.report import intervals, plotting, tables
+from iterlin_study.runs import merging
 from iterlin_study.runs.groups import Problem
 
 from book.beyond.early_or_late_helpers import centred_alignment, same_class
@@ -152,12 +153,12 @@ def add_statistics(ds: xr.Dataset, step_size: float, few: float, long: float) ->
         few: Time of a period, in decay times, at which updates are counted.
         long: Time of a period at which network and proxy are compared at the end.
     """
-    main, other = named_part(ds, "main"), named_part(ds, "other")
+    main, other = (merging.of(ds, name)[KEPT] for name in ("main", "other"))
     then = generalised(main)
     for name in then:
         ds[f"main_{name}_then"] = then[name]
     at_one = then.sel(decay=1)
-    others = generalised(other.rename(other_time="time"))
+    others = generalised(other)
     for name in ("updates", "step", "reached"):
         ds[f"other_{name}_then"] = others[name].rename(time="other_time")
     lengths = longest(then.reached) / (step_size * then.decay)
@@ -192,13 +193,6 @@ def _over_seeds(samples: xr.DataArray) -> tuple[str, np.ndarray]:
     return "bound", np.array([0.0, -np.inf, np.inf])
 
 
-def named_part(ds: xr.Dataset, name: str) -> xr.Dataset:
-    """Return the variables with a prefix, without it."""
-    prefix = f"{name}_"
-    kept = [f"{prefix}{variable}" for variable in KEPT]
-    return ds[kept].rename({variable: variable.removeprefix(prefix) for variable in kept})
-
-
 def time_label(time: float) -> str:
     """Return the period in words.
 
@@ -211,7 +205,7 @@ def time_label(time: float) -> str:
 
 def draw(ds: xr.Dataset, few: float, long: float) -> None:
     """Draw accuracy against steps and against updates, and the features of one period."""
-    main = named_part(ds, "main").sel(decay=1).transpose("time", "seed", "look")
+    main = merging.of(ds, "main")[KEPT].sel(decay=1).transpose("time", "seed", "look")
     fig, (top, middle, bottom) = plotting.panels(3, height=2.9)
     shown = zip((0, few, long, np.inf), plotting.COLOURS, strict=False)
     for time, colour in shown:

@@ -18,7 +18,7 @@ from iterlin.linearise.validation import check_one_of
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.losses import loss_over_slices
 from iterlin_study.report import intervals
-from iterlin_study.runs import early_stopping
+from iterlin_study.runs import early_stopping, merging
 from iterlin_study.runs.groups import Problem
 
 FRESH, STALE = "fresh", "stale"
@@ -166,5 +166,5 @@ def effects(cost: xr.DataArray) -> dict[str, xr.DataArray]:
 
 
 def _kept(runs, prefix):
-    kept = runs[KEPT].rename({name: f"{prefix}_{name}" for name in KEPT})
-    return kept.rename(evaluation="sgd_look" if prefix == "sgd" else "look")
+    own = ["look"] if prefix == "sgd" else []
+    return merging.named(runs[KEPT].rename(evaluation="look"), prefix, own)

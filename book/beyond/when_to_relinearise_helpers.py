@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 from iterlin.training.schedules import NEVER, Schedule
 from iterlin_study.report import intervals
-from iterlin_study.runs import early_stopping
+from iterlin_study.runs import early_stopping, merging
 
 FAMILIES = ("fixed", "growing", "event")
 
@@ -82,7 +82,9 @@ def at_the_end(
         settings: The period, factor or threshold of each schedule.
         unit: Time of a step of the flows.
     """
-    found = xr.merge([_kept(flows, ""), _kept(descent, "sgd_")])
+    flows, descent = flows.rename(evaluation="look"), descent.rename(evaluation="look")
+    own = merging.named(descent[KEPT], "sgd", ["look"])
+    found = xr.merge([flows[[*KEPT, "anchored_at"]], own])
     found = found.assign_coords(family=("schedule", families), value=("schedule", settings))
     found["anchored_time"] = unit * found.anchored_at
     end, sgd_end = {"look": -1}, {"sgd_look": -1}
@@ -152,16 +154,14 @@ def by_size(sets: dict[int, xr.Dataset]) -> xr.Dataset:
     )
 
 
-def advantage(
-    runs: xr.Dataset, of: xr.DataArray, name: str = "event", over: str = "fixed"
-) -> xr.DataArray:
-    """Return by seed what a family's settings gain over another's at as many updates, on average.
+def advantage(runs: xr.Dataset, of: xr.DataArray, over: str = "fixed") -> xr.DataArray:
+    """Return by seed what events gain over another family at as many updates, on average.
 
     of: (schedule, seed). Updates are means over seeds, so that all seeds have the same weights.
     """
     ones, others = (
         runs.assign(of=of).isel(schedule=np.flatnonzero(runs.family == chosen))
-        for chosen in (name, over)
+        for chosen in ("event", over)
     )
     values = others.of.transpose("seed", "schedule")
     beside = [
@@ -208,9 +208,3 @@ def _of_family(runs, name, against):
     """Updates, accuracy and `against` of a family, (seed, schedule) each, for `enough`."""
     at = runs.assign(against=against).isel(schedule=np.flatnonzero(runs.family == name))
     return [at[n].transpose("seed", "schedule").values for n in ("taken", "accuracy", "against")]
-
-
-def _kept(runs, prefix):
-    names = KEPT + ["anchored_at"] * (not prefix)
-    kept = runs[names].rename({name: f"{prefix}{name}" for name in names})
-    return kept.rename(evaluation=f"{prefix}look")

@@ -10,6 +10,8 @@ import os
 import re
 import sys
 
+from iterlin_study.records import comparison
+from iterlin_study.records import records as study_records
 from iterlin_study.report import claims
 
 from iterlin_book import pages
@@ -71,9 +73,6 @@ def records(root):
 
 def check_records(root):
     """Raise BookError for a damaged record or ledger: pages would fail on it, maybe after hours."""
-    from iterlin_study.records import comparison
-    from iterlin_study.records import records as study_records
-
     try:
         if (ledger := root / "book" / "claims.yml").is_file():
             claims.load_claims(ledger)

@@ -59,15 +59,14 @@ live = page.save(live, missing=missing)
 )
 
 
-def create(root, num_steps, num_seeds=2, between="pass"):
+def create(root, num_steps, between="pass"):
     """The book, with the page at a tier gpu; `between` its grids it does that."""
     toy_book.create(root)
     shutil.rmtree(root / "lib")  # so that processes find this checkout's
     for name in ("experiments/xor.md", "experiments/xor.laptop.yml", "other.md"):
         (root / "book" / name).unlink()  # they are of the toy library
     (root / "book" / "grid.md").write_text(PAGE.replace("BETWEEN", between))
-    tier = f"tier: gpu\nnum_seeds: {num_seeds}\nnum_steps: {num_steps}\n"
-    (root / "book" / "grid.gpu.yml").write_text(tier)
+    (root / "book" / "grid.gpu.yml").write_text(f"tier: gpu\nnum_steps: {num_steps}\n")
     contents = "format: jb-book\nroot: index\nchapters:\n  - file: grid\n  - file: last\n"
     (root / "_toc.yml").write_text(contents)
     return root

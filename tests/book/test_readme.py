@@ -35,7 +35,7 @@ def test_finding_without_a_record_is_left_out(monkeypatch):
     older = xr.Dataset(attrs={"experiment": "trial", "tier": "laptop"})
     for record in (None, older):
         monkeypatch.setattr(records, "best", lambda experiment, found=record: found)
-        assert list(told()) == []
+        assert list(told([FIRST, *CARDS], "")) == []
 
 
 def test_places_that_are_named_exist():

@@ -26,8 +26,8 @@ def perturbed(params, seed=0, scale=0.3):
     return jax.tree.unflatten(tree, moved)
 
 
-def direction(params, seed=1):
-    return perturbed(jax.tree.map(jnp.zeros_like, params), seed, scale=1.0)
+def direction(params):
+    return perturbed(jax.tree.map(jnp.zeros_like, params), seed=1, scale=1.0)
 
 
 def count(model):
@@ -66,7 +66,7 @@ def test_lenet_and_its_derivatives_are_those_written_out(case, method):
     params, x = perturbed(model.init(jax.random.key(0))), images(5, *shape)
 
     def ours(params):
-        features = convnets.lenet_activations(params, x, padding=padding, method=method)
+        features = convnets.lenet_activations(params, x, padding=padding)
         return model.apply(params, x), [features["conv1"], features["conv2"]]
 
     def theirs(params):
@@ -158,11 +158,11 @@ def numpy_resnet(params, tangent, x, normalization, statistics=None):
     return outputs.real, outputs.imag / 1e-100, moments
 
 
-def resnet_problem(normalization, shape=(9, 8, 2), seed=0):
+def resnet_problem(normalization):
     settings = {"normalization": normalization, "method": "direct"}  # The quicker to compile.
-    model = convnets.resnet18(shape, width=2, classes=3, **settings)
-    params = perturbed(jax.jit(model.init)(jax.random.key(seed)), seed, scale=0.1)
-    return model, params, direction(params), images(4, *shape, seed=seed)
+    model = convnets.resnet18((9, 8, 2), width=2, classes=3, **settings)
+    params = perturbed(jax.jit(model.init)(jax.random.key(0)), scale=0.1)
+    return model, params, direction(params), images(4, 9, 8, 2)
 
 
 close = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10)

@@ -15,7 +15,7 @@ from iterlin_study.report import claims_table, openings, tables
 from iterlin_study.report import page as page_module
 
 from bench import report
-from book.index_helpers import told
+from book.index_helpers import CARDS, FIRST, told
 
 ROOT = Path(__file__).resolve().parents[2]
 # What Markdown, HTML or MathJax would act on.
@@ -118,7 +118,7 @@ def test_the_findings_hold_nothing_of_a_record_but_numbers(monkeypatch):
     best = records.best
     monkeypatch.setattr(records, "best", lambda name: in_place_of_numbers(best(name), TEXT))
     with pytest.raises((ValueError, TypeError)):
-        list(told())
+        list(told([FIRST, *CARDS], ""))
 
 
 def in_place_of_numbers(record, text):

@@ -36,10 +36,8 @@ def converged():
             "accuracy": (dims, accuracy),
             "sgd_accuracy": (("size", "seed"), np.stack([30 + SEEDS, 44 + SEEDS])),
             "lazy_accuracy": (("size", "seed"), np.stack([25 + SEEDS, 36 + SEEDS])),
-            "lazy_test_accuracy_proxy": (("size", "seed", "lazy_look"), np.full((2, 4, 3), 0.38)),
             "flow_moved": ((*dims, "flow_look"), 3 * looks),
             "sgd_moved": (("size", "seed", "sgd_look"), np.full((2, 4, 3), 2.0)),
-            "flow_train_loss": ((*dims, "flow_look"), 100 * looks),
             "taken": (dims, np.ones((2, 2, 4)) * [[[4.0]], [[5.0]]] + [[[0.0], [2.0]]]),
         },
         {"time": [50, 1000], "size": [250, 500]},
@@ -51,11 +49,8 @@ def converged():
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("few_share", 0.5),
         ("below_never", (1 + 6) / 2),
-        ("below_never_best", 38 - 31.5),
         ("short_moved_off", 0.5),
-        ("long_first_loss", 200.0),
         ("taken_smallest", 4.0),
         ("taken_middle", 6.0),
         ("sgd_level", 45.5),
@@ -74,15 +69,11 @@ def test_what_goes_when_the_step_is_halved():
         "few_updates",
         {
             "test_accuracy": (("period", "seed", "evaluation"), accuracy),
-            "train_loss": (("period", "seed", "evaluation"), 1 - accuracy),
         },
         {"period": [1, 1000]},
         halve_after=[2],
     )
     assert estimate(record, "gap_paid_by_halving") == pytest.approx(6)
-    assert estimate(record, "loss_before_halving") == pytest.approx(-0.2)
-    assert estimate(record, "loss_after_halving") == pytest.approx(-0.06)
-    assert estimate(record, "first_loss_after_halving") == pytest.approx(0)
     assert estimate(record, "first_level") == pytest.approx(40)
 
 
@@ -112,7 +103,6 @@ def test_of_schedules_at_as_many_updates():
     record = schedules()
     found = derived.statistic(record, "growing_over_fixed")
     np.testing.assert_allclose(found, mean_interval(3 + 0.1 * SEEDS), rtol=1e-12)
-    assert estimate(record, "growing_over_first") == pytest.approx(5 + 0.15)  # the factor of 4
     assert estimate(record, "rarest_event") == pytest.approx(100 * 23.5 / 21.5)
     assert estimate(record, "censored_sizes") == 1
 

@@ -67,7 +67,7 @@ def test_a_training_loss_of_zero_is_read_like_any_other():
 
 
 def test_accuracies_at_both_readings_are_added_in_per_cent():
-    found = add_accuracies(curves(), first_step=100)
-    assert_allclose(found.accuracy_oracle, 100 * oracle(curves(), first_step=100))
-    assert_allclose(found.accuracy_validated, 100 * validated(curves(), first_step=100))
+    found = add_accuracies(curves())
+    assert_allclose(found.accuracy_oracle, 100 * oracle(curves()))
+    assert_allclose(found.accuracy_validated, 100 * validated(curves()))
     assert "accuracy_oracle" not in curves()

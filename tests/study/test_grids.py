@@ -175,6 +175,7 @@ def test_labels_outside_the_classes_are_refused_before_any_run(monkeypatch):
         ({"examples": 25}, "25 examples"),
         ({"until_solved": True}, "rule"),
         ({"momentum": 0.9, "optimizer": "adam"}, "momentum"),
+        ({"decay": 0.1}, "decay"),
         ({"period": math.inf, "halve_after": (2,)}, "fixed period"),
         ({"period": 4, "schedule": schedules.every(4)}, "place of a period"),
     ],

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import xarray as xr
 from iterlin_study.runs import grids
 
@@ -66,10 +65,3 @@ def test_weight_decay_alone_shrinks_what_the_loss_does_not_see():
     [result], _ = grids.run_all(problem, [run])
     first, last = result.history["row"][:, 0], result.history["row"][:, -1]
     np.testing.assert_allclose(last, first * (1 - 0.01 * 0.5) ** 30, rtol=1e-5)
-
-
-def test_a_decay_needs_adamw():
-    problem = helpers.addition(3, 2, 1.0, 4)
-    run = grids.Run(0, 1, 0.1, (0, 1), decay=0.1)
-    with pytest.raises(ValueError, match="decay is for the optimizer adamw"):
-        grids.run_all(problem, [run])

@@ -16,13 +16,9 @@ from scipy import stats
 
 
 def test_mean_interval_is_that_of_the_t_test():
-    confidence = 0.9
     samples = np.random.default_rng(0).normal(2, 3, size=(9, 4))
-    expected = stats.ttest_1samp(samples, 0).confidence_interval(confidence)
-    for found in (
-        mean_interval(samples, confidence=confidence),
-        mean_interval(samples.T, axis=1, confidence=confidence),
-    ):
+    expected = stats.ttest_1samp(samples, 0).confidence_interval(0.95)
+    for found in (mean_interval(samples), mean_interval(samples.T, axis=1)):
         wanted = samples.mean(0), expected.low, expected.high
         np.testing.assert_allclose(found, wanted, rtol=1e-9)
 
@@ -68,17 +64,8 @@ def test_bootstrap_is_a_function_of_its_samples_and_pairs_them():
     assert abs(interval.estimate - 1) < 0.01
 
 
-@pytest.mark.parametrize(("confidence", "deviations"), [(0.95, 1.96), (0.5, 0.674)])
-def test_bootstrap_of_a_mean_ends_where_normal_tails_do(confidence, deviations):
-    sample = np.random.default_rng(4).normal(size=200)
-    interval = bootstrap_interval(np.mean, sample, confidence=confidence)
-    half = deviations * np.std(sample) / np.sqrt(200)
-    found = interval.lower - interval.estimate, interval.upper - interval.estimate
-    np.testing.assert_allclose(found, (-half, half), rtol=0.1)
-
-
-@pytest.mark.parametrize("size", [6, 8])
-def test_bootstrap_of_a_few_seeds_is_about_as_long_as_students(size):
+@pytest.mark.parametrize("size", [6, 8, 200])
+def test_bootstrap_of_a_mean_is_about_as_long_as_students(size):
     samples = np.random.default_rng(5).normal(size=(20, size))
     lengths = [np.diff(bootstrap_interval(np.mean, sample)[1:])[0] for sample in samples]
     expected = mean_interval(samples, axis=1)
@@ -91,8 +78,6 @@ def test_difference_of_shares_is_that_of_newcombe():
     found = difference_of_shares(56, 70, 48, 80)
     np.testing.assert_allclose(found, (0.2, 0.0524, 0.3339), atol=2e-4)
     assert difference_of_shares(0, 8, 5, 8).upper < 0
-    with pytest.raises(ValueError, match="9 of 8"):
-        difference_of_shares(9, 8, 0, 8)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +98,7 @@ def test_an_estimate_with_its_interval_in_words(bounds, digits, words):
     ("find", "message"),
     [
         (lambda: bootstrap_interval(np.mean, [1, 2], [1]), r"samples must .* got \[1, 2\]"),
-        (lambda: bootstrap_interval(np.mean, [1.0], resamples=0), "resamples must"),
-        (lambda: mean_interval([1.0, 2.0], confidence=0), "^confidence must"),
+        (lambda: mean_interval([]), "samples are empty"),
     ],
 )
 def test_bad_samples_are_refused(find, message):

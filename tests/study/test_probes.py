@@ -129,14 +129,8 @@ def test_layers_are_probed_by_their_features():
     params = model.init(jax.random.key(0))
     x = jax.random.normal(jax.random.key(1), (60, 8, 8, 1))
     y = jax.random.randint(jax.random.key(2), (60,), 0, 10)
-    sets = {
-        name: (x[part], y[part])
-        for name, part in (
-            ("train", slice(40)),
-            ("validation", slice(40, 50)),
-            ("test", slice(50, 60)),
-        )
-    }
+    parts = {"train": slice(40), "validation": slice(40, 50), "test": slice(50, 60)}
+    sets = {name: (x[part], y[part]) for name, part in parts.items()}
     found = probes.of_layers(params, sets, l2=[1.0, 0.1], padding="SAME")
     for layer in probes.LAYERS:
         features = {

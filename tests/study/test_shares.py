@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from itertools import count
 
 import numpy as np
 import pytest
@@ -38,12 +39,11 @@ def share(monkeypatch):
 
     def within(text, work):
         monkeypatch.setenv(environment.SHARE, text)
-        environment.begin()
+        monkeypatch.setattr(environment, "_numbers", count())
         try:
             return work()
         finally:
             monkeypatch.delenv(environment.SHARE)
-            environment.begin()
 
     return within
 

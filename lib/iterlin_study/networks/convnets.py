@@ -102,20 +102,15 @@ def lenet(
 
 
 def lenet_activations(
-    params: PyTree,
-    x: Float[Array, "N H W C"],
-    *,
-    padding: str = "VALID",
-    method: str = "auto",
+    params: PyTree, x: Float[Array, "N H W C"], *, padding: str = "VALID"
 ) -> dict[str, Array]:
     """Return the activations of a `lenet` after each convolution, ReLU and pooling.
 
-    padding and method are those of the network. For many examples, wrap this function in
+    padding is that of the network. For many examples, wrap this function in
     `slices.in_slices`. Returns {"conv1": (N, h, w, channels), "conv2": (N, h, w, channels)}.
     """
     size, _, depth, channels = params["conv1"]["kernel"].shape
-    settings = {"padding": padding, "method": method}
-    net = nnx.eval_shape(lambda: LeNet(depth, channels, size, (), **settings))
+    net = nnx.eval_shape(lambda: LeNet(depth, channels, size, (), padding=padding, method="auto"))
     layers = {name: params[name] for name in ("conv1", "conv2")}
     return nnx.merge(nnx.graphdef(net), layers).activations(x)
 

@@ -62,12 +62,6 @@ def share() -> tuple[int, int] | None:
 _numbers = count()  # of the runs that are dealt out
 
 
-def begin() -> None:
-    """Deal runs out from the first share again."""
-    global _numbers
-    _numbers = count()
-
-
 def is_left_to_others() -> bool:
     """Return whether the next run belongs to another share. Call it once for each kept run."""
     mine = share()

@@ -34,9 +34,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def commit(root: Path | None = None) -> str:
+def commit() -> str:
     """Return the commit, '+changes' if lib/ or book/ differ from it; 'unknown' outside git."""
-    root = project_root() if root is None else root
+    root = project_root()
     try:
         head = _git(root, "rev-parse", "HEAD")
         changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "lib", "book")

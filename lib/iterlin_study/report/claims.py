@@ -41,10 +41,6 @@ REQUIRED = {"id", "version", "claim", "place", "paper", "page", "expected"}
 ALLOWED = REQUIRED | {"experiment", "why", "requires", "statements", "finding"}
 
 
-class Lacks(ValueError):
-    """A record has no such statistic."""
-
-
 @dataclass(frozen=True)
 class Statement:
     """One comparison: its words, statistic (estimate, lower, upper) and outcome."""
@@ -82,11 +78,6 @@ class Verdict:
         return tuple(statement for statement in self.required if statement.outcome != "holds")
 
     @property
-    def held(self) -> tuple[Statement, ...]:
-        """The statements that hold."""
-        return tuple(statement for statement in self.statements if statement.outcome == "holds")
-
-    @property
     def rule_since(self) -> str:
         """'unchanged', 'changed' or 'added' since the record was made; empty if unknown."""
         if self.record_rules is None:
@@ -95,11 +86,6 @@ class Verdict:
         if kept is None:
             return "added"
         return "unchanged" if kept == _digest(self.row) else "changed"
-
-    @property
-    def changed(self) -> bool:
-        """Whether the verdict differs from the one the ledger expects."""
-        return self.verdict != self.row["expected"]
 
 
 def load_claims(path: Path | None = None) -> list[dict]:
@@ -205,7 +191,7 @@ def judge(row: dict, record=None) -> Verdict:
     try:
         statements = tuple(_examine(statement, record) for statement in row["statements"])
         required = tuple(_examine(statement, record) for statement in row.get("requires", []))
-    except Lacks:
+    except (KeyError, AttributeError):  # the record has no such statistic
         return Verdict({"why": OLDER} | row, NOT_RUN, (), tier)
     verdict = _verdict(row, statements, required)
     partial = records.partial_note(record)
@@ -251,18 +237,13 @@ class _Numbers(dict):
         self.record = record
 
     def __missing__(self, name: str) -> _Number:
-        try:
-            return _Number(derived.statistic(self.record, name))
-        except (KeyError, AttributeError) as error:
-            raise ValueError(
-                f"record {self.record.attrs['experiment']} has no statistic {name!r}"
-            ) from error
+        return _Number(derived.statistic(self.record, name))
 
 
 def filled(sentence: str, record) -> str:
     """Return a sentence with a record's statistics in its slots.
 
-    "{gap_end}" becomes '0.1 [-1.7, 1.9]' and "{gap_end:.0f}" '0'. Raises ValueError for a slot that
+    "{gap_end}" becomes '0.1 [-1.7, 1.9]' and "{gap_end:.0f}" '0'. Raises KeyError for a slot that
     names no statistic of the record.
     """
     return sentence.format_map(_Numbers(record))
@@ -270,11 +251,7 @@ def filled(sentence: str, record) -> str:
 
 def _examine(statement: dict, record) -> Statement:
     name = statement.get("condition") or statement["statistic"]
-    try:
-        bounds = derived.statistic(record, name)
-    except (KeyError, AttributeError) as error:
-        lacking = f"record {record.attrs['experiment']} has no statistic {name!r}"
-        raise Lacks(lacking) from error
+    bounds = derived.statistic(record, name)
     rule = next(iter(statement.keys() & RULES.keys()))
     value = float(statement[rule])
     low, high = RULES[rule](value)
@@ -307,7 +284,8 @@ def telling(verdict: Verdict) -> list[Statement]:
     if verdict.verdict in (NOT, REFUTED):
         chosen = [next(s for s in statements if s.outcome == "fails")]
     elif verdict.verdict in (PARTLY, OPEN):
-        chosen = [*verdict.held[:1], next(s for s in statements if s.outcome != "holds")]
+        held = [s for s in statements if s.outcome == "holds"]
+        chosen = [*held[:1], next(s for s in statements if s.outcome != "holds")]
     else:
         chosen = [statements[0]]
     places = set()
@@ -321,17 +299,14 @@ def telling(verdict: Verdict) -> list[Statement]:
 
 def summary() -> str:
     """Return how many claims of the paper are tested, with how many of each verdict, and ours."""
-    found = verdicts()
-    ours = [verdict.row["version"] == OURS for verdict in found]
-    paper = _counted([v.verdict for v, own in zip(found, ours, strict=True) if not own], OF_PAPER)
-    own = _counted([v.verdict for v, own in zip(found, ours, strict=True) if own], OF_OURS)
-    parts = [f"{len(found) - sum(ours)} claims of the paper, {paper}"] if paper else []
-    return ". ".join([*parts, f"{sum(ours)} hypotheses of ours, {own}"] if own else parts)
+    paper, ours = [], []
+    for verdict in verdicts():
+        (ours if verdict.row["version"] == OURS else paper).append(verdict.verdict)
+    of_paper = f"{len(paper)} claims of the paper, {_counted(paper, OF_PAPER)}"
+    return f"{of_paper}. {len(ours)} hypotheses of ours, {_counted(ours, OF_OURS)}"
 
 
 def _counted(found: list[str], kinds: tuple[str, ...]) -> str:
-    if not found:
-        return ""
     tested, others = kinds[:-2], kinds[-2:]
     counts = [
         ", ".join(f"{found.count(kind)} {kind}" for kind in part if kind in found)

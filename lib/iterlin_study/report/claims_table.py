@@ -62,11 +62,6 @@ STYLE = """<style>
 </style>"""
 
 
-def show(page: str) -> None:
-    """Display the claims of a page (its path without extension), opened."""
-    display(HTML(table(page)))
-
-
 def show_all(*, ours: bool) -> None:
     """Display a line for each claim of the paper, or for each hypothesis of this book."""
     display(HTML(lines(ours=ours)))
@@ -99,7 +94,7 @@ def _source(row: dict) -> str:
 
 
 def table(page: str, *, opened: bool = True) -> str:
-    """The claims of a page as HTML, in the ledger's order."""
+    """The claims of a page (its path without extension) as HTML, in the ledger's order."""
     rows = "\n".join(_row(verdict, opened=opened) for verdict in verdicts(page))
     return f'{STYLE}<div class="claims">\n{rows}\n</div>'
 
@@ -158,13 +153,8 @@ def _short(commit: str) -> str:
 
 
 def _statement(statement: Statement, word: str = "required") -> str:
-    found = escape(measured(statement))
+    found = escape(f"{statement.says}: {_number(statement)}")
     return f"{found}, {word} {statement.rule} {statement.value:g}: {statement.outcome}"
-
-
-def measured(statement: Statement) -> str:
-    """A statement's words, its estimate and, where it has a width, the interval."""
-    return f"{statement.says}: {_number(statement)}"
 
 
 def _number(statement: Statement) -> str:

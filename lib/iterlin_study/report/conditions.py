@@ -12,17 +12,6 @@ from iterlin_study.report.intervals import Interval, exact, mean_interval
 ALIVE = 0.15
 
 
-def of(record: xr.Dataset, name: str) -> Interval:
-    """The condition of that name. Raises ValueError for one that there is not, or whose histories
-    the record lacks."""
-    if name not in CONDITIONS:
-        raise ValueError(f"there is no condition {name!r}; known: {', '.join(CONDITIONS)}")
-    try:
-        return CONDITIONS[name](record)
-    except (KeyError, AttributeError) as error:
-        raise ValueError(f"the record lacks what condition {name!r} is read off: {error}") from None
-
-
 def fit(record: xr.Dataset) -> Interval:
     """Training accuracy of the network at the end (%), where it is lowest among the settings;
     infinite periods apart, which train no network. A run that diverged has fitted nothing."""
@@ -60,24 +49,18 @@ def diverged(record: xr.Dataset) -> Interval:
 
 
 def time(record: xr.Dataset) -> Interval:
-    """The record's own "time" at its end; else steps of the shortest run times the time of one."""
-    if "time" in record.data_vars:
-        return exact(float(record["time"].max()))
-    return exact(_time_of_a_step(record) * float(record["step"].isel(evaluation=-1).min()))
+    """Time of the runs at their end."""
+    return exact(float(record["time"].max()))
 
 
 def longest_period(record: xr.Dataset) -> Interval:
-    """Time of a step times the largest finite period."""
+    """Time of a step, the step size over 1 - momentum, times the largest finite period."""
+    step = float(record.attrs["step_size"]) / (1 - float(record.attrs.get("momentum", 0.0)))
     periods = record["period"].values
-    return exact(_time_of_a_step(record) * float(periods[np.isfinite(periods)].max()))
+    return exact(step * float(periods[np.isfinite(periods)].max()))
 
 
 CONDITIONS = {f.__name__: f for f in (fit, updates, diverged, dead, time, longest_period)}
-
-
-def _time_of_a_step(record: xr.Dataset) -> float:
-    """Step size over 1 - momentum."""
-    return float(record.attrs["step_size"]) / (1 - float(record.attrs.get("momentum", 0.0)))
 
 
 def _kept(record: xr.Dataset, name: str) -> list[xr.DataArray]:

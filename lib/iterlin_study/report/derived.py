@@ -25,16 +25,8 @@ def statistic(record: xr.Dataset, name: str) -> Interval:
     if name in record and record[name].dims == ("bound",):
         return Interval(*record[name].values)
     if name in conditions.CONDITIONS:
-        return conditions.of(record, name)
+        return conditions.CONDITIONS[name](record)
     raise KeyError(name)
-
-
-def _share(closed, whole, none) -> Interval:
-    """Share of the way from `none` to `whole` that `closed` has come, on means over seeds."""
-    return intervals.bootstrap_interval(
-        lambda one, other, start: np.mean(one - start) / np.mean(other - start),
-        *(samples.values for samples in (closed, whole, none)),
-    )
 
 
 # Networks that are trained until they fit (page converged), largest training set.
@@ -44,15 +36,14 @@ def _largest(record: xr.Dataset) -> xr.Dataset:
     return record.isel(size=-1)
 
 
-def few_share(record: xr.Dataset) -> Interval:
-    """Share of the way from K = infinity to K = 1 that the period `few` closes."""
-    at = _largest(record)
-    return _share(at.accuracy.sel(time=record.few), at.sgd_accuracy, at.lazy_accuracy)
-
-
 def other_share(record: xr.Dataset) -> Interval:
-    """The same from other initial weights, on one size."""
-    return _share(record.other_accuracy, record.other_sgd_accuracy, record.other_lazy_accuracy)
+    """Share of the way from K = infinity to K = 1 that `few` closes from other initial weights."""
+    return intervals.bootstrap_interval(
+        lambda few, first, never: np.mean(few - never) / np.mean(first - never),
+        record.other_accuracy.values,
+        record.other_sgd_accuracy.values,
+        record.other_lazy_accuracy.values,
+    )
 
 
 def below_never(record: xr.Dataset) -> Interval:
@@ -61,24 +52,11 @@ def below_never(record: xr.Dataset) -> Interval:
     return mean_interval(lost.mean("size", skipna=False).transpose("seed"))
 
 
-def below_never_best(record: xr.Dataset) -> Interval:
-    """Points by which the longest period ends below the best look of K = infinity."""
-    at = _largest(record)
-    best = 100 * at.lazy_test_accuracy_proxy.max("lazy_look")
-    return mean_interval(best - at.accuracy.sel(time=record.long))
-
-
 def short_moved_off(record: xr.Dataset) -> Interval:
     """How far the shortest period moves the first layer's filters, over K = 1, minus 1."""
     at = _largest(record)
     moved = at.flow_moved.isel(flow_look=-1).sel(time=record.time.min())
     return mean_interval(moved / at.sgd_moved.isel(sgd_look=-1) - 1)
-
-
-def long_first_loss(record: xr.Dataset) -> Interval:
-    """Training loss of the network after the first of the longest periods: geometric mean."""
-    loss = _largest(record).flow_train_loss.sel(time=record.long).isel(flow_look=1)
-    return Interval(*np.exp(mean_interval(np.log(loss))))
 
 
 def taken_at(place: int) -> Callable[[xr.Dataset], Interval]:
@@ -93,43 +71,19 @@ def few_rise(record: xr.Dataset) -> Interval:
 
 
 def sgd_level(record: xr.Dataset) -> Interval:
-    """Test accuracy of SGD at its end (%), largest training set."""
-    return mean_interval(_largest(record).sgd_accuracy)
+    """Test accuracy of SGD at its end (%), on the largest training set if there are several."""
+    return mean_interval(record.sgd_accuracy.isel(size=-1, missing_dims="ignore"))
 
 
 # Augmented data at two periods (page few_updates). A look at a period's middle and at its end.
 
 
-def _around_halving(record: xr.Dataset, last: bool) -> tuple[xr.Dataset, int]:
-    """The runs, the large period first, and the look at which the last step was halved."""
-    problems = np.atleast_1d(record.attrs["halve_after"])[-1 if last else 0]
-    return record.sortby("period", ascending=False), 2 * int(problems)
-
-
 def gap_paid_by_halving(record: xr.Dataset) -> Interval:
     """Points of the gap between both periods that go within half a period of the last halving."""
-    runs, at = _around_halving(record, last=True)
+    runs = record.sortby("period", ascending=False)
+    at = 2 * int(np.atleast_1d(record.attrs["halve_after"])[-1])
     gap = 100 * runs.test_accuracy.diff("period").squeeze("period")
     return mean_interval(gap.isel(evaluation=at) - gap.isel(evaluation=at + 1))
-
-
-def loss_change(period: int, start: int, end: int, *, last: bool = True):
-    """Change of the training loss between two looks, counted from a halving of the step.
-
-    period: 0 is the large one, 1 is K = 1.
-    """
-
-    def change(record: xr.Dataset) -> Interval:
-        runs, at = _around_halving(record, last)
-        loss = runs.train_loss.isel(period=period)
-        return mean_interval(loss.isel(evaluation=at + end) - loss.isel(evaluation=at + start))
-
-    return change
-
-
-def never_level(record: xr.Dataset) -> Interval:
-    """Test accuracy of one linearisation at its end (%)."""
-    return mean_interval(100 * record.lazy_test_accuracy_proxy.isel(lazy_evaluation=-1))
 
 
 def first_level(record: xr.Dataset) -> Interval:
@@ -167,12 +121,6 @@ def rarest_event(record: xr.Dataset) -> Interval:
     )
 
 
-def growing_over_first(record: xr.Dataset) -> Interval:
-    """Points by which the periods that grow fastest end above SGD."""
-    at = record.accuracy.isel(schedule=record.family.values == "growing")
-    return mean_interval(at.isel(schedule=int(at.value.values.argmax())) - record.sgd_accuracy)
-
-
 def censored_sizes(record: xr.Dataset) -> Interval:
     """Number of sizes at which fixed periods need the fewest updates that were tried, or fewer.
 
@@ -198,11 +146,6 @@ def minimum_over_long(record: xr.Dataset) -> Interval:
     flows = other.accuracy.sel(time=other.long).isel(size=0, drop=True)
     minima = record.damped_accuracy.isel(time=-1, drop=True)
     return mean_interval((minima - flows).transpose("seed"))  # of the seeds that both have
-
-
-def trained_level(record: xr.Dataset) -> Interval:
-    """Test accuracy of ordinary training at its end (%)."""
-    return mean_interval(record.sgd_accuracy)
 
 
 # Step sizes at K = 1 (page data_scaling).
@@ -276,11 +219,10 @@ def matched_gap(prefix: str, suffix: str) -> Callable[[xr.Dataset], Interval]:
     """
 
     def gap(record: xr.Dataset) -> Interval:
-        runs = _named(record, prefix, suffix)
-        finite = runs.period.values[np.isfinite(runs.period.values)]
-        few, end = runs.sel(period=finite.max()), {"evaluation": -1}
-        matched = early_stopping.at_loss(runs.sel(period=1), few.train_loss.isel(end))
-        return mean_interval(100 * (matched - few.test_accuracy.isel(end)))
+        runs = _two_periods(record, prefix, suffix)
+        end = runs.isel(period=1, evaluation=-1)
+        matched = early_stopping.at_loss(runs.isel(period=0), end.train_loss)
+        return mean_interval(100 * (matched - end.test_accuracy))
 
     return gap
 
@@ -292,9 +234,7 @@ def late_gain(prefix: str, suffix: str) -> Callable[[xr.Dataset], Interval]:
     """
 
     def gain(record: xr.Dataset) -> Interval:
-        runs = _named(record, prefix, suffix)
-        finite = runs.period.values[np.isfinite(runs.period.values)]
-        curve = 100 * runs.train_accuracy.sel(period=[1, finite.max()])
+        curve = 100 * _two_periods(record, prefix, suffix).train_accuracy
         looks = curve.sizes["evaluation"]
         gained = curve.isel(evaluation=-1) - curve.isel(evaluation=int(0.8 * (looks - 1)))
         return mean_interval(gained.max("period").transpose("seed"))
@@ -302,14 +242,15 @@ def late_gain(prefix: str, suffix: str) -> Callable[[xr.Dataset], Interval]:
     return gain
 
 
-def _named(record: xr.Dataset, prefix: str, suffix: str) -> xr.Dataset:
-    """Histories with a prefix or a suffix, as `runs.grid` named them."""
+def _two_periods(record: xr.Dataset, prefix: str, suffix: str) -> xr.Dataset:
+    """Histories with a prefix or a suffix at K = 1 and at the largest finite period."""
     names = {
         f"{prefix}{name}{suffix}": name
         for name in ("train_accuracy", "train_loss", "test_accuracy")
     }
     axes = {f"{prefix}{axis}{suffix}": axis for axis in ("period", "evaluation")}
-    return record[list(names)].rename(names | axes)
+    runs = record[list(names)].rename(names | axes)
+    return runs.sel(period=[1, runs.period.values[np.isfinite(runs.period.values)].max()])
 
 
 def _of_few_updates(record: xr.Dataset) -> Interval:
@@ -317,7 +258,7 @@ def _of_few_updates(record: xr.Dataset) -> Interval:
     runs = records.best("few_updates")
     if runs is None:
         raise KeyError("few_updates")
-    return conditions.of(runs, "dead")
+    return conditions.dead(runs)
 
 
 # Addition modulo a number (page grokking).
@@ -348,28 +289,20 @@ def without_interval(name: str) -> Callable[[xr.Dataset], Interval]:
 
 
 STATISTICS: dict[tuple[str, str], Callable[[xr.Dataset], Interval]] = {
-    ("converged", "few_share"): few_share,
     ("converged", "few_rise"): few_rise,
     ("converged", "other_share"): other_share,
     ("converged", "below_never"): below_never,
-    ("converged", "below_never_best"): below_never_best,
     ("converged", "short_moved_off"): short_moved_off,
-    ("converged", "long_first_loss"): long_first_loss,
     ("converged", "taken_smallest"): taken_at(0),
     ("converged", "taken_middle"): taken_at(1),
     ("converged", "sgd_level"): sgd_level,
     ("few_updates", "gap_paid_by_halving"): gap_paid_by_halving,
-    ("few_updates", "loss_before_halving"): loss_change(0, -4, 0),
-    ("few_updates", "loss_after_halving"): loss_change(0, 0, 1),
-    ("few_updates", "first_loss_after_halving"): loss_change(1, 0, 1),
-    ("few_updates", "never_level"): never_level,
     ("few_updates", "first_level"): first_level,
     ("when_to_relinearise", "growing_over_fixed"): growing_over_fixed,
     ("when_to_relinearise", "rarest_event"): rarest_event,
-    ("when_to_relinearise", "growing_over_first"): growing_over_first,
     ("when_to_relinearise", "censored_sizes"): censored_sizes,
     ("exact_solves", "minimum_over_long"): minimum_over_long,
-    ("exact_solves", "sgd_level"): trained_level,
+    ("exact_solves", "sgd_level"): sgd_level,
     ("data_scaling", "first_change"): first_change,
     ("data_scaling", "first_accuracy"): first_accuracy,
     ("probes", "late_rise_conv1"): late_rise("conv1"),

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
-from iterlin.linearise.validation import check_open_unit_interval, check_positive_integer
 from scipy import stats
 
 # With fewer samples there is no interval: two or three seeds do not tell how far seeds spread.
@@ -34,14 +33,13 @@ def over_seeds(samples) -> tuple[str, np.ndarray]:
     return mean_interval(samples).variable()
 
 
-def mean_interval(samples, axis: int = 0, confidence: float = 0.95) -> Interval:
+def mean_interval(samples, axis: int = 0) -> Interval:
     """Mean over `axis` with Student's t interval; NaN samples (dropped runs) are left out.
 
     With fewer than `FEWEST` samples the interval is the whole line.
 
-    Raises ValueError without a sample, or for a confidence outside (0, 1).
+    Raises ValueError without a sample.
     """
-    check_open_unit_interval("confidence", confidence)
     samples = np.asarray(samples, dtype=float)
     if samples.ndim == 0 or samples.shape[axis] == 0:
         raise ValueError(f"samples are empty along axis {axis}: their shape is {samples.shape}")
@@ -49,7 +47,7 @@ def mean_interval(samples, axis: int = 0, confidence: float = 0.95) -> Interval:
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.nansum(samples, axis=axis) / count
         variance = np.nansum((samples - np.expand_dims(mean, axis)) ** 2, axis=axis) / (count - 1)
-        half = stats.t.ppf(0.5 + confidence / 2, count - 1) * np.sqrt(variance / count)
+        half = stats.t.ppf(0.975, count - 1) * np.sqrt(variance / count)
     half = np.where(count >= FEWEST, half, np.inf)
     return Interval(mean, mean - half, mean + half)
 
@@ -64,9 +62,7 @@ def slope_per_decade(samples: xr.DataArray, axis: str) -> xr.DataArray:
     return (samples * centred).sum(axis, skipna=False) / (centred**2).sum()
 
 
-def bootstrap_interval(
-    statistic, *samples, confidence: float = 0.95, resamples: int = 2000
-) -> Interval:
+def bootstrap_interval(statistic, *samples, resamples: int = 2000) -> Interval:
     """Any statistic of one or more samples, with its expanded percentile bootstrap interval.
 
     The samples are indexed by the same seeds and resampled together. The generator is fixed, so
@@ -75,8 +71,6 @@ def bootstrap_interval(
     moved outwards by both, so that the interval of a mean is about Student's. With fewer than
     `FEWEST` samples the interval is the whole line.
     """
-    check_open_unit_interval("confidence", confidence)
-    check_positive_integer("resamples", resamples)
     samples = [np.asarray(sample, dtype=float) for sample in samples]
     lengths = {len(sample) for sample in samples}
     if len(lengths) != 1 or 0 in lengths:
@@ -89,7 +83,7 @@ def bootstrap_interval(
     for _ in range(resamples):
         chosen = rng.integers(0, size, size)
         draws.append(statistic(*(sample[chosen] for sample in samples)))
-    deviations = stats.t.ppf(0.5 + confidence / 2, size - 1) * math.sqrt(size / (size - 1))
+    deviations = stats.t.ppf(0.975, size - 1) * math.sqrt(size / (size - 1))
     tail = stats.norm.sf(deviations)
     lower, upper = np.nanquantile(draws, [tail, 1 - tail])
     return Interval(statistic(*samples), lower, upper)
@@ -99,13 +93,9 @@ def difference_of_shares(first: int, first_of: int, second: int, second_of: int)
     """Share `first / first_of` minus `second / second_of`, with Newcombe's 95 % interval.
 
     It combines Wilson's intervals of both shares, and keeps its level where a share is 0 or 1.
-
-    Raises ValueError for a count that is not between 0 and its total.
     """
     shares, limits = [], []
     for count, total in ((first, first_of), (second, second_of)):
-        if not 0 <= count <= total or not total:
-            raise ValueError(f"a share needs 0 <= count <= total, total > 0: {count} of {total}")
         shares.append(count / total)
         limits.append(stats.binomtest(count, total).proportion_ci(0.95, "wilson"))
     difference = shares[0] - shares[1]

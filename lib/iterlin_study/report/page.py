@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 
 import xarray as xr
-from IPython.display import display
+from IPython.display import HTML, display
 from iterlin.linearise.precision import matmul_precision
 from iterlin.training.loop import OutOfTime
 
@@ -140,4 +140,4 @@ class Page:
 
     def verdicts(self) -> None:
         """Display the claims that this page judges."""
-        claims_table.show(experiment_pages.name_of(self.path))
+        display(HTML(claims_table.table(experiment_pages.name_of(self.path))))

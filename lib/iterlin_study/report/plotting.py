@@ -110,13 +110,13 @@ def period_text(period: float) -> str:
     return f"K = {period:g}"
 
 
-def band(axis, x, samples, *, sample_axis: int = 0, geometric: bool = False, **style) -> None:
-    """Draw the mean over `sample_axis` as a line, its 95 % interval as a band.
+def band(axis, x, samples, *, geometric: bool = False, **style) -> None:
+    """Draw the mean over the first axis as a line, its 95 % interval as a band.
 
     geometric: mean and interval of the logarithm, for positive samples on a log axis.
     """
     samples = np.asarray(samples, dtype=float)
-    interval = mean_interval(np.log(samples) if geometric else samples, axis=sample_axis)
+    interval = mean_interval(np.log(samples) if geometric else samples)
     middle, lower, upper = (np.exp(v) if geometric else v for v in interval)
     (line,) = axis.plot(x, middle, **style)
     finite = np.isfinite(lower) & np.isfinite(upper)
@@ -130,9 +130,9 @@ def span(axis, interval, **style) -> None:
     axis.axhspan(*bounds, **style)
 
 
-def points(axis, x, samples, *, sample_axis: int = 0, **style) -> None:
-    """Draw means with 95 % intervals as error bars."""
-    interval = mean_interval(samples, axis=sample_axis)
+def points(axis, x, samples, **style) -> None:
+    """Draw means over the first axis with 95 % intervals as error bars."""
+    interval = mean_interval(samples)
     errors = np.abs(
         np.stack([interval.estimate - interval.lower, interval.upper - interval.estimate])
     )

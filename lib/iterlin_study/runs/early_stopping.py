@@ -67,10 +67,10 @@ def at_loss(dataset: xr.Dataset, loss: xr.DataArray) -> xr.DataArray:
 READINGS = {"oracle": oracle, "validated": validated}
 
 
-def add_accuracies(dataset: xr.Dataset, **settings) -> xr.Dataset:
+def add_accuracies(dataset: xr.Dataset) -> xr.Dataset:
     """Add the test accuracy of each run by both early stopping rules, in per cent.
 
     The variables are "accuracy_oracle" and "accuracy_validated".
     """
-    readings = {name: 100 * read(dataset, **settings) for name, read in READINGS.items()}
+    readings = {name: 100 * read(dataset) for name, read in READINGS.items()}
     return dataset.assign({f"accuracy_{name}": values for name, values in readings.items()})

@@ -31,7 +31,6 @@ def image_problem(
     batch_size: int | None = None,
     augment: bool = False,
     reduction: str = "mean",
-    seed: int = 0,
     diagnose: int = 0,
     observe: Callable | None = None,
     **settings,
@@ -52,7 +51,6 @@ def image_problem(
         batch_size: Examples in a minibatch; None for full batch.
         augment: Whether to augment the images.
         reduction: "mean" or "sum" of the loss over the examples of a batch.
-        seed: Seed of the subsets.
         diagnose, observe: As for `groups.Problem`.
         **settings: Further fields of `groups.Problem` or of its algorithm.
 
@@ -60,7 +58,7 @@ def image_problem(
         ValueError: If the reduction is unknown, and as `images.load` and `create`.
     """
     check_one_of("reduction", reduction, ("mean", "sum"))
-    split = images.load(dataset, train=train, validation=validation, test=test, seed=seed)
+    split = images.load(dataset, train=train, validation=validation, test=test)
     model = create(network, split.train.x.shape[1:])
     entropy = losses.mean(losses.cross_entropy)
     sets = {
