@@ -112,8 +112,8 @@ FAULTS = {
     ),
     "posterior without the noise": (
         "iterlin/curvature/laplace",
-        "(self.eigenvalues + noise * delta)",
-        "(self.eigenvalues + delta)",
+        "(self.eigenvalues + self.noise_variance * self.prior_precision)",
+        "(self.eigenvalues + self.prior_precision)",
         "iterlin/test_laplace.py",
         "gaussian_process and primal",
     ),
