@@ -255,3 +255,27 @@ def weights_table(ds):
         for label, (taken, sgd, flow, lazy) in runs_of.items()
     ]
     return tables.table(head, rows)
+
+
+def differences_table(ds):
+    """Return a table of the other numbers that the page's text gives, largest training set."""
+    few, long, largest = f"τ = {ds.few:g}", f"τ = {ds.long:g}", ds.isel(size=-1)
+    slow = largest.sel(time=ds.long)
+    never = 100 * largest.lazy_test_accuracy_proxy.max("lazy_look") - slow.accuracy
+    first_loss = intervals.mean_interval(np.log(slow.flow_train_loss.isel(flow_look=1)))
+    moved = largest.flow_moved.isel(flow_look=-1) / largest.sgd_moved.isel(sgd_look=-1)
+    found = {
+        f"best accuracy of K = ∞ minus {long} at its end": intervals.mean_interval(never),
+        f"training loss after the first period, {long}": np.exp(first_loss),
+        f"accuracy gained per factor of ten in data, {few} minus SGD": ds.few_slope,
+        f"the same, {long} minus SGD": ds.long_slope,
+        "the same, K = ∞ minus SGD": ds.lazy_slope,
+    }
+    for time in ds.time.values:
+        ratio = moved.sel(time=time).transpose("seed")
+        found[f"filters moved, τ = {time:g} over SGD"] = intervals.mean_interval(ratio)
+    for label, name in ((few, "few"), (long, "long")):
+        for layer in ds.layer.values:
+            found[f"probe of {layer}, SGD minus {label}"] = ds[f"{name}_probe_gap_{layer}"]
+    rows = [[label, intervals.text(found[label])] for label in found]
+    return tables.table(["accuracies in points", "mean [95 % interval]"], rows)

@@ -5,7 +5,7 @@ import math
 import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
-from iterlin_study.report import intervals, plotting
+from iterlin_study.report import intervals, plotting, tables
 from iterlin_study.runs import early_stopping
 
 
@@ -81,3 +81,24 @@ def add_statistics(ds):
     ds["share"] = intervals.over_seeds((few - none) / (every - none))
     ds["final_updates"] = intervals.over_seeds(large.updates.isel(evaluation=-1))
     return ds
+
+
+def halvings_table(ds):
+    """Return a table of how loss and accuracy change around each halving of the step."""
+    head = [
+        "halving after problem",
+        "run",
+        "loss, two problems before",
+        "loss, half a problem after",
+    ]
+    rows = []
+    for problems in np.atleast_1d(ds.attrs["halve_after"]):
+        at = 2 * int(problems)  # each problem is evaluated twice
+        for value in ds.period.values[::-1]:
+            one = ds.sel(period=value)
+            loss, accuracy = one.train_loss, 100 * one.test_accuracy
+            changes = [loss[:, at] - loss[:, at - 4], loss[:, at + 1] - loss[:, at]]
+            changes.append(accuracy[:, at + 1] - accuracy[:, at])
+            texts = [intervals.text(intervals.mean_interval(change)) for change in changes]
+            rows.append([int(problems), plotting.period_text(value), *texts])
+    return tables.table([*head, "test accuracy, half a problem after (points)"], rows)

@@ -129,6 +129,7 @@ def run(root, page, tier, prepared, share=""):
     arguments = ["--log-level=50"]
     if quick:
         arguments.append(f"--IPKernelApp.exec_lines={FEW_COLLECTIONS!r}")
+        xla.keep_programs(Path(root) / "_build" / "compiled")
     else:
         os.environ.setdefault(environment.PROGRESS, "1")
     partial = partial_path(root, page, tier, share)

@@ -1,10 +1,12 @@
-"""XLA flags of pages and tests, set only for the jaxlib that is known to take them.
+"""XLA flags of pages and tests, and the folder where pages keep compiled programs.
 
-XLA aborts on a flag that it does not know.
+Flags are set only for the jaxlib that is known to take them: XLA aborts on others.
 """
 
 import os
+import platform
 from importlib import metadata
+from pathlib import Path
 
 KNOWN_TO = "0.10."
 # With this scheduler two threads can wait for each other for ever, when a vmapped program has
@@ -27,3 +29,14 @@ def set_flags(quick: bool) -> None:
     wanted = (NO_DEADLOCK, *QUICKER) if quick else (NO_DEADLOCK,)
     new = [flag for flag in wanted if flag.partition("=")[0] not in names]
     os.environ["XLA_FLAGS"] = " ".join([*given, *new])
+
+
+def keep_programs(folder: Path) -> None:
+    """Have processes started from here on keep their compiled programs in a folder of this machine.
+
+    Programs of one machine's CPU may not run on another's. Each time a program is loaded, XLA warns
+    of that, because it takes its own tuning flags for features of the CPU: the log is off.
+    """
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder.resolve() / platform.node()))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # JAX has set it to 1
