@@ -24,7 +24,7 @@ def transformer(params, x):
     The last token asks for the sum; the head reads what the block writes there.
     """
     asks = jnp.full((len(x), 1), len(params["tokens"]) - 1, x.dtype)
-    tokens = params["tokens"][jnp.concatenate([x, asks], 1)] + params["places"]
+    tokens = params["tokens"][jnp.concatenate([x, asks], 1)] + params["places"][None]
     last = tokens[:, -1]
     query = jnp.einsum("nd,dhe->nhe", last, params["query"])
     key, value = (jnp.einsum("ntd,dhe->nthe", tokens, params[name]) for name in ("key", "value"))
