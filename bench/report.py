@@ -136,20 +136,34 @@ class Report:
         else:
             note("Not measured yet: make bench.")
 
-    def draw_peers(self) -> None:
-        """Draw, for each case, how many times as long the fastest peer takes; others as dots."""
+    def by_case(self) -> dict[str, pd.Series]:
+        """Return the ratios of peers' times to ours, for each case."""
         goals = self.compared[self.compared["met"] != "–"]
         goals = goals[goals["compared"].str.contains("against")]
-        cases = list(goals["compared_in"].unique())[::-1]
+        return dict(list(goals.groupby("compared_in", sort=False)["median"]))
+
+    def show_summary(self) -> None:
+        """Say in how many cases this library is the fastest, and where it is slower."""
+        fastest = {case: ratios.min() for case, ratios in self.by_case().items()}
+        if fastest:
+            slower = [f"{case} ({ratio:.2g})" for case, ratio in fastest.items() if ratio < 1]
+            first = len(fastest) - len(slower)
+            end = f"A peer is faster for: {'; '.join(slower)}." if slower else ""
+            note(
+                f"This library is faster than every peer in {first} of {len(fastest)} cases. {end}"
+            )
+
+    def draw_peers(self) -> None:
+        """Draw, for each case, how many times as long the fastest peer takes; others as dots."""
+        cases = list(self.by_case().items())[::-1]
         if not cases:
             return
         _, axis = plotting.panels(1, height=0.42 * len(cases) + 1.0)
-        for place, case in enumerate(cases):
-            ratios = goals["median"][goals["compared_in"] == case]
+        for place, (_, ratios) in enumerate(cases):
             axis.barh(place, ratios.min() - 1, left=1, color=plotting.COLOURS[0], alpha=0.35)
             axis.plot(ratios, [place] * len(ratios), ".", color=plotting.COLOURS[0])
         axis.axvline(1, color="k", lw=1)
-        axis.set_yticks(range(len(cases)), [textwrap.fill(case, 25) for case in cases])
+        axis.set_yticks(range(len(cases)), [textwrap.fill(case, 25) for case, _ in cases])
         ticks = [0.1, 0.3, 1, 3, 10, 30]
         axis.set(xscale="log", xlabel="the peer's time over ours")
         axis.set_xticks(ticks, [f"{tick}" for tick in ticks])
