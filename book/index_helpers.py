@@ -1,4 +1,4 @@
-"""The landing page: its first sentence, its figure, and the cards of findings.
+"""The landing page: its first sentences, its figure, and the cards of findings.
 
 The sentences are the findings of the ledger; the README tells some of them, too, and a test
 compares.
@@ -15,7 +15,7 @@ from iterlin_study.records import records
 from iterlin_study.report import claims, claims_table, intervals, plotting
 from matplotlib.axes import Axes
 
-FIRST = "C1"
+FIRST = ("C1", "C1-width")
 # By the row's id: the title of its card.
 CARDS = {
     "place-late": "One period that is too long does most harm early",
@@ -42,14 +42,14 @@ def told(names: Iterable[str], link: str) -> Iterator[str]:
 
 
 def first() -> str:
-    """Return the page's first sentence with the verdict on it, as HTML; nothing without one."""
-    verdict = _verdict(FIRST)
-    if not verdict.finding:
-        return ""
-    badge = claims_table.badge(verdict.verdict)
-    page = escape(verdict.row["page"])
-    says = f'<p class="answer">{escape(verdict.finding)} <a href="{page}.html">{badge}</a></p>'
-    return claims_table.STYLE + says
+    """Return the page's first sentences with their verdicts, as HTML; nothing without a record."""
+    found = []
+    for verdict in map(_verdict, FIRST):
+        if verdict.finding:
+            badge = claims_table.badge(verdict.verdict)
+            link = f'<a href="{escape(verdict.row["page"])}.html">{badge}</a>'
+            found.append(f'<p class="answer">{escape(verdict.finding)} {link}</p>')
+    return claims_table.STYLE + "\n".join(found) if found else ""
 
 
 def cards() -> str:

@@ -27,7 +27,7 @@ def test_findings_are_what_the_records_say():
     listed = README.split("## What was found")[1].split("\n## ")[0]
     told_there = list(told(list(CARDS)[:5], "**[{title}](book/{page}.md).** "))
     assert re.findall(r"^- (.*)$", listed, re.M) == told_there
-    for sentence in (*told([FIRST, "C1-augmented"], ""), claims.summary()):
+    for sentence in (*told([*FIRST, "C1-augmented"], ""), claims.summary()):
         assert sentence in README
 
 
@@ -35,7 +35,7 @@ def test_finding_without_a_record_is_left_out(monkeypatch):
     older = xr.Dataset(attrs={"experiment": "trial", "tier": "laptop"})
     for record in (None, older):
         monkeypatch.setattr(records, "best", lambda experiment, found=record: found)
-        assert list(told([FIRST, *CARDS], "")) == []
+        assert list(told([*FIRST, *CARDS], "")) == []
 
 
 def test_places_that_are_named_exist():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterlin import every, never
+from iterlin import every, for_time, never
 from iterlin.algorithm3 import train, train_sweep
 from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
@@ -78,6 +78,8 @@ def test_a_list_of_steps_is_a_schedule(engine):
     for steps in ([-1], [2.5], ["often"], [[3, 7]]):
         with pytest.raises(ValueError, match="a step of the schedule must be a non-negative int"):
             bare(as_schedule)(steps)
+    with pytest.raises(ValueError, match=r"the \.schedule of for_time"):
+        bare(as_schedule)(for_time(2.0))
 
 
 def test_what_is_no_sequence_of_periods_is_refused():

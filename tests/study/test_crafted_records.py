@@ -118,7 +118,7 @@ def test_the_findings_hold_nothing_of_a_record_but_numbers(monkeypatch):
     best = records.best
     monkeypatch.setattr(records, "best", lambda name: in_place_of_numbers(best(name), TEXT))
     with pytest.raises((ValueError, TypeError)):
-        list(told([FIRST, *CARDS], ""))
+        list(told([*FIRST, *CARDS], ""))
 
 
 def in_place_of_numbers(record, text):

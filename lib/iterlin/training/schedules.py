@@ -278,6 +278,8 @@ def as_schedule(schedule: Any) -> Schedule:
         makers = "; il.every(10), il.never(), il.when(...) and il.when_solved(...) return schedules"
         check_signature("schedule", schedule, ("step", "state"), remedy=makers)
         return Schedule(schedule)
+    if hasattr(schedule, "schedule"):  # `for_time` gives both
+        raise ValueError("schedule must be the .schedule of for_time's result, not the result")
     if isinstance(schedule, list | tuple) or np.ndim(schedule) == 1:
         for step in schedule:
             check_non_negative_integer("a step of the schedule", step, below=NEVER)

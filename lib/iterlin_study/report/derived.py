@@ -33,7 +33,7 @@ def statistic(record: xr.Dataset, name: str) -> Interval:
 
 
 def _largest(record: xr.Dataset) -> xr.Dataset:
-    return record.isel(size=-1)
+    return record.isel(size=-1, missing_dims="ignore")
 
 
 def other_share(record: xr.Dataset) -> Interval:
@@ -296,6 +296,7 @@ STATISTICS: dict[tuple[str, str], Callable[[xr.Dataset], Interval]] = {
     ("converged", "taken_smallest"): taken_at(0),
     ("converged", "taken_middle"): taken_at(1),
     ("converged", "sgd_level"): sgd_level,
+    ("width", "few_rise"): few_rise,
     ("few_updates", "gap_paid_by_halving"): gap_paid_by_halving,
     ("few_updates", "first_level"): first_level,
     ("when_to_relinearise", "growing_over_fixed"): growing_over_fixed,
