@@ -75,6 +75,11 @@ def sgd_level(record: xr.Dataset) -> Interval:
     return mean_interval(record.sgd_accuracy.isel(size=-1, missing_dims="ignore"))
 
 
+def needed_with(compared: str) -> Callable[[xr.Dataset], Interval]:
+    """Return updates until a network groks with the schedule that the record compares as this."""
+    return lambda record: mean_interval(record.needed.sel(schedule=record.attrs[compared]))
+
+
 # Augmented data at two periods (page few_updates). A look at a period's middle and at its end.
 
 
@@ -289,6 +294,8 @@ def without_interval(name: str) -> Callable[[xr.Dataset], Interval]:
 
 
 STATISTICS: dict[tuple[str, str], Callable[[xr.Dataset], Interval]] = {
+    ("grokking_schedules", "fixed_needs"): needed_with("fixed"),
+    ("grokking_schedules", "event_needs"): needed_with("event"),
     ("converged", "few_rise"): few_rise,
     ("converged", "other_share"): other_share,
     ("converged", "below_never"): below_never,
