@@ -92,11 +92,12 @@ FIGURES = (
         "Figure 3",
         "Test accuracy for periods K from 1 to 10⁸, and for truncated Gauss-Newton.",
         "experiments/period_sweep",
-        ("C2", "C2-middle", "C3", "C3-newton"),
+        ("C2", "C2-middle", "C3", "C2-width", "C3-newton"),
         (
             Row("K up to 10⁴ and K = 1 (points)", "same", "{largest_gap_oracle}"),
             Row("above SGD, middle K (points)", "slightly", "{middle_rise}", "converged"),
             Row("SGD minus K = 10⁸ (points)", "about 9", "{long_gap_end}", "converged"),
+            Row("the same, the paper's network, 500 images", "about 9", "{long_gap}", "width"),
         ),
         period_sweep_helpers.draw,
     ),

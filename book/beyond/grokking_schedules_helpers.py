@@ -140,10 +140,14 @@ def draw(ds: xr.Dataset) -> None:
         at = ds.isel(schedule=[name == family for name in families])
         at = at.isel(schedule=at.reached.all("seed").values)
         needed, steps = at.needed.mean("seed"), at.needed_steps.mean("seed")
-        bottom.plot(needed, steps, marker, color=colour, label=family)
+        label = family if at.sizes["schedule"] > 1 else str(at.schedule.values[0])
+        bottom.plot(needed, steps, marker, color=colour, label=label)
+        if at.sizes["schedule"] == 1:
+            continue
+        place = (5, 4) if family == "fixed" else (5, -10)
         for x, y, name in zip(needed.values, steps.values, at.schedule.values, strict=True):
-            detail = str(name).removeprefix(family).strip()
-            bottom.annotate(detail, (x, y), (5, 4), textcoords="offset points", fontsize=8)
+            detail = str(name).split()[-1]
+            bottom.annotate(detail, (x, y), place, textcoords="offset points", fontsize=8)
     bottom.set(xscale="log", xlabel="feature updates until 95 %", ylabel="steps until 95 %")
     ticks = [count for count in (8, 10, 12, 15, 20, 30) if count < ds.needed.max()]
     bottom.set_xticks(ticks, map(str, ticks))

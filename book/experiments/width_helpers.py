@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import xarray as xr
 from iterlin_study.report import intervals, plotting, tables
 from iterlin_study.runs import early_stopping, merging
+from matplotlib.ticker import MaxNLocator
 
 KEPT = ["step", "updates", "train_accuracy", "train_loss", "test_accuracy", "test_accuracy_proxy"]
 KEPT += ["diverged_at"]
@@ -59,6 +60,7 @@ def draw(ds):
         plotting.band(axis, at.flow_updates.mean("seed")[1:], curve, **style)
     axis.set(xlabel="feature updates", ylabel="test accuracy (%)")
     axis.set_ylim(0, 1.3 * float(ds.sgd_accuracy.mean()))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.legend(loc="lower right", ncols=2)
     plt.show()
 
