@@ -44,6 +44,8 @@ REASONS = {
     "linearised step, share of the floor": "the rest is copies of patches, masks of ReLU and of "
     "pooling, and products with 50 columns, which run slower than the square one that sets the "
     "rate.",
+    "against laplace-torch": "the full posterior takes singular values, which keep small variances, "
+    "where laplace-torch inverts a matrix; and each call checks its arguments and traces the network.",
     "against neural-tangents (3)": "it uses the structure of the layers as well, and contracts in "
     "another order.",
 }
@@ -118,8 +120,8 @@ class Report:
         )
         if found["load"] > 0.5:
             note(
-                "This record was made on a machine that others used at the same time. Its "
-                "seconds are too long and its ratios noisy; the ranges show by how much."
+                "The load was above 0.5 when this record began: other work may have disturbed it, "
+                "and the ranges show by how much."
             )
 
     def show_ratios(self, names=None, *, goals_only: bool = False) -> None:
