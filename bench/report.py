@@ -44,8 +44,9 @@ REASONS = {
     "linearised step, share of the floor": "the rest is copies of patches, masks of ReLU and of "
     "pooling, and products with 50 columns, which run slower than the square one that sets the "
     "rate.",
-    "against laplace-torch": "the full posterior takes singular values, which keep small variances, "
-    "where laplace-torch inverts a matrix; and each call checks its arguments and traces the network.",
+    "against laplace-torch": "the full posterior takes singular values, which keep small "
+    "variances, where laplace-torch inverts a matrix; and each call checks its arguments and "
+    "traces the network.",
     "against neural-tangents (3)": "it uses the structure of the layers as well, and contracts in "
     "another order.",
 }
