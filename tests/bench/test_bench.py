@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from iterlin_book import xla
 from iterlin_study.records import records
@@ -137,6 +138,23 @@ def test_a_record_holds_what_was_measured(measured, shown):
     np.testing.assert_allclose(found.slope, 0, atol=1e-12)
     page.Report(found).show_all()
     assert sum("second" in text and "125 ms" in text for text in shown) == 1
+
+
+def test_the_summary_names_the_cases_in_which_a_peer_is_faster(shown):
+    report = page.Report(None)
+    rows = [
+        ("slow", "against a", 2.0, "yes"),
+        ("slow", "against b", 0.5, "no"),
+        ("quick", "against a", 3.0, "yes"),
+        ("quick", "share of the floor", 0.4, "no"),  # not a peer
+    ]
+    names = ["compared_in", "compared", "median", "met"]
+    report.compared = pd.DataFrame(rows, columns=names)
+    report.show_summary()
+    (text,) = shown
+    assert "1 of 2" in text
+    assert "slow (0.5)" in text
+    assert "quick" not in text
 
 
 def test_a_record_is_not_replaced_by_one_with_nothing_in_it(measured):
