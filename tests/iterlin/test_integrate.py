@@ -287,6 +287,22 @@ def test_a_linearisation_lasts_a_step_at_least_however_soon_it_is_solved():
     assert (int(state.step), int(state.updates)) == (3, 2)
 
 
+@pytest.mark.parametrize("trainable", [None, lambda path: "bias" not in path])
+def test_an_integrator_keeps_nothing_of_one_run_for_the_next(trainable):
+    """Runs with another rule, or other parameters, in turn; each alone gives the same numbers."""
+    (f, params, data), settings = setting(trainable=trainable, eval_steps=[LENGTH])
+    wider = problems.network((3, 9, 4))[1]
+    made = {**settings, "engine": "function_space_flow", "optimizer": STEP_SIZE}
+    run = {name: made.pop(name) for name in ("num_steps", "progress")}
+    several = integrator(f, data, **made)
+    fixed, solved = schedules.every(PERIOD), when_solved(1, accuracy=0.5)["schedule"]
+    for schedule, start in [(fixed, params), (solved, params), (solved, wider), (fixed, wider)]:
+        found = several(start, schedule=schedule, **run)
+        alone = integrator(f, data, **made)(start, schedule=schedule, **run)
+        np.testing.assert_array_equal(*(problems.flat(s.params) for s, _ in (found, alone)))
+        assert int(found[0].updates) == int(alone[0].updates) > 0
+
+
 # Runs: checkpoints, progress, what they print.
 
 

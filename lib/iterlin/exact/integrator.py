@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from iterlin.exact.checks import (
     unfit_types,
 )
 from iterlin.exact.choice import ENGINES, choose, default_memory
+from iterlin.exact.engines import Engine
 from iterlin.exact.task import Task
 from iterlin.exact.trainer import SPENT, ExactTrainer, spent_by_steps
 from iterlin.linearise import examples
@@ -122,6 +124,7 @@ class Integrator:
         self.step, self.data, self.engine, self.watch = step, data, engine, watch
         self.task = _task(step, data, tolerance, memory_limit)
         self.sets = jax.tree.map(jnp.asarray, dict(watch.sets))
+        self._latest: tuple[tuple, tuple[Engine, SharedJit, SharedJit]] | None = None
 
     @full_precision()
     def __call__(
@@ -160,17 +163,13 @@ class Integrator:
         task = self.task._replace(f=bound.algorithm.f, solved=due.solved)
         self._check(bound, task, state)
         check_sets(watch, step.algorithm.loss, partial(output_shape, step.algorithm.f, params))
-        seen = observer(step.algorithm, watch._replace(sets={}, at=None), TAKEN)
-        observe = SharedJit(lambda state: seen(combine_state(state, fixed), self.sets))
+        engine, observe, reached = self._functions(task, fixed)
         jax.eval_shape(observe, state)  # Check the names of the history.
-        target = -jnp.inf if step.target_loss is None else step.target_loss
-        x, y = task.data
-        reached = SharedJit(lambda params: task.loss(task.f(params, x), y) <= target)
 
         def at_target(state):
             return step.target_loss is not None and bool(reached(state.params))
 
-        engine, calendar = ENGINES[self.engine](task), Calendar(due)
+        calendar = Calendar(due)
         identity = None
         if checkpoint is not None:
             programs = [*engine.programs(moving), calendar.program(state)]
@@ -189,6 +188,24 @@ class Integrator:
         )
         named = {"engine": np.full(len(history["step"]), self.engine)}
         return combine_state(trainer.state, given), history | named
+
+    def _functions(self, task: Task, fixed: PyTree) -> tuple[Engine, SharedJit, SharedJit]:
+        """Return the engine, what a look computes, and whether the target loss is reached.
+
+        If no parameter is fixed, those of the run before serve again, so that nothing is traced
+        again; the copy of the engine has no kernel yet.
+        """
+        kind = jax.tree.structure(fixed), task.solved
+        if self._latest is None or self._latest[0] != kind or jax.tree.leaves(fixed):
+            algorithm, target = self.step.algorithm, self.step.target_loss
+            seen = observer(algorithm, self.watch._replace(sets={}, at=None), TAKEN)
+            observe = SharedJit(lambda state: seen(combine_state(state, fixed), self.sets))
+            level = -jnp.inf if target is None else target
+            x, y = task.data
+            reached = SharedJit(lambda params: task.loss(task.f(params, x), y) <= level)
+            self._latest = kind, (ENGINES[self.engine](task), observe, reached)
+        engine, observe, reached = self._latest[1]
+        return copy(engine), observe, reached
 
     def _check(self, bound: Step, task: Task, state: TrainState) -> None:
         """Raise ValueError if the engine does not apply to the steps of the trained parameters."""

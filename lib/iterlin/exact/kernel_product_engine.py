@@ -12,7 +12,7 @@ from iterlin.exact import linear_model
 from iterlin.exact.flow import Objective
 from iterlin.exact.task import Position, Task, slice_size
 from iterlin.kernels.cached import CachedKernel
-from iterlin.kernels.ntk import cached_ntk
+from iterlin.kernels.ntk import KernelMaker
 from iterlin.linearise.linearization import tree_add
 from iterlin.linearise.programs import SharedJit
 from iterlin.training.losses import training_accuracy
@@ -37,6 +37,7 @@ class KernelProductEngine(ABC):
     def __init__(self, task: Task, *, with_kernel: bool = False):
         self.task, self.with_kernel = task, with_kernel
         self._kernel = (None, CachedKernel())
+        self._make = KernelMaker(task.f, task.data[0], memory_limit=task.memory_limit)
         self._start = SharedJit(lambda model, before: self.start(self._objective(*model), before))
         self._advance = SharedJit(
             lambda model, inner, steps: self.advance(self._objective(*model), inner, steps)
@@ -88,9 +89,7 @@ class KernelProductEngine(ABC):
         """Return the arguments of `_objective`. Only the latest anchor's kernel is kept."""
         if self.with_kernel and self._kernel[0] is not anchor:
             self._kernel = (None, CachedKernel())  # Memory may not hold two kernels.
-            task = self.task
-            kernel = cached_ntk(task.f, anchor, task.data[0], memory_limit=task.memory_limit)
-            self._kernel = (anchor, kernel)
+            self._kernel = (anchor, self._make(anchor))
         return anchor, self._kernel[1]
 
     def _objective(self, anchor, kernel) -> Objective:

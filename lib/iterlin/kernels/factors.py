@@ -98,6 +98,10 @@ class TracedNetwork(NamedTuple):
         """Shape and dtype of the outputs of a batch of one."""
         return self.program.types[self.program.result]
 
+    def at(self, trained: PyTree, fixed: PyTree) -> "TracedNetwork":
+        """Return the network with other parameters of the same shapes."""
+        return self._replace(trained=jax.tree.leaves(trained), fixed=jax.tree.leaves(fixed))
+
     def factors(self, x: PyTree, outputs: Array | np.ndarray, **settings) -> Factors:
         """Call `compute_factors`, which is compiled once for equal programs."""
         call = jit_cached(compute_factors, self.program, static_argnames=("form", "count", "total"))

@@ -176,19 +176,57 @@ def cached_ntk(
     >>> kernel.product(jnp.ones((5, 3))).shape
     (5, 3)
     """
-    network, number, found = _plan_cache(f, params, x, trainable, memory_limit)
-    if found.form is None:
-        size = network.result.dtype.itemsize
-        raise ValueError(
-            f"J J^T of {examples.num_examples(x)} examples takes {size * found.matrix} bytes as a "
-            f"matrix and {size * found.factors} as factors: with what it takes to make it, more "
-            f"than memory_limit={memory_limit}"
-        )
-    if found.form == "factors":
-        return CachedKernel(factors=cache_factors(network, x, number))
-    workspace = min(memory_limit, WORKSPACE)
-    matrix = ntk_matrix(f, params, x, trainable=trainable, memory_limit=workspace)
-    return CachedKernel(matrix=matrix)
+    return KernelMaker(f, x, trainable=trainable, memory_limit=memory_limit)(params)
+
+
+class KernelMaker:
+    """Make `cached_ntk` at one set of parameters after the other.
+
+    The network is traced and checked at the first parameters of each shape, not at later ones: the
+    values that f closes over must stay as they are.
+
+    Args:
+        f, x, trainable, memory_limit: As of `cached_ntk`.
+    """
+
+    def __init__(
+        self, f: Network, x: PyTree, *, trainable: Trainable = None, memory_limit: int = 2**31
+    ):
+        self._f, self._x, self._trainable, self._limit = f, x, trainable, memory_limit
+        self._plans: dict[tuple, tuple[TracedNetwork, str]] = {}
+
+    @with_auto_axes
+    @full_precision()
+    def __call__(self, params: PyTree) -> CachedKernel:
+        """Return J J^T at the parameters. Raises ValueError as `cached_ntk`."""
+        leaves, structure = jax.tree.flatten(params)
+        kind = structure, *map(jax.typeof, leaves)
+        if kind not in self._plans:
+            self._plans[kind] = self._plan(params)
+        network, form = self._plans[kind]
+        trained, fixed = parameters.partition(params, self._trainable)
+        network = network.at(trained, fixed)
+        if form == "factors":
+            outputs = math.prod(network.result.shape[1:])
+            return CachedKernel(factors=cache_factors(network, self._x, outputs))
+        kernel = _assemble(network, self._x, None, "matrix", min(self._limit, WORKSPACE))
+        return CachedKernel(matrix=kernel.reshape(kernel.shape[0] * kernel.shape[1], -1))
+
+    def _plan(self, params: PyTree) -> tuple[TracedNetwork, str]:
+        """Return the traced network and the form of its kernel, after the checks."""
+        f, x = self._f, self._x
+        network, sizes = _plan_cache(f, params, x, self._trainable, self._limit)
+        if sizes.form is None:
+            size = network.result.dtype.itemsize
+            raise ValueError(
+                f"J J^T of {examples.num_examples(x)} examples takes {size * sizes.matrix} bytes "
+                f"as a matrix and {size * sizes.factors} as factors: with what it takes to make "
+                f"it, more than memory_limit={self._limit}"
+            )
+        if sizes.form == "matrix":
+            trained, fixed = parameters.partition(params, self._trainable)
+            check_finite_examples(parameters.bind_fixed(f, fixed), trained, x)
+        return network, sizes.form
 
 
 @with_auto_axes
@@ -211,11 +249,11 @@ def cached_ntk_sizes(
     Raises:
         ValueError: As `empirical_ntk`.
     """
-    return _plan_cache(f, params, x, trainable, memory_limit)[2]
+    return _plan_cache(f, params, x, trainable, memory_limit)[1]
 
 
-def _plan_cache(f, params, x, trainable, memory_limit) -> tuple[TracedNetwork, int, CacheSizes]:
-    """Return the network traced for one example, its number of outputs, and the cache's sizes."""
+def _plan_cache(f, params, x, trainable, memory_limit) -> tuple[TracedNetwork, CacheSizes]:
+    """Return the network traced for one example, and the cache's sizes."""
     check_positive_integer("memory_limit", memory_limit)
     examples.num_examples(x, "x")
     trained, fixed = parameters.partition(params, trainable)
@@ -225,7 +263,7 @@ def _plan_cache(f, params, x, trainable, memory_limit) -> tuple[TracedNetwork, i
     if found.form == "matrix" and not _matrix_fits(network, x, number, memory_limit):
         size = network.result.dtype.itemsize * found.factors
         found = found._replace(form="factors" if size <= memory_limit else None)
-    return network, number, found
+    return network, found
 
 
 def _matrix_fits(network: TracedNetwork, x, outputs: int, memory_limit: int) -> bool:
@@ -252,8 +290,14 @@ def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array,
     for x in (x1,) if x2 is None else (x1, x2):
         check_finite_examples(parameters.bind_fixed(f, fixed), trained, x)
     network = _trace_independent(f, trained, fixed, x1 if count >= other else x2)
-    out = network.result.shape[1:]
-    number = math.prod(out)
+    return _assemble(network, x1, x2, form, limit), network.result.shape[1:]
+
+
+def _assemble(network: TracedNetwork, x1, x2, form: str, limit: int) -> Array:
+    """Compute the kernel of a traced network, with its outputs flattened to one axis."""
+    count = examples.num_examples(x1)
+    other = count if x2 is None else examples.num_examples(x2)
+    number = math.prod(network.result.shape[1:])
     settings = {"form": form, "count": other, "total": number}
     chunk, size = _largest_chunk(network, x1, number, limit, settings)
     total = count + (0 if x2 is None else other)
@@ -272,9 +316,9 @@ def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array,
     if form in PAIRWISE:
         axes = (2, 3) if form == "full" else (1, 3)
         rows = [jnp.concatenate([between(a, b) for b in chunks], axes[1]) for a in chunks]
-        return jnp.concatenate(rows, axes[0]), out
+        return jnp.concatenate(rows, axes[0])
     found = [between(outputs, outputs) for outputs in chunks]
-    return sum(found[1:], found[0]) if form == "trace" else jnp.concatenate(found, 2), out
+    return sum(found[1:], found[0]) if form == "trace" else jnp.concatenate(found, 2)
 
 
 def _promote(x1: PyTree, x2: PyTree) -> tuple[PyTree, PyTree]:
