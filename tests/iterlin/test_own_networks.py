@@ -167,6 +167,7 @@ def test_linear_algebra_is_that_of_the_part():
         (PARAMS, lambda name: 1, "must be true or false of 'body', got 1"),
         ([jnp.ones(1)] * 9, lambda name: False, r"to train, of 0, 1, .*, 7, \.\.\.$"),
         ({"act": jax.nn.relu}, None, "at 'act', which is no array: take apart"),
+        (jax.nn.relu, None, "at '', which is no array: params come after f"),
     ],
 )
 def test_a_bad_choice_of_parameters_is_refused(params, trainable, message):

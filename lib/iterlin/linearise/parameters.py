@@ -141,7 +141,6 @@ def _dtype(name: str, leaf: Any) -> Any:
     try:
         return jnp.result_type(leaf)
     except TypeError:
-        raise ValueError(
-            f"params hold {leaf!r} at '{name}', which is no array: take apart what f is made of, "
-            "as `iterlin.from_equinox` or `iterlin.from_nnx` do"
-        ) from None
+        apart = "take apart what f is made of, as `iterlin.from_equinox` or `iterlin.from_nnx` do"
+        remedy = apart if name else "params come after f"
+        raise ValueError(f"params hold {leaf!r} at '{name}', which is no array: {remedy}") from None

@@ -273,13 +273,13 @@ def describe(value) -> str:
 
 @contextmanager
 def prefix_errors(call: str) -> Iterator[None]:
-    """Turn a TypeError or ValueError of a user's function into a ValueError that names the call.
+    """Turn an error of a user's function into a ValueError that names the call.
 
     Its message is "<call> fails: " and the first line of the original message.
     """
     try:
         yield
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         first = textwrap.shorten(str(error).strip().partition("\n")[0], 200)
         if isinstance(error, TRACER_ERRORS):
             first = "it needs a value in Python, but JAX traces it: write it with jax.numpy"

@@ -20,7 +20,7 @@ from iterlin.linearise.validation import (
     check_signature,
     is_traced,
 )
-from iterlin.training.losses import Loss, loss_over_slices
+from iterlin.training.losses import Loss, Mean, loss_over_slices
 from iterlin.training.state import TrainState
 
 # Compiled functions that an algorithm keeps for the next call of `train`.
@@ -74,6 +74,8 @@ class Algorithm:
             value = getattr(self, name)
             if not callable(value) and not (name == "regularizer" and value is None):
                 raise ValueError(f"{name} must be a function, got {value!r}")
+        if isinstance(self.f, Mean):
+            raise ValueError("f must be the network f(params, x), got a loss: it comes second")
         check_signature("loss", self.loss, ("outputs", "y"))
         if self.regularizer is not None:
             check_signature("regularizer", self.regularizer, ("params",))

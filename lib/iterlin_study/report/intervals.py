@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
-from scipy import stats
+from scipy.special import ndtr, ndtri, stdtrit
 
 # With fewer samples there is no interval: two or three seeds do not tell how far seeds spread.
 FEWEST = 4
@@ -47,7 +47,7 @@ def mean_interval(samples, axis: int = 0) -> Interval:
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.nansum(samples, axis=axis) / count
         variance = np.nansum((samples - np.expand_dims(mean, axis)) ** 2, axis=axis) / (count - 1)
-        half = stats.t.ppf(0.975, count - 1) * np.sqrt(variance / count)
+        half = stdtrit(count - 1, 0.975) * np.sqrt(variance / count)
     half = np.where(count >= FEWEST, half, np.inf)
     return Interval(mean, mean - half, mean + half)
 
@@ -83,8 +83,8 @@ def bootstrap_interval(statistic, *samples, resamples: int = 2000) -> Interval:
     for _ in range(resamples):
         chosen = rng.integers(0, size, size)
         draws.append(statistic(*(sample[chosen] for sample in samples)))
-    deviations = stats.t.ppf(0.975, size - 1) * math.sqrt(size / (size - 1))
-    tail = stats.norm.sf(deviations)
+    deviations = stdtrit(size - 1, 0.975) * math.sqrt(size / (size - 1))
+    tail = ndtr(-deviations)
     lower, upper = np.nanquantile(draws, [tail, 1 - tail])
     return Interval(statistic(*samples), lower, upper)
 
@@ -97,11 +97,19 @@ def difference_of_shares(first: int, first_of: int, second: int, second_of: int)
     shares, limits = [], []
     for count, total in ((first, first_of), (second, second_of)):
         shares.append(count / total)
-        limits.append(stats.binomtest(count, total).proportion_ci(0.95, "wilson"))
+        limits.append(_wilson(count, total))
     difference = shares[0] - shares[1]
-    down = math.hypot(shares[0] - limits[0].low, limits[1].high - shares[1])
-    up = math.hypot(limits[0].high - shares[0], shares[1] - limits[1].low)
+    down = math.hypot(shares[0] - limits[0][0], limits[1][1] - shares[1])
+    up = math.hypot(limits[0][1] - shares[0], shares[1] - limits[1][0])
     return Interval(difference, difference - down, difference + up)
+
+
+def _wilson(count: int, total: int) -> tuple[float, float]:
+    """Return the limits of Wilson's 95 % interval of a share."""
+    square = ndtri(0.975) ** 2
+    middle = (count + square / 2) / (total + square)
+    half = math.sqrt(square * (count * (total - count) / total + square / 4)) / (total + square)
+    return middle - half, middle + half
 
 
 def text(bounds, digits: int | None = None) -> str:
