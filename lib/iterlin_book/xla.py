@@ -35,8 +35,10 @@ def keep_programs(folder: Path) -> None:
     """Have processes started from here on keep their compiled programs in a folder of this machine.
 
     Programs of one machine's CPU may not run on another's. Each time a program is loaded, XLA warns
-    of that, because it takes its own tuning flags for features of the CPU: the log is off.
+    of that, because it takes its own tuning flags for features of the CPU: the log is off. A
+    program that another process is just writing is compiled, without JAX's warning.
     """
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:Error reading persistent compilation cache")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder.resolve() / platform.node()))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # JAX has set it to 1
