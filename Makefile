@@ -13,7 +13,8 @@ ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 
 # on two cores: tests of processes wait a tenth of the time. What is compiled is kept, as by pages.
 KEEP_PROGRAMS := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/_build/compiled/$(shell uname -n) \
   JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 TF_CPP_MIN_LOG_LEVEL=3
-PYTEST := $(ONE_THREAD) $(KEEP_PROGRAMS) $(BIN)/python -m pytest -q -n 3 --dist loadscope --no-loadscope-reorder
+PYTEST := $(ONE_THREAD) $(KEEP_PROGRAMS) $(BIN)/python -m pytest -q -n 3 \
+  --dist loadscope --no-loadscope-reorder
 # After `make gpu`, what CUDA takes as well.
 LOCKS := requirements.lock $(if $(wildcard $(VENV)/.gpu),requirements-gpu.lock)
 # Named after the locks and the project file, so that another version of one installs again.

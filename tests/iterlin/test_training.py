@@ -395,6 +395,7 @@ MISTAKES = [
     (TRAIN, {"f": lambda p, x: x, "keyed": True}, r"as f\(params, x, key\), but it takes \(p, x"),
     (BOTH, {"f": lambda p, x: {"logits": x @ p}}, "f must return one array"),
     (TRAIN, {"f": lambda p, x: x.T}, r"leads with the 4 examples, got shape \(3, 4\)"),
+    (BOTH, {"f": lambda p, x: x @ p.weight}, r"^f\(params, x\) of inputs .* has no attribute"),
     (TRAIN, {"f": MEAN_ENTROPY}, "^f must be the network f.params, x., got a loss"),
     (ALL, {"loss": per_example}, rf"^loss {ONE_NUMBER}: got float64\[4\]$"),
     (ALL, {"loss": lambda o: o.sum()}, r"^loss is called as loss\(outputs, y\), but it takes \(o"),
