@@ -1,0 +1,82 @@
+"""Runs in which only some layers are trained: how well they fit, and whether they generalise."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+import xarray as xr
+from iterlin_study.report import intervals, plotting, tables
+from tqdm import tqdm
+
+from book.beyond.grokking_helpers import initial, table_of_sums, time_label
+
+ALL = "all layers"
+# The layers that are trained, by the name of the part.
+PARTS = {
+    ALL: ("left", "right", "out"),
+    "embeddings": ("left", "right"),
+    "readout": ("out",),
+    "one embedding": ("left",),
+    "one embedding and readout": ("left", "out"),
+}
+# Parts that the rule requires to fit the training set.
+FITTING = ["embeddings", "readout"]
+KEPT = ["step", "updates", "train_accuracy", "train_accuracy_proxy", "test_accuracy"]
+
+
+def drawn(modulus: int, width: int, share: float, seed: int) -> tuple[dict, tuple, tuple]:
+    """Return the parameters, the training set and the test set (pairs, sums) of a seed."""
+    pairs, sums = table_of_sums(modulus)
+    order = np.random.default_rng(seed).permutation(modulus**2)
+    seen, others = np.split(order, [round(share * modulus**2)])
+    start = initial(jax.random.key(seed), modulus, width)
+    return start, (pairs[seen], sums[seen]), (pairs[others], sums[others])
+
+
+def grid(run: Callable[..., xr.Dataset], axes: Mapping[str, Sequence]) -> xr.Dataset:
+    """Return run(*values) for every combination of the axes' values, over these axes."""
+    found = []
+    for values in tqdm(list(product(*axes.values())), desc="runs", disable=None):
+        place = {name: [value] for name, value in zip(axes, values, strict=True)}
+        found.append(run(*values).expand_dims(place))
+    return xr.combine_by_coords(found).reindex(axes)
+
+
+def add_statistics(ds: xr.Dataset) -> xr.Dataset:
+    """Return runs over (part, time, seed, look) with their best looks, and what the claim needs."""
+    ds["best"] = 100 * ds.test_accuracy.max("look")
+    ds["fit"] = 100 * ds.train_accuracy_proxy.max("look")
+    apart = ds.best.drop_sel(part=ALL)
+    ds["all_best"] = intervals.over_seeds(ds.best.sel(part=ALL).min("time"))
+    ds["part_best"] = intervals.over_seeds(apart.max(["part", "time"]))
+    ds["alone_fit"] = intervals.over_seeds(ds.fit.sel(part=FITTING).min(["part", "time"]))
+    return ds
+
+
+def draw(ds: xr.Dataset) -> None:
+    """Draw test accuracy against steps, a panel for each period and a line for each part."""
+    fig, axes = plotting.panels(ds.sizes["time"], height=2.7)
+    axes = axes if ds.sizes["time"] > 1 else [axes]
+    for axis, time in zip(axes, ds.time.values, strict=True):
+        for part, colour in zip(ds.part.values, plotting.COLOURS, strict=False):
+            at = ds.sel(part=part, time=time).transpose("seed", "look")
+            style = {"color": colour, "label": part}
+            plotting.band(axis, at.step.isel(seed=0), 100 * at.test_accuracy, **style)
+        axis.set(title=f"features updated {time_label(time)}", ylim=(-3, 103))
+        axis.set(ylabel="test accuracy (%)", xlabel="steps")
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    plt.show()
+
+
+def table(ds: xr.Dataset) -> object:
+    """Return a table of the best fit and the best test accuracy of each part and period."""
+    head = ["trained", "features are updated", "best training accuracy (%)"]
+    rows = []
+    for part in ds.part.values:
+        for time in ds.time.values:
+            at = ds.sel(part=part, time=time)
+            cells = [tables.interval_text(each) for each in (at.fit, at.best)]
+            rows.append([part, time_label(time), *cells])
+    return tables.table([*head, "best test accuracy (%)"], rows)
