@@ -81,6 +81,7 @@ FIGURES = (
         (
             Row("SGD, K = 1 (%)", "82.3", "{first_level}"),
             Row("below SGD, K = 5·10⁶ (points)", "0.9", "{gap_end}"),
+            Row("the same at equal training loss", "–", "{gap_matched}"),
             Row("the same, trained until it fits 1,000 images", "–", "{few_gap_end}", "converged"),
             Row("updates until it fits", "8 to 12", "{few_taken:.0f} on 1,000 images", "converged"),
             Row("the same, the paper's network on 500 images", "–", "{few_gap}", "width"),

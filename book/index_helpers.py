@@ -23,7 +23,7 @@ CARDS = {
     "grok-updates": "Eight feature updates are enough to grok",
     "C6-exact": "Solving each linear problem completely costs accuracy",
     "lm-same": "Long solves pay on new text, not on the same text again",
-    "C1-augmented": "On all images the question is open",
+    "C1-augmented": "On all images eleven updates come close",
 }
 SIZE = (3.4, 2.5)  # inches, of a card's picture
 
