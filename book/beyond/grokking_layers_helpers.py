@@ -10,7 +10,7 @@ import xarray as xr
 from iterlin_study.report import intervals, plotting, tables
 from tqdm import tqdm
 
-from book.beyond.grokking_helpers import initial, table_of_sums, time_label
+from book.beyond.grokking_helpers import LEVEL, initial, table_of_sums, time_label
 
 ALL = "all layers"
 # The layers that are trained, by the name of the part.
@@ -61,9 +61,9 @@ def draw(ds: xr.Dataset) -> None:
     axes = axes if ds.sizes["time"] > 1 else [axes]
     for axis, time in zip(axes, ds.time.values, strict=True):
         for part, colour in zip(ds.part.values, plotting.COLOURS, strict=False):
-            at = ds.sel(part=part, time=time).transpose("seed", "look")
-            style = {"color": colour, "label": part}
-            plotting.band(axis, at.step.isel(seed=0), 100 * at.test_accuracy, **style)
+            at = ds.sel(part=part, time=time)
+            accuracy = 100 * at.test_accuracy.transpose("seed", "look")
+            plotting.band(axis, at.step.isel(seed=0), accuracy, color=colour, label=part)
         axis.set(title=f"features updated {time_label(time)}", ylim=(-3, 103))
         axis.set(ylabel="test accuracy (%)", xlabel="steps")
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
@@ -71,12 +71,20 @@ def draw(ds: xr.Dataset) -> None:
 
 
 def table(ds: xr.Dataset) -> object:
-    """Return a table of the best fit and the best test accuracy of each part and period."""
-    head = ["trained", "features are updated", "best training accuracy (%)"]
+    """Return a table of the best looks of each part and period, and of the steps until then."""
+    head = ["trained", "features are updated", "best training accuracy (%)", "steps until 99 %"]
+    head += ["best test accuracy (%)", "steps until 95 %"]
     rows = []
     for part in ds.part.values:
         for time in ds.time.values:
             at = ds.sel(part=part, time=time)
-            cells = [tables.interval_text(each) for each in (at.fit, at.best)]
-            rows.append([part, time_label(time), *cells])
-    return tables.table([*head, "best test accuracy (%)"], rows)
+            row = [part, time_label(time)]
+            for best, accuracy, level in (
+                (at.fit, at.train_accuracy_proxy, 0.99),
+                (at.best, at.test_accuracy, LEVEL),
+            ):
+                first = at.step.where(accuracy >= level).min("look")
+                reached = f"{float(first.mean()):,.0f}" if first.notnull().all() else "–"
+                row += [tables.interval_text(best), reached]
+            rows.append(row)
+    return tables.table(head, rows)

@@ -81,6 +81,8 @@ beyond/grokking_schedules:
   {modulus: 7, width: 8, fixed: [1.0], longest: [1.0], early_long: [2.0], thresholds: [0.75],
    transformer: {width: 8, hidden: 8, share: 0.7}, transformer_fixed: [0.2],
    transformer_thresholds: [0.5], transformer_units: 1, units: 4, step_size: 0.02, num_seeds: 2}
+beyond/grokking_layers:
+  {modulus: 7, width: 8, times: [0.0, 1.0], units: 2, step_size: 0.02, num_seeds: 2}
 beyond/language_model:
   {folders: [svm], length: 8, held: 20, width: 4, num_seeds: 2, level: 3.4,
    sizes: {new text: 4, the same text: 4, little new text: 2},
