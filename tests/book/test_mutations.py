@@ -1,7 +1,8 @@
 """Fifteen planted faults in the physics, each noticed by a quick test.
 
 A fault is one line of a copy of the library, changed. The test that notices it runs in a process of
-its own, forked from one that has imported everything but the library.
+its own, forked from one that has imported everything but the library. This tests the tests, and so
+it is left to the night.
 """
 
 import multiprocessing
@@ -13,6 +14,7 @@ from pathlib import Path
 import jaxtyping
 import pytest
 
+pytestmark = pytest.mark.nightly
 TESTS = Path(__file__).resolve().parents[1]
 LIB = TESTS.parent / "lib"
 PRELOADED = ["beartype", "hypothesis", "jaxtyping", "matplotlib.pyplot", "optax", "xarray"]
