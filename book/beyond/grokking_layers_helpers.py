@@ -66,7 +66,7 @@ def draw(ds: xr.Dataset) -> None:
             plotting.band(axis, at.step.isel(seed=0), accuracy, color=colour, label=part)
         axis.set(title=f"features updated {time_label(time)}", ylim=(-3, 103))
         axis.set(ylabel="test accuracy (%)", xlabel="steps")
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     plt.show()
 
 
