@@ -75,7 +75,7 @@ def _verdict(name: str) -> claims.Verdict:
 
 def _picture(draw: Callable, verdict: claims.Verdict) -> str:
     """Return a card's picture as an address that holds it."""
-    figure, axis = plt.subplots(figsize=SIZE)
+    figure, axis = plt.subplots(figsize=SIZE, layout="constrained")
     draw(axis, records.best(verdict.row["experiment"]))
     drawn = BytesIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None})
@@ -157,7 +157,7 @@ def _text(axis, record):
         for arm, colour in (("10", plotting.COLOURS[0]), ("100", plotting.COLOURS[3])):
             held = record.held_loss.sel(kind=kind, arm=arm).mean("seed").dropna("visit")[1:]
             axis.plot(held.visit, held, style, color=colour, label=f"{kind}, time {arm}")
-    axis.set(xlabel="visits to text", ylabel="held-out loss (nats)", ylim=(2.45, 3.75))
+    axis.set(xlabel="visits to text", ylabel="held-out loss (nats)", ylim=(2.45, 4.25))
     axis.legend(loc="upper right", fontsize=9)
 
 
