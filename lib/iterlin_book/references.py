@@ -39,14 +39,25 @@ def reference(root, page):
         cell.id = f"code-{number + 1}"
         cell.source = silent(cell.source)
         cell.metadata = {"tags": pages.tags(cell)} if pages.tags(cell) else {}
-        if IGNORED in pages.tags(cell):
-            cell.outputs = []
+        cell.outputs = [] if IGNORED in pages.tags(cell) else joined(cell.outputs)
         for output in cell.outputs:
             for kind in [kind for kind in output.get("data", {}) if kind.startswith("image/")]:
                 del output["data"][kind]
             output.pop("transient", None)
     merged.metadata = {"kernelspec": stored.metadata["kernelspec"]}
     return merged
+
+
+def joined(outputs):
+    """Return the outputs; printed texts that follow each other, however they came, are one."""
+    kept = []
+    for output in outputs:
+        printed = output.output_type == "stream"
+        if printed and kept and kept[-1].get("name") == output.name:
+            kept[-1].text += output.text
+        else:
+            kept.append(output)
+    return kept
 
 
 def silent(source):

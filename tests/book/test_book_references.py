@@ -43,6 +43,16 @@ def test_references_hold_no_pictures_and_nbval_compares_what_cells_print(toy):
     assert "1 failed, 2 passed" in done.stdout
 
 
+def test_what_a_cell_prints_is_one_text_however_it_arrives():
+    def stream(text, name="stdout"):
+        return nbformat.v4.new_output("stream", name=name, text=text)
+
+    picture = nbformat.v4.new_output("display_data", {"text/plain": "<Figure>"})
+    given = [stream("a\n"), stream("b\n"), picture, stream("c\n"), stream("d\n", "stderr")]
+    texts = [output.get("text") for output in references.joined(given)]
+    assert texts == ["a\nb\n", None, "c\n", "d\n"]
+
+
 def test_every_page_with_code_is_compared_or_left_out_on_purpose():
     with_code = {page for page in pages.toc(ROOT) if pages.has_code(ROOT, page)}
     assert with_code == {*COMPARED, *LEFT_OUT}
