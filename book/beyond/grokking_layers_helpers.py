@@ -26,7 +26,7 @@ FITTING = ["embeddings", "readout"]
 KEPT = ["step", "updates", "train_accuracy", "train_accuracy_proxy", "test_accuracy"]
 
 
-def drawn(modulus: int, width: int, share: float, seed: int) -> tuple[dict, tuple, tuple]:
+def seeded(modulus: int, width: int, share: float, seed: int) -> tuple[dict, tuple, tuple]:
     """Return the parameters, the training set and the test set (pairs, sums) of a seed."""
     pairs, sums = table_of_sums(modulus)
     order = np.random.default_rng(seed).permutation(modulus**2)

@@ -139,6 +139,8 @@ def draw(ds: xr.Dataset) -> None:
     for family, colour, marker in zip(kinds, plotting.COLOURS, "osD^v", strict=False):
         at = ds.isel(schedule=[name == family for name in families])
         at = at.isel(schedule=at.reached.all("seed").values)
+        if not at.sizes["schedule"]:
+            continue
         needed, steps = at.needed.mean("seed"), at.needed_steps.mean("seed")
         label = family if at.sizes["schedule"] > 1 else str(at.schedule.values[0])
         bottom.plot(needed, steps, marker, color=colour, label=label)

@@ -59,11 +59,15 @@ def load_text(folders: Sequence[str], length: int, held: int) -> Text:
         folders: Subpackages to read; empty for the whole package.
         length: Characters of a sequence.
         held: Number of held-out sequences, drawn from all of them.
+
+    Raises ValueError if the files that are held out have no text.
     """
     parts = [[], []]
     for number, texts in enumerate(prose(folders)):
         parts[number % HELD_OUT == 0] += texts
     train, other = (sequences(" ".join(part), length) for part in parts)
+    if not len(other[0]):
+        raise ValueError(f"folders {list(folders)} hold no text to hold out: name more of them")
     chosen = np.random.default_rng(0).permutation(len(other[0]))[:held]
     return Text(train, tuple(part[chosen] for part in other))
 

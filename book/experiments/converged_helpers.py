@@ -58,7 +58,9 @@ def draw(ds):
     bottom.set_xticks(ds["size"].values, [f"{size:,}" for size in ds["size"].values])
     bottom.minorticks_off()
     fig.legend(*bottom.get_legend_handles_labels(), loc="outside upper center", ncols=3)
-    top.set_ylim(0, 1.25 * 100 * float(ds.sgd_test_accuracy.mean("seed").max()))
+    highest = 100 * float(ds.sgd_test_accuracy.mean("seed").max())
+    if np.isfinite(highest):  # a partial record may have no run of SGD
+        top.set_ylim(0, 1.25 * highest)
     plt.show()
 
 

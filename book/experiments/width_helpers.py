@@ -1,6 +1,7 @@
 """The figure, the table and the statistics of the page on the width of the network."""
 
 import matplotlib.pyplot as plt
+import numpy as np
 import xarray as xr
 from iterlin_study.report import intervals, plotting, tables
 from iterlin_study.runs import early_stopping, merging
@@ -59,7 +60,9 @@ def draw(ds):
         style = {"color": colour, "marker": ".", "label": rf"$\tau={time:g}$"}
         plotting.band(axis, at.flow_updates.mean("seed")[1:], curve, **style)
     axis.set(xlabel="feature updates", ylabel="test accuracy (%)")
-    axis.set_ylim(0, 1.3 * float(ds.sgd_accuracy.mean()))
+    highest = float(ds.sgd_accuracy.mean())
+    if np.isfinite(highest):  # a partial record may have no run of SGD
+        axis.set_ylim(0, 1.3 * highest)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.legend(loc="lower right", ncols=2)
     plt.show()

@@ -54,6 +54,9 @@ experiments/converged:
   {<<: *images, pool: 60, sizes: [20, 40], other_size: 20, times: [1, 5], updates: [3, 2],
    num_looks: 3, few: 1, long: 5, lazy_time: 20, sgd_batch_size: 10, sgd_steps: [20, 30],
    probe_size: 40}
+experiments/width:
+  {<<: *images, pool: 60, train_size: 20, times: [1, 5], max_updates: 3, num_looks: 3, few: 1,
+   long: 5, lazy_time: 20, sgd_batch_size: 10, sgd_steps: 20}
 experiments/filters: {<<: *two_periods, num_columns: 3}
 experiments/probes: {<<: *two_periods, probe_size: 40, num_snapshots: 3}
 experiments/batching: {<<: *images, periods: [1, 5, 20], num_steps: 40, num_readings: 4}
@@ -84,7 +87,7 @@ beyond/grokking_schedules:
 beyond/grokking_layers:
   {modulus: 7, width: 8, times: [0.0, 1.0], units: 2, step_size: 0.02, num_seeds: 2}
 beyond/language_model:
-  {folders: [svm], length: 8, held: 20, width: 4, num_seeds: 2, level: 3.4,
+  {folders: [linear_model], length: 8, held: 20, width: 16, num_seeds: 2, level: 3.4,
    sizes: {new text: 4, the same text: 4, little new text: 2},
    visits: {new text: {"1": 3, "10": 3, "100": 2, "1 to 100": 3, AdamW: 20},
             the same text: {"1": 3, "10": 3, "100": 2, "1 to 100": 3, AdamW: 5},

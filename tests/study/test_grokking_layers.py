@@ -7,7 +7,7 @@ from book.beyond import grokking_layers_helpers as helpers
 
 
 def test_a_seed_draws_a_training_set_and_all_other_sums():
-    _, (pairs, sums), (others, _) = helpers.drawn(5, 4, 0.6, seed=3)
+    _, (pairs, sums), (others, _) = helpers.seeded(5, 4, 0.6, seed=3)
     assert len(pairs) == 15
     assert {tuple(pair) for pair in (*pairs, *others)} == set(np.ndindex(5, 5))
     assert (sums == pairs.sum(1) % 5).all()
