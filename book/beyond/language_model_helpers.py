@@ -28,6 +28,8 @@ from iterlin_study.report import intervals, plotting, tables
 from iterlin_study.runs.groups import key_of
 from jaxtyping import Array, Float, Int, PyTree
 
+from book.beyond.grokking_period_helpers import over_all_seeds
+
 ALPHABET = "abcdefghijklmnopqrstuvwxyz .,"
 SHORTEST = 80  # characters of a paragraph
 HEADS = 2
@@ -389,7 +391,7 @@ def add_statistics(ds: xr.Dataset, level: float) -> xr.Dataset:
     then = first_below(ds.held_loss.sel(kind=NEW), level, "visit").sel(arm=["10", "100", ADAM])
     ds["all_reach"] = intervals.over_seeds(then.notnull().all("arm"))
     for name, arm in {"adam_ratio": ADAM, "ratio_10": "10"}.items():
-        ds[name] = intervals.over_seeds(then.sel(arm=arm) / then.sel(arm="100"))
+        ds[name] = over_all_seeds(then.sel(arm=arm) / then.sel(arm="100"))
     best = ds.held_loss.sel(kind=SAME).min("visit")
     pairs = {"long_over_10": ("100", "10"), "grown_over_10": (GROWING, "10")}
     for name, (one, other) in pairs.items():

@@ -87,7 +87,7 @@ beyond/grokking_schedules:
 beyond/grokking_layers:
   {modulus: 7, width: 8, times: [0.0, 1.0], units: 2, step_size: 0.02, num_seeds: 2}
 beyond/language_model:
-  {folders: [linear_model], length: 8, held: 20, width: 16, num_seeds: 2, level: 3.4,
+  {folders: [linear_model], length: 8, held: 20, width: 16, num_seeds: 2, level: 3.6,
    sizes: {new text: 4, the same text: 4, little new text: 2},
    visits: {new text: {"1": 3, "10": 3, "100": 2, "1 to 100": 3, AdamW: 20},
             the same text: {"1": 3, "10": 3, "100": 2, "1 to 100": 3, AdamW: 5},
