@@ -41,8 +41,7 @@ from iterlin.training.state import TrainState
 from iterlin.training.step import Step
 from iterlin.training.timed import for_time
 from iterlin.training.watching import Watch
-
-__version__ = "0.2.0"
+from iterlin.version import __version__ as __version__
 
 __all__ = [
     "Algorithm",

@@ -159,7 +159,7 @@ class Integrator:
         # From here on there are no fixed parameters, but in what users see: states and metrics.
         fixed = to_auto_axes(given)
         bound = step.bind(fixed)
-        due, state = bound.schedule, bound.start(moving, self.data, jax.random.key(0))
+        due, state = bound.schedule, bound.start(moving, self.data)
         task = self.task._replace(f=bound.algorithm.f, solved=due.solved)
         self._check(bound, task, state)
         check_sets(watch, step.algorithm.loss, partial(output_shape, step.algorithm.f, params))
@@ -247,7 +247,7 @@ def _choose(step: Step, params, data, num_steps, watch, *, tolerance, memory_lim
     moving, fixed = partition(params, step.algorithm.trainable)
     step = step.bind(to_auto_axes(fixed))
     task = _task(step, data, tolerance, memory_limit)
-    state = step.start(moving, data, jax.random.key(0))
+    state = step.start(moving, data)
     jax.eval_shape(step.schedule, state.step, state)  # It must return one bool.
     check_outputs(task, moving)
     if why := needs_steps(step.algorithm, step.schedule, state) or unfit_types(task, moving):

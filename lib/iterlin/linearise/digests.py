@@ -37,7 +37,7 @@ def to_numpy(leaf: Any) -> np.ndarray:
     return np.asarray(leaf)
 
 
-def program_key(program: ClosedJaxpr) -> tuple | None:
+def program_key(program: ClosedJaxpr | Jaxpr) -> tuple | None:
     """Return a key of what a program computes and where; None if it calls Python functions back.
 
     What such functions read and write is not part of the program.
@@ -60,7 +60,7 @@ def device_ids(equations: Iterable[JaxprEqn]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def program_digest(programs: Iterable[ClosedJaxpr]) -> str:
+def program_digest(programs: Iterable[ClosedJaxpr | Jaxpr]) -> str:
     """Return "sha256:" and the SHA-256 of the text of programs and of every array constant in them.
 
     For a Python callback the digest includes its code and the numbers and arrays in its closure. It

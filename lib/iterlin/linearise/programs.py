@@ -308,8 +308,8 @@ def _compiled_or_none(function: Callable, arguments: tuple) -> Callable | None:
         return jaxpr_as_fun(ClosedJaxpr(jaxpr, constants))(*leaves)
 
     program: Any = jax.jit(with_constants)
-    if not any(True for equation in jaxpr.eqns for _ in _opaque_parts(equation)):
-        traced = program.trace(constants, jax.tree.leaves(arguments)).jaxpr
-        if (key := program_key(traced)) is not None:
-            program = _shared((key, jax.sharding.get_abstract_mesh()), program)
+    opaque = any(True for equation in jaxpr.eqns for _ in _opaque_parts(equation))
+    if not opaque and (key := program_key(jaxpr)) is not None:
+        types = map(jax.typeof, constants)
+        program = _shared((key, jax.sharding.get_abstract_mesh(), *types), program)
     return lambda leaves: jax.tree.unflatten(structure, program(constants, leaves))

@@ -10,7 +10,6 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import metadata
 from typing import Any
 
 import jax
@@ -22,9 +21,10 @@ from jaxtyping import PyTree
 from iterlin.linearise.digests import DIGEST_PREFIX, digest, to_numpy
 from iterlin.linearise.validation import as_python
 from iterlin.training.state import TrainState
+from iterlin.version import __version__
 
 VERSION = (
-    f"JAX {jax.__version__}, optax {optax.__version__}, iterlin {metadata.version('iterlin')}, "
+    f"JAX {jax.__version__}, optax {optax.__version__}, iterlin {__version__}, "
     f"Python {'.'.join(platform.python_version_tuple()[:2])}"
 )
 PARAMETERS, STEP = "the first parameters", "the step (network, loss, optimiser or schedule)"

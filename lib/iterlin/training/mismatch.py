@@ -41,7 +41,7 @@ def linearization_error(f: Network, x: PyTree) -> Measure:
 
     >>> f, x = lambda p, x: p**2 * x, jnp.ones(3)
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.1)
-    >>> state = il.Step(algorithm, schedule=1).start(jnp.array(1.0), (x, x), jax.random.key(0))
+    >>> state = il.Step(algorithm, schedule=1).start(jnp.array(1.0), (x, x))
     >>> error = il.linearization_error(f, x)
     >>> print(error(state), error(state._replace(params=jnp.array(1.5))))  # 0.25 / 1
     0.0 0.25
@@ -81,7 +81,7 @@ def loss_ratio(f: Network, loss: Loss, x: PyTree, y: PyTree) -> Measure:
 
     >>> f, x, y = lambda p, x: p**2 * x, jnp.ones(3), 4.0 * jnp.ones(3)
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.1)
-    >>> state = il.Step(algorithm, schedule=1).start(jnp.array(1.0), (x, y), jax.random.key(0))
+    >>> state = il.Step(algorithm, schedule=1).start(jnp.array(1.0), (x, y))
     >>> ratio = il.loss_ratio(f, il.losses.squared_error, x, y)
     >>> print(ratio(state), ratio(state._replace(params=jnp.array(3.0))))  # 5^2 / 1^2
     1.0 25.0

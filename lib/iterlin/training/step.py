@@ -53,7 +53,7 @@ class Step:
 
     >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
     >>> step = il.Step(il.Algorithm(f, il.losses.squared_error, optimizer=0.5), schedule=10)
-    >>> state = step.start(jnp.zeros(2), (x, y), jax.random.key(0))
+    >>> state = step.start(jnp.zeros(2), (x, y))
     >>> for _ in range(20):
     ...     state = step(state, (x, y))
     >>> print(state.step, state.updates, f(state.params, x).round(2))
@@ -95,14 +95,17 @@ class Step:
         algorithm, schedule = self.algorithm.bind_fixed(fixed), self.schedule.bind_fixed(fixed)
         return replace(self, algorithm=algorithm, schedule=schedule)
 
-    def start(self, params: PyTree, data, key: Array) -> TrainState:
+    def start(self, params: PyTree, data, key: Array | None = None) -> TrainState:
         """Return the state before the first step.
 
         Args:
             params: The trained parameters.
             data: (x, y), or (x, y, indices) for a run on the examples at these indices.
-            key: PRNG key of the run.
+            key: PRNG key of the run. It may be left out if the steps draw nothing: no minibatches,
+                no augmentation, and no keyed f.
         """
+        if key is None and (self.batch_size or self.augment or self.algorithm.keyed):
+            raise ValueError("start needs a key: minibatches, augment and a keyed f draw from it")
         if jax.tree.leaves(partition(params, self.algorithm.trainable)[1]):
             raise ValueError(
                 "some of these parameters are fixed: moving, fixed = partition(params, trainable), "
@@ -116,7 +119,7 @@ class Step:
             params=params,
             anchor=params,
             optimizer_state=self.algorithm.transformation.init(params),
-            key=key,
+            key=jax.random.key(0) if key is None else key,
             order=jnp.asarray(order, jnp.int32),
             updates=zero,
             anchored_at=zero,

@@ -72,8 +72,7 @@ def train_by_steps(
     else:
         moving, given = partition(params, algorithm.trainable)
         warn_about_batch_stats(moving)
-        key_of_run = jax.random.key(0) if key is None else key
-        state = step.bind(given).start(moving, data, key_of_run)
+        state = step.bind(given).start(moving, data, key)
     # Arguments of the programs, on the device once. Constants would be copied into each program.
     data, state, fixed, sets = to_auto_axes((tuple(data), state, given, dict(watch.sets)))
     check_functions(step, combine_state(state, fixed).params, key, data, watch)
