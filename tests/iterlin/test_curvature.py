@@ -76,17 +76,6 @@ def test_pytrees_outputs_of_any_rank_and_fixed_parameters(out, slice_size):
     np.testing.assert_allclose(flat(found), rows.T @ (rows @ flat(v)), atol=1e-11)
 
 
-@pytest.mark.parametrize(
-    ("loss", "slice_size"), [(losses.cross_entropy, 2), (losses.mean(losses.cross_entropy), None)]
-)
-def test_a_class_at_each_of_several_places(loss, slice_size):
-    f, params, x, y = paired((2, 3))
-    labels, v = jnp.argmax(y, -1), along(params)
-    expected = hessian_of_the_linearised_loss(f, params, x, labels, loss, v)
-    found = jax.jit(ggn_product(f, params, x, labels, loss, slice_size=slice_size))(v)
-    np.testing.assert_allclose(flat(found), flat(expected), atol=1e-12)
-
-
 @pytest.mark.parametrize("slice_size", [None, 2])
 def test_the_masked_token_mean_is_the_dense_matrix_over_the_real_tokens(slice_size):
     f, params, x, y = paired((3, 4))

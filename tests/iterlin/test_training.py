@@ -1,7 +1,6 @@
 """Algorithm 3: the compiled loop against a plain one, its limits in K, and how runs end."""
 
 import math
-from itertools import count
 
 import iterlin
 import jax
@@ -12,7 +11,7 @@ import pytest
 import roads
 from iterlin import every, linearize, never
 from iterlin.networks.mlp import mlp
-from iterlin.training import checkpoints, loop, losses, schedules
+from iterlin.training import losses, schedules
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.state import TrainState
 from iterlin.training.step import Step
@@ -237,32 +236,6 @@ def test_a_state_that_cannot_go_on_so_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             train(f, begun, **settings | changes)
-
-
-def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
-    x = jnp.eye(3)
-    settings = {"loss": losses.squared_error, "optimizer": 0.1, "schedule": every(3)}
-    settings |= {"num_steps": 8, "eval_steps": [0, 5, 8], "data": (x, x + 1)}
-
-    def f(params, x):
-        return jnp.sin(x @ params)
-
-    whole, _ = train(f, x, **settings)
-    settings["checkpoint"] = tmp_path / "run"
-
-    def killed(*arguments, notes, save=checkpoints.save, **settings):
-        save(*arguments, notes=notes, **settings)
-        if notes["taken"] == 5:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "save", killed)
-        patched.setattr(loop.time, "monotonic", count(step=loop.CHECKPOINT).__next__)
-        with pytest.raises(KeyboardInterrupt):
-            train(f, x, **settings)
-    state, history = train(f, x, **settings)
-    np.testing.assert_array_equal(state.params, whole.params)
-    assert history["updates"].tolist() == [0, 1, 2]
 
 
 # How runs end.
@@ -530,12 +503,3 @@ def test_a_set_is_measured_as_it_is_alone():
     assert set(seen) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(seen[name], value, rtol=1e-12, atol=1e-15, err_msg=name)
-
-
-def test_parameters_that_stay_are_given_back_as_they_came():
-    """To the object: an index in 64 bits that JAX has no type for is still one."""
-    params = {"w": jnp.zeros(2), "index": np.array([1, 2], np.int64)}
-    algorithm = Algorithm(lambda p, x: x @ p["w"], losses.squared_error, 0.1)
-    data = jnp.eye(2), jnp.ones(2)
-    state, _ = iterlin.train(algorithm, params, data, schedule=2, num_steps=3)
-    assert state.params["index"] is params["index"]
