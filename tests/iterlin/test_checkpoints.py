@@ -151,38 +151,32 @@ GRID = """
 import sys
 from pathlib import Path
 
+import iterlin as il
 import jax
 import jax.numpy as jnp
-
-from iterlin.training import losses, schedules
-from iterlin.training.algorithm import Algorithm
-from iterlin.networks.mlp import mlp
 from iterlin.training import loop
 from iterlin_study.runs import grids
 from iterlin_study.runs.groups import Problem
-from iterlin.training.watching import Watch
 
-loop.FIRST_CHUNK, loop.CHUNK = 4, 0.0
-loop.CHECKPOINT = 0.0
+loop.FIRST_CHUNK, loop.CHUNK, loop.CHECKPOINT = 4, 0.0, 0.0
 folder = Path(sys.argv[1])
 x = jax.random.normal(jax.random.key(1), (24, 2))
 y = (jnp.prod(x, 1) > 0).astype(jnp.int32)
-model = mlp((2, 8, 2))
-loss = losses.mean(losses.cross_entropy)
-algorithm = Algorithm(
-    model.apply, loss, reset_optimizer=True
-)
+model, loss = il.mlp((2, 8, 2)), il.losses.mean(il.losses.cross_entropy)
 problem = Problem(
-    algorithm, model.init, (x, y), Watch({"train": (x, y)}, {"loss": loss}),
+    il.Algorithm(model.apply, loss, reset_optimizer=True),
+    model.init,
+    (x, y),
+    il.Watch({"train": (x, y)}, {"loss": loss}),
     observe=lambda state: {"weight": state.params[0]["weight"]},
     batch_size=6,
     augment=lambda key, x: x + 0.1 * jax.random.normal(key, x.shape),
-    solved=schedules.Solved(10),
+    solved=il.schedules.Solved(10),
 )
-steps = tuple(range(0, 161, 20))
 
 def make(period, seed):
-    return grids.Run(seed, period, 0.01, steps, optimizer="adam", until_solved=period == 50)
+    steps, solved = tuple(range(0, 161, 20)), period == 50
+    return grids.Run(seed, period, 0.01, steps, optimizer="adam", until_solved=solved)
 
 print("ready", flush=True)
 for name, kept in ((folder.name, folder), ("alone", None)):
@@ -197,12 +191,7 @@ def launched(tmp_path, folder):
     """The grid in a process of its own, which keeps its runs there, and once more without them."""
     script = tmp_path / "grid.py"
     script.write_text(GRID)
-    environment = {
-        **os.environ,
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
-    }
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
     command = [sys.executable, str(script), str(folder)]
     with (tmp_path / "errors").open("w+") as errors:
         process = subprocess.Popen(

@@ -40,17 +40,6 @@ def test_error_is_that_of_the_dense_jacobian_and_of_first_order_in_the_distance(
     assert jnp.isnan(error(moved(jnp.nan)))
 
 
-def test_an_affine_model_has_no_error_and_the_same_loss():
-    def affine(p, x):
-        return x @ p + 1
-
-    anchor, params = jnp.ones((3, 4)), jnp.full((3, 4), 2.5)
-    state = state_at(affine, anchor, params, (X, Y))
-    assert il.linearization_error(affine, X)(state) < 1e-14
-    ratio = il.loss_ratio(affine, losses.squared_error, X, Y)
-    np.testing.assert_allclose(ratio(state), 1, rtol=1e-12)
-
-
 def test_loss_ratio_is_that_of_network_and_proxy():
     state, proxy = moved(0.5), il.linearize(F, PARAMS)
     expected = ENTROPY(F(state.params, X), LABELS) / ENTROPY(proxy(state.params, X), LABELS)

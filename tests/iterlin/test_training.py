@@ -425,14 +425,6 @@ def test_a_call_that_jax_traces_is_refused():
             jax.jit(lambda x, call=call: call(x)[0].params)(X3)
 
 
-def test_a_pair_of_inputs_and_of_targets_is_no_list_of_batches():
-    both = lambda p, x: x[0] @ p["a"] + x[1] @ p["b"]  # noqa: E731
-    distance = lambda o, y: jnp.sum((o - y[0][:, 0] - y[1][:, 0]) ** 2)  # noqa: E731
-    params = {"a": jnp.ones(3), "b": jnp.ones(3)}
-    algorithm = Algorithm(both, distance, 0.1)
-    iterlin.train(algorithm, params, [(X3, X3), (X3, X3)], schedule=1, num_steps=2)
-
-
 SUMS = dict.fromkeys(("b_c", "c", "loss", "loss_proxy"), lambda outputs, y: outputs.sum())
 
 
