@@ -256,23 +256,6 @@ def test_divergence_is_recorded_with_its_step_and_not_raised():
     np.testing.assert_array_equal(flat(before.params), flat(state.params))
 
 
-def test_target_loss_ends_a_run_at_a_linearisation():
-    f, params, data = regression()
-    settings = {"loss": losses.squared_error, "optimizer": optax.sgd(0.02), "num_steps": 400}
-    settings |= {"schedule": every(10), "evaluate": {"train": data}, "eval_steps": range(401)}
-    _, history = train(f, params, data, **settings)
-    target = float(history["train_loss"][200])
-    reached = next(s for s in range(0, 401, 10) if history["train_loss"][s] <= target)
-    state, _ = train(f, params, data, target_loss=target, **settings)
-    assert int(state.converged_at) == reached
-    assert int(state.diverged_at) == -1
-    # It stands still, as the last linearisation that was trained left it.
-    assert int(state.anchored_at) == reached - 10
-    assert int(state.updates) == reached // 10 - 1
-    found = float(losses.squared_error(f(state.params, data[0]), data[1]))
-    assert found == pytest.approx(float(history["train_loss"][reached]), rel=1e-9)
-
-
 def test_log_steps():
     for num_steps in (1, 2, 1000, 10**6):
         steps = log_steps(num_steps)
