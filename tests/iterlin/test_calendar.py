@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from iterlin.exact import calendar
 from iterlin.exact.calendar import Calendar
 from iterlin.training import losses, schedules
 from iterlin.training.algorithm import Algorithm
@@ -42,6 +43,15 @@ def test_stops_where_a_schedule_may_say_yes(anchored, since, check_every, max_pe
         if (s - anchored) % check_every == 0 or s - anchored >= max_period
     )
     assert plan.next_stop(at(step, anchored), limit) == next(may, limit)
+
+
+def test_finds_the_next_yes_in_blocks(monkeypatch):
+    monkeypatch.setattr(calendar, "BLOCK", 8)
+    plan = Calendar(schedules.every(20))
+    found = [plan.next_stop(at(step, 0), 70) for step in (0, 19, 20, 39, 60, 65)]
+    assert found == [20, 20, 40, 40, 70, 70]
+    assert plan.is_due(at(40, 20))
+    assert not plan.is_due(at(41, 40))
 
 
 @pytest.mark.parametrize(

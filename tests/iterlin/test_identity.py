@@ -234,3 +234,19 @@ def test_a_summary_sees_signs_order_and_places():
     for other in others:
         assert np.linalg.norm(np.subtract(summary(tree), summary(other))) > 0.1
         np.testing.assert_allclose(summary(tree)[0], summary(other)[0])
+
+
+def test_a_function_that_is_called_back_is_told_by_code_and_closure():
+    def of(function):
+        shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+        called = partial(jax.pure_callback, function, shape)
+        return program_digest([jax.make_jaxpr(called)(jnp.ones(2))])
+
+    def scaled_by(scale, power=1):
+        return lambda x: np.float32(scale * x**power)
+
+    same = of(scaled_by(2.0))
+    assert of(scaled_by(2.0)) == same
+    others = [scaled_by(3.0), scaled_by(2.0, 2), scaled_by(np.ones(2)), partial(np.multiply, 2.0)]
+    others += [partial(np.multiply, 3.0), lambda x: np.sin(x), lambda x: np.cos(x)]
+    assert len({same, *map(of, others)}) == 1 + len(others)
