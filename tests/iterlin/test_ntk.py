@@ -114,6 +114,10 @@ ANYTHING = {
     ),
     "repeated": (lambda p, x: jnp.einsum("ni,ijk->nj", x, jnp.repeat(p[:, :, None], 2, axis=2)), W),
     "through integers": (lambda p, x: x @ p.astype(int).astype(float), W),
+    "a number that all features share": (
+        lambda p, x: x @ p["w"] + jnp.broadcast_to(p["b"], (1, 3)),
+        {"w": W, "b": B[:1]},
+    ),
 }
 
 
@@ -135,7 +139,7 @@ BIASES = {
     "of its inverse": lambda w, b, x: 2.0 / (x @ w) + b[None],
     "behind an unknown factor": lambda w, b, x: (x @ w) * x.sum() + b[None],
     "behind a factor for each feature": lambda w, b, x: (
-        (x @ w) * jnp.arange(1.0, 4)[None] + b[None]
+        (x @ w) * np.asarray([[1.0, 2.0, 3.0]]) + b[None]
     ),
 }
 
