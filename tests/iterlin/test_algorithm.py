@@ -7,6 +7,7 @@ import optax
 import pytest
 import roads
 from iterlin import linearize
+from iterlin.linearise.parameters import partition
 from iterlin.networks.mlp import mlp
 from iterlin.networks.normalization import Normalization, normalize
 from iterlin.training import losses
@@ -250,3 +251,7 @@ def test_a_part_of_a_normalised_network_moves_as_if_the_rest_were_written_into_i
     np.testing.assert_allclose(flat(state.statistics), flat(expected.statistics), rtol=1e-11)
     for name, values in reference.items():
         np.testing.assert_allclose(history[name], values, rtol=1e-11, err_msg=name)
+    moving, fixed = partition(state.params, lambda path: path == "last")
+    looked = Step(Algorithm(f, ENTROPY, 0.1, normalization=normalization), 1).bind(fixed).algorithm
+    outputs = normalization.evaluate(state.params, state.statistics, data[0])
+    np.testing.assert_allclose(looked.network(state)(moving, data[0]), outputs, rtol=1e-11)
