@@ -82,6 +82,16 @@ def _forward_mode(f, params, x):
     return jax.jacfwd(lambda p: f(unravel(p), x).reshape(-1))(vector)
 
 
+def assert_same_run(found, expected, tolerance):
+    """Require two runs (state, history) to agree in all that the second has recorded."""
+    (state, history), (other, reference) = found, expected
+    for name in ("params", "updates", "anchored_at", "converged_at"):
+        ours, theirs = (flat(getattr(s, name)) for s in (state, other))
+        np.testing.assert_allclose(ours, theirs, atol=tolerance, err_msg=name)
+    for name, values in reference.items():
+        np.testing.assert_allclose(history[name], values, atol=tolerance, err_msg=name)
+
+
 def bare(function):
     """The function without the checks of types and shapes that tests add: it meets bad input."""
     return inspect.unwrap(function)

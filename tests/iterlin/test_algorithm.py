@@ -1,7 +1,5 @@
 """What `train` adds to plain steps: penalties, inner solves and their stopping, augmentation."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +7,11 @@ import optax
 import pytest
 import roads
 from iterlin import linearize
-from iterlin.linearise.parameters import combine, partition
+from iterlin.linearise.parameters import partition
 from iterlin.networks.mlp import mlp
 from iterlin.networks.normalization import Normalization, normalize
-from iterlin.training import draws, losses
-from iterlin.training.algorithm import Algorithm, LinearProblem
+from iterlin.training import losses
+from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import Solved, every, never, when_solved
 from iterlin.training.step import Step
 from problems import dense, flat, network
@@ -40,32 +38,6 @@ def stepped(algorithm, params, data, schedule, **settings):
     return jax.jit(step)(step.start(params, data, jax.random.key(0)), data)
 
 
-def test_what_a_step_draws_follows_from_the_key_and_the_step():
-    f, params, (x, y) = classified()
-    chosen, key = jnp.arange(11, 3, -1), jax.random.key(4)
-    step = Step(Algorithm(f, ENTROPY, 0.1), 1, batch_size=3)
-    begun = step.start(params, (x, y, chosen), key)
-
-    def stream(number, step):
-        return jax.random.fold_in(jax.random.fold_in(key, number), step)
-
-    state = begun._replace(step=jnp.asarray(4))  # the first of the third epoch: two are one
-    assert draws.network_key(state) == stream(2**31 - 2, 4)
-    order, inputs, targets = draws.batch(state, (x, y, chosen), 3, None)
-    assert order.dtype == jnp.int32
-    np.testing.assert_array_equal(order, jax.random.permutation(jax.random.fold_in(key, 2), chosen))
-    state = state._replace(step=jnp.asarray(5), order=order)
-    seen = lambda key, x: (key, x)  # noqa: E731
-    again, (drawn, inputs), targets = draws.batch(state, (x, y, chosen), 3, seen)
-    assert drawn == stream(2**31 - 1, 5)
-    np.testing.assert_array_equal(again, order)
-    np.testing.assert_array_equal(inputs, x[order[3:6]])
-    np.testing.assert_array_equal(targets, y[order[3:6]])
-    _, inputs, _ = draws.batch(state, (x, y, chosen), None, None)
-    np.testing.assert_array_equal(inputs, x[chosen])
-    np.testing.assert_array_equal(draws.example_indices((x, y)), np.arange(12))
-
-
 def test_the_penalty_is_that_of_damped_gauss_newton():
     """Full steps on f_lin with penalty lambda end at theta_s - (J^T J + 2 lambda I)^-1 J^T z."""
     f, params, x, y = network(examples=3)
@@ -75,21 +47,6 @@ def test_the_penalty_is_that_of_damped_gauss_newton():
     normal = jacobian.T @ jacobian + 2 * 0.3 * np.eye(jacobian.shape[1])
     expected = flat(params) - np.linalg.solve(normal, jacobian.T @ z)
     np.testing.assert_allclose(flat(state.params), expected, atol=1e-10)
-
-
-def test_the_problem_of_a_step_is_the_loss_of_the_proxy_and_the_further_terms():
-    """At a theta away from the anchor, for a network that draws: here, the scale of its inputs."""
-    f, anchor, (x, y) = classified()
-    theta = jax.tree.map(lambda leaf: jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), anchor)
-    proxy = linearize(f, anchor)(theta, 2 * x)
-    terms = {"penalty": 0.3, "regularizer": lambda p: 0.1 * optax.tree.norm(p, squared=True)}
-    added = 0.3 * np.sum((flat(theta) - flat(anchor)) ** 2) + 0.1 * np.sum(flat(theta) ** 2)
-    for settings, further in (({}, 0.0), (terms, added)):
-        run = Algorithm(lambda p, x, scale: f(p, scale * x), ENTROPY, 0.1, keyed=True, **settings)
-        drawn = (jnp.asarray(2.0),)
-        problem = LinearProblem(run, anchor, x, y, drawn, jnp.asarray(True))
-        np.testing.assert_allclose(problem.outputs(theta), proxy, atol=1e-13)
-        assert float(problem(theta)) == pytest.approx(float(ENTROPY(proxy, y)) + further)
 
 
 def test_an_optimizer_is_told_value_and_gradient_of_the_problem_that_it_may_ask():
@@ -216,24 +173,6 @@ def test_plain_steps_ask_a_network_for_its_reverse_derivative_alone():
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-def test_augmentation_is_drawn_afresh_each_step():
-    f, params, data = classified()
-    seen = []
-
-    def augment(key, x):
-        jax.debug.callback(lambda bits: seen.append(tuple(bits.tolist())), jax.random.key_data(key))
-        return x + jax.random.normal(key, x.shape)
-
-    settings = {"loss": ENTROPY, "optimizer": optax.sgd(0.1), "schedule": every(2)}
-    settings |= {"augment": augment, "progress": False, "batch_size": 4}
-    key = jax.random.key(3)
-    whole, _ = roads.train(f, params, data, num_steps=9, key=key, **settings)
-    jax.effects_barrier()
-    assert len(set(seen)) == 9
-    plain, _ = roads.train(f, params, data, num_steps=9, key=key, **settings | {"augment": None})
-    assert np.abs(flat(plain.params) - flat(whole.params)).max() > 1e-3
-
-
 def normalised():
     """A network with batch normalisation, of one hidden layer: its parameters and its two forms."""
 
@@ -275,46 +214,44 @@ def test_running_statistics_come_from_the_anchor_alone():
     assert np.abs(flat(stepped.statistics) - flat(expected)).max() > 1e-6
 
 
-def test_a_part_of_a_normalised_network_is_bound_with_its_statistics():
+def test_a_part_of_a_normalised_network_moves_as_if_the_rest_were_written_into_it():
+    """With its running statistics, a regularizer of all parameters and the rule `solved`."""
     params, normalization = normalised()
-    moving, fixed = partition(params, lambda path: path == "last")
-    settings = {"normalization": normalization, "trainable": lambda path: path == "last"}
-    part = Algorithm(lambda p, x: x, ENTROPY, 0.1, **settings).bind_fixed(fixed)
-    assert part.trainable is None
-    for form in ("apply", "evaluate"):
-        given = normalization.initial, jnp.ones((2, 3)) * jnp.arange(2)[:, None]
-        found = getattr(part.normalization, form)(moving, *given)
-        np.testing.assert_array_equal(
-            flat(found), flat(getattr(normalization, form)(params, *given))
-        )
+    data = jax.random.normal(jax.random.key(1), (8, 3)), jnp.arange(8) % 4
 
+    def f(p, x):
+        return normalization.evaluate(p, normalization.initial, x)
 
-def test_a_part_moves_as_if_the_rest_were_written_into_the_network():
-    """A network that draws, a regularizer of all parameters, and looks that draw nothing."""
-    f, params, data = classified()
-    moving, fixed = partition(params, lambda path: path.startswith("1/"))
+    def whole(last):
+        return {**params, "last": last}
 
-    def drawing(p, x, key):
-        return f(p, x if key is None else x + jax.random.normal(key, x.shape))
+    def written(form):
+        return lambda last, statistics, x: form(whole(last), statistics, x)
 
     def regularizer(p):
         return 0.1 * optax.tree.norm(p, squared=True) ** 2
 
-    def advanced(algorithm, steps):
-        step = Step(algorithm, when_solved(Solved(1, 0.5, None, 5), max_period=2))
-        return step.advance(step.start(moving, data, jax.random.key(5)), data, steps)
-
-    settings = {"keyed": True}
-    whole = Algorithm(drawing, ENTROPY, 0.3, regularizer=regularizer, **settings)
-    part = whole.bind_fixed(fixed)
-    written = lambda m, x, key: drawing(combine(m, fixed), x, key)  # noqa: E731
-    of_moving = {"regularizer": lambda m: regularizer(combine(m, fixed)), **settings}
-    by_hand = advanced(Algorithm(written, ENTROPY, 0.3, **of_moving), 5)
-    state = advanced(part, 5)
-    np.testing.assert_allclose(flat(state.params), flat(by_hand.params), rtol=1e-12)
-    assert bool(state.solved) == bool(by_hand.solved)
-    looked = part.network(state)(state.params, data[0])
-    np.testing.assert_allclose(looked, f(combine(state.params, fixed), data[0]), rtol=1e-12)
-    first, free = (advanced(run, 1).params for run in (part, replace(part, regularizer=None)))
-    slope = jax.grad(of_moving["regularizer"])(moving)
-    np.testing.assert_allclose(flat(first), flat(free) - 0.3 * flat(slope), rtol=1e-11)
+    forms = map(written, (normalization.apply, normalization.evaluate))
+    alone = Normalization(normalization.initial, *forms)
+    schedule = when_solved(Solved(2, 0.5), max_period=3)
+    settings = {"loss": ENTROPY, "optimizer": 0.01, "schedule": schedule, "num_steps": 9}
+    settings |= {"evaluate": {"train": data}, "progress": False}
+    expected, reference = roads.train(
+        lambda last, x: f(whole(last), x),
+        params["last"],
+        data,
+        normalization=alone,
+        regularizer=lambda last: regularizer(whole(last)),
+        **settings,
+    )
+    settings |= {"normalization": normalization, "regularizer": regularizer}
+    of_last = {"trainable": lambda path: path == "last"}
+    state, history = roads.train(f, params, data, **settings, **of_last)
+    np.testing.assert_allclose(state.params["last"], expected.params, rtol=1e-11)
+    np.testing.assert_allclose(flat(state.statistics), flat(expected.statistics), rtol=1e-11)
+    for name, values in reference.items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-11, err_msg=name)
+    moving, fixed = partition(state.params, lambda path: path == "last")
+    looked = Step(Algorithm(f, ENTROPY, 0.1, normalization=normalization), 1).bind(fixed).algorithm
+    outputs = normalization.evaluate(state.params, state.statistics, data[0])
+    np.testing.assert_allclose(looked.network(state)(moving, data[0]), outputs, rtol=1e-11)

@@ -47,11 +47,11 @@ def test_stops_where_a_schedule_may_say_yes(anchored, since, check_every, max_pe
 
 def test_finds_the_next_yes_in_blocks(monkeypatch):
     monkeypatch.setattr(calendar, "BLOCK", 8)
-    plan = Calendar(schedules.every(20))
-    found = [plan.next_stop(at(step, 0), 70) for step in (0, 19, 20, 39, 60, 65)]
-    assert found == [20, 20, 40, 40, 70, 70]
-    assert plan.is_due(at(40, 20))
-    assert not plan.is_due(at(41, 40))
+    plan = Calendar(schedules.every(9))
+    found = [plan.next_stop(at(step, 0), 70) for step in (0, 8, 9, 17, 60, 65)]
+    assert found == [9, 9, 18, 18, 63, 70]
+    assert plan.is_due(at(18, 9))
+    assert not plan.is_due(at(19, 18))
 
 
 @pytest.mark.parametrize(

@@ -38,21 +38,6 @@ def hessian_of_the_linearised_loss(f, params, x, y, loss, v):
     return jax.jit(lambda p, v: jax.jvp(slope, (p,), (v,))[1])(params, v)
 
 
-@pytest.mark.parametrize(("slice_size", "mean"), [(None, False), (2, True)])
-def test_cross_entropy_is_the_dense_matrix_with_softmax_blocks(slice_size, mean):
-    f, params, x, y = network((3, 4, 3), examples=7)
-    loss = losses.mean(losses.cross_entropy) if mean else losses.cross_entropy
-    rows = dense(f, params, x).reshape(7, 3, -1)
-    weights = np.exp(np.asarray(f(params, x)))
-    blocks = np.stack(
-        [np.diag(p) - np.outer(p, p) for p in weights / weights.sum(-1, keepdims=True)]
-    )
-    matrix = np.einsum("nop,noq,nqr->pr", rows, blocks, rows) / (7 if mean else 1)
-    v = along(params)
-    product = ggn_product(f, params, x, jnp.argmax(y, 1), loss, slice_size=slice_size)
-    np.testing.assert_allclose(flat(jax.jit(product)(v)), matrix @ flat(v), atol=1e-12)
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_product_is_the_hessian_of_the_linearised_loss(loss):
     f, params, x, y = network((3, 4, 3), examples=5)
@@ -74,17 +59,6 @@ def test_pytrees_outputs_of_any_rank_and_fixed_parameters(out, slice_size):
     found = ggn_product(f, params, x, y, losses.squared_error, **settings)(v)
     assert found["out"] is None
     np.testing.assert_allclose(flat(found), rows.T @ (rows @ flat(v)), atol=1e-11)
-
-
-@pytest.mark.parametrize(
-    ("loss", "slice_size"), [(losses.cross_entropy, 2), (losses.mean(losses.cross_entropy), None)]
-)
-def test_a_class_at_each_of_several_places(loss, slice_size):
-    f, params, x, y = paired((2, 3))
-    labels, v = jnp.argmax(y, -1), along(params)
-    expected = hessian_of_the_linearised_loss(f, params, x, labels, loss, v)
-    found = jax.jit(ggn_product(f, params, x, labels, loss, slice_size=slice_size))(v)
-    np.testing.assert_allclose(flat(found), flat(expected), atol=1e-12)
 
 
 @pytest.mark.parametrize("slice_size", [None, 2])

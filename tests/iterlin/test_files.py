@@ -1,7 +1,6 @@
 """A file is the old one or the new one, whatever ends the writing."""
 
 import contextlib
-import errno
 import itertools
 import os
 
@@ -58,15 +57,6 @@ def written(folder, monkeypatch, at=None, after=False):
         with contextlib.suppress(Crash), atomic_write(target) as partial:
             partial.write_text("new")
     return made
-
-
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    target = tmp_path / "told" / "record.nc"
-    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(full))
-    with pytest.raises(OSError, match="No space left"), atomic_write(target) as partial:
-        partial.write_text("new")
-    assert list(target.parent.iterdir()) == []
 
 
 def test_a_crash_at_any_call_leaves_the_old_file_or_the_new_one(tmp_path, monkeypatch):

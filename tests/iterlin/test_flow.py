@@ -80,19 +80,6 @@ def test_flow_is_the_closed_form_for_the_squared_loss_with_a_penalty():
     )
 
 
-def test_a_flow_in_pieces_is_the_whole_flow():
-    objective, *_ = objective_of()
-
-    def some(flow, until, steps):
-        return advance(objective, flow, until, tolerance=1e-3, max_steps=steps)
-
-    pieces = jax.jit(some, static_argnums=2)
-    whole, flow = pieces(begin(objective), 300.0, 999), begin(objective)
-    for _ in range(333):
-        flow = pieces(flow, 300.0, 3)
-    np.testing.assert_array_equal(flow.image, whole.image)
-
-
 def test_evaluations_are_the_products_that_were_taken():
     objective, *_ = objective_of()
     model, taken = objective.model, []

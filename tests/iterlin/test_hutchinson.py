@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import empirical_ntk, ggn_product, ntk_product
+from iterlin import ggn_product, ntk_product
 from iterlin.linearise.hutchinson import hutchinson
 from iterlin.linearise.parameters import partition
 from iterlin.training import losses
@@ -52,35 +52,6 @@ def test_a_diagonal_matrix_is_found_exactly():
 def test_one_sample_has_no_error():
     with pytest.raises(ValueError, match="num_samples must be at least 2"):
         bare(hutchinson)(lambda v: v, jnp.ones(2), key=KEY, num_samples=1)
-
-
-def test_the_kernel_of_chosen_outputs_is_a_part_of_the_whole():
-    f, params, x, _ = paired((4, 3))
-    whole = empirical_ntk(f, params, x)
-    chosen = empirical_ntk(lambda p, x: f(p, x)[:, -1, :2], params, x)
-    np.testing.assert_allclose(chosen, whole[:, :, 3, :2, 3, :2], atol=1e-12)
-    places = jnp.asarray([0, 2, 3, 1, 0])  # another place of each example
-
-    def last(params, x):
-        outputs = f(params, x["x"])
-        return jnp.take_along_axis(outputs, x["at"][:, None, None], 1)[:, 0]
-
-    chosen = empirical_ntk(last, params, {"x": x, "at": places})
-    for n, m in ((0, 1), (2, 2), (4, 3)):
-        expected = whole[n, m, places[n], :, places[m], :]
-        np.testing.assert_allclose(chosen[n, m], expected, atol=1e-12)
-
-
-def test_random_projections_of_the_outputs_estimate_the_trace_of_each_pair():
-    f, params, x, _ = paired((4, 3))
-    signs = jax.random.rademacher(KEY, (400, 4, 3), float)
-
-    def projected(v):
-        return empirical_ntk(lambda p, x: jnp.tensordot(f(p, x), v, 2), params, x)
-
-    samples = jax.lax.map(projected, signs)
-    errors = samples.std(0, ddof=1) / np.sqrt(len(signs))
-    within(samples.mean(0), errors, empirical_ntk(f, params, x, trace=True))
 
 
 def test_half_precision_is_summed_in_single():

@@ -14,7 +14,7 @@ from iterlin.training import loop, losses, schedules
 from iterlin.training.checkpoints import CheckpointError
 from iterlin.training.identity import summary
 from iterlin.training.watching import Watch
-from iterlin_study.runs import exact_runs, grids
+from iterlin_study.runs import grids
 from iterlin_study.runs.groups import Problem
 
 KEY = jax.random.key(0)
@@ -181,30 +181,12 @@ def test_an_engine_refuses_the_file_of_another_run_and_finds_its_own_in_a_folder
         assert len(list(folder.iterdir())) == 2
 
 
-def grid(folder, f, exact=False):
+def grid(folder, f):
     algorithm = iterlin.Algorithm(f, ENTROPY)
     init = lambda key: 0.1 * jax.random.normal(key, (4, 2))  # noqa: E731
     problem = Problem(algorithm, init, (X, Y), Watch({"test": (X, Y)}))
-    axes = {"period": [3], "seed": [0, 1]}
-
-    def make(period, seed):
-        return grids.Run(seed, period, 0.1, (0, 6))
-
-    if exact:
-        engine = lambda run: "function_space"  # noqa: E731
-        return exact_runs.exact_grid(problem, axes, make, engine=engine, folder=folder)
-    return grids.grid(problem, axes, make, folder=folder)
-
-
-@pytest.mark.parametrize(("exact", "files"), [(False, 1), (True, 2)], ids=["steps", "exact"])
-def test_a_grid_finds_its_own_runs_and_no_others(tmp_path, exact, files):
-    one, other = network("jit", FIRST), network("jit", SECOND)
-    wanted = [grid(None, f, exact).test_loss for f in (one, other)]
-    assert abs(wanted[0] - wanted[1]).isel(evaluation=-1).min() > 1e-3
-    for _ in range(2):
-        for expected, f in zip(wanted, (one, other), strict=True):
-            np.testing.assert_array_equal(grid(tmp_path, f, exact).test_loss, expected)
-        assert len(list(tmp_path.iterdir())) == 2 * files
+    make = lambda period, seed: grids.Run(seed, period, 0.1, (0, 6))  # noqa: E731
+    return grids.grid(problem, {"period": [3], "seed": [0, 1]}, make, folder=folder)
 
 
 # Between versions of JAX.
@@ -224,14 +206,14 @@ def as_of_another_version(path):
 
 def test_a_grid_finds_the_runs_of_another_version(tmp_path):
     f, other = network("jit", FIRST), network("jit", SECOND)
-    wanted = grid(tmp_path, f)
+    wanted, expected = grid(tmp_path, f), grid(None, other).test_loss
+    assert abs(wanted.test_loss - expected).isel(evaluation=-1).min() > 1e-3
     for file in tmp_path.iterdir():
         as_of_another_version(file)
         file.rename(file.with_name(file.name[:25] + "00000000.npz"))
     files = set(tmp_path.iterdir())
     np.testing.assert_array_equal(grid(tmp_path, f).test_loss, wanted.test_loss)
     assert set(tmp_path.iterdir()) == files
-    expected = grid(None, other).test_loss
     np.testing.assert_array_equal(grid(tmp_path, other).test_loss, expected)
     assert len(list(tmp_path.iterdir())) == 2 * len(files)
 

@@ -70,15 +70,6 @@ def setting(case, **changes):
     return algorithm, PARAMS, (X, y), Watch({"train": (X, y)}, at=[0, 13, 25])
 
 
-def assert_same(found, expected, tolerance):
-    (state, history), (other, reference) = found, expected
-    trained = [{**tree, "vocabulary": 0} for tree in (state.params, other.params)]
-    np.testing.assert_allclose(*map(problems.flat, trained), atol=tolerance)
-    for name, values in reference.items():
-        np.testing.assert_allclose(history[name], values, atol=tolerance, err_msg=name)
-    assert state.params["vocabulary"].dtype == PARAMS["vocabulary"].dtype
-
-
 @cache
 def by_steps(case):
     algorithm, params, data, watch = setting(case)
@@ -98,9 +89,10 @@ def test_exact_engines_are_the_steps_whatever_the_shapes(case, engine, memory_li
     algorithm, params, data, watch = setting(case)
     settings = {"engine": engine, "memory_limit": memory_limit, "progress": False, **RUN}
     found = by_engine(algorithm, params, data, watch=watch, **settings)
-    assert_same(found, by_steps(case), 1e-10)
+    problems.assert_same_run(found, by_steps(case), 1e-10)
     np.testing.assert_array_equal(found[0].params["frozen"], params["frozen"])
     np.testing.assert_array_equal(found[0].anchor["frozen"], params["frozen"])
+    assert found[0].params["vocabulary"] is params["vocabulary"]
 
 
 def drifted(state):
@@ -127,7 +119,7 @@ def test_arrays_of_numpy_and_steps_with_a_regularizer():
     data, params = jax.tree.map(np.asarray, (data, params))
     found = by_engine(algorithm, params, data, watch=watch, progress=False, **RUN)
     assert set(found[1]["engine"]) == {"steps"}
-    assert_same(found, iterlin.train(algorithm, params, data, watch=watch, **RUN), 0.0)
+    problems.assert_same_run(found, iterlin.train(algorithm, params, data, watch=watch, **RUN), 0.0)
     assert np.any(found[0].params["places"] != params["places"])
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import jacobian, jacobian_products, linearize
-from iterlin.linearise.linearization import jacobian_rows, require_independent
+from iterlin.linearise.linearization import require_independent
 from problems import affine, affine_problem, dense, flat, network
 
 
@@ -36,13 +36,6 @@ def test_jacobian_equals_forward_mode(independent, widths):
     f, params, x, _ = network(widths)
     found = jacobian(f, params, x, independent=independent)
     np.testing.assert_allclose(found, dense(f, params, x), atol=1e-14)
-
-
-def test_jacobian_rows_of_some_outputs():
-    f, params, x, _ = network()
-    rows = jacobian_rows(f, params, x, slice(1, 2))
-    expected = dense(f, params, x).reshape(4, 2, -1)[:, 1:2]
-    np.testing.assert_allclose(rows, expected, atol=1e-14)
 
 
 @given(

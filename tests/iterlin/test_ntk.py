@@ -105,6 +105,19 @@ ANYTHING = {
         {"w": W, "b": B},
     ),
     "remembered less": (lambda p, x: jax.checkpoint(lambda h: jnp.tanh(h @ p))(x) @ W, W),
+    "weight as a bias too": (lambda p, x: x @ p + p.sum(0)[None], W),
+    "weight with a derivative rule": (lambda p, x: x @ jax.nn.relu(p), W),
+    "batched": (lambda p, x: jnp.einsum("ni,ij->nij", x, p).sum(1), W),
+    "in two parts": (
+        lambda p, x: jnp.concatenate([x @ part for part in jnp.split(p, [2], 1)], 1),
+        W,
+    ),
+    "repeated": (lambda p, x: jnp.einsum("ni,ijk->nj", x, jnp.repeat(p[:, :, None], 2, axis=2)), W),
+    "through integers": (lambda p, x: x @ p.astype(int).astype(float), W),
+    "a number that all features share": (
+        lambda p, x: x @ p["w"] + jnp.broadcast_to(p["b"], (1, 3)),
+        {"w": W, "b": B[:1]},
+    ),
 }
 
 
@@ -112,6 +125,31 @@ ANYTHING = {
 def test_any_use_of_parameters_gives_the_products_of_jacrev(name):
     f, params = ANYTHING[name]
     assert_forms(f, params, normal(5, 3), forms=("full",))
+
+
+# Of one example (3, 3). A bias is added to each feature of a product; with as many positions as
+# features its shape alone does not tell it from another vector.
+BIASES = {
+    "of a transposed weight": lambda w, b, x: x @ w.T + b[None],
+    "of a weight on the left": lambda w, b, x: (w @ x.T).T + b[None],
+    "product used again": lambda w, b, x: (h := x @ w) + b[None] + jnp.sin(h),
+    "along positions": lambda w, b, x: x @ w + b[:, None],
+    "factor": lambda w, b, x: b[None] * (x @ w),
+    "a part of it": lambda w, b, x: x @ w + jnp.broadcast_to(b[:1], 3)[None],
+    "of its inverse": lambda w, b, x: 2.0 / (x @ w) + b[None],
+    "behind an unknown factor": lambda w, b, x: (x @ w) * x.sum() + b[None],
+    "behind a factor for each feature": lambda w, b, x: (
+        (x @ w) * np.asarray([[1.0, 2.0, 3.0]]) + b[None]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_any_use_of_a_vector_gives_the_products_of_jacrev(name):
+    def f(p, x):
+        return jnp.stack([jnp.tanh(BIASES[name](p["w"], p["b"], e)).sum(0) for e in x])
+
+    assert_forms(f, {"w": W, "b": B}, normal(5, 3, 3), forms=("full",))
 
 
 def convolutional(size, channels, features, method):
@@ -226,7 +264,6 @@ def test_bad_input_is_refused_by_name():
         (lambda: kernel(f, whole, x), "to train, of"),
         (lambda: kernel(f, params, x, x > 0), "x1 and x2 must be of one kind"),
         (lambda: kernel(f, params, x, trace=True, diagonal=True), "trace and diagonal"),
-        (lambda: kernel(lambda p, x: f(p, x) / jnp.sum(x), params, x), "couples its examples"),
         (lambda: bare(kernel_alignment)(jnp.eye(2), jnp.ones(2)), r"one shape, got \(2, 2\) and"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -52,14 +52,6 @@ def integrating(f, params):
     by_engine(f, params, (X, Y), loss=ENTROPY, step_size=0.1, **settings)
 
 
-def test_a_cpu_is_asked_for_nothing():
-    plain = product()
-    with precision.full_precision():
-        assert product() == plain
-    assert FULL not in plain
-    assert precision.matmul_precision() == "highest"
-
-
 def test_an_accelerator_is_asked_for_full_precision_unless_one_was_set(accelerator):
     with precision.full_precision():
         assert FULL in product()

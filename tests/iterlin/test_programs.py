@@ -13,7 +13,7 @@ import pytest
 from iterlin import empirical_ntk
 from iterlin.linearise import programs
 from iterlin.linearise.linearization import jacobian
-from iterlin.linearise.programs import SharedJit, eval_program, trace_program
+from iterlin.linearise.programs import eval_program, trace_program
 from iterlin.training import losses
 from problems import compilations, flat, network, normal
 
@@ -79,26 +79,6 @@ def test_a_second_call_compiles_nothing_sees_what_changed_and_keeps_nothing(name
     del owner, changed, other
     gc.collect()
     assert not any(ref() is not None for ref in kept)
-
-
-def test_functions_that_close_over_other_numbers_are_told_apart():
-    def plus(value):
-        array = jnp.full(3, value)
-        return lambda x: value * x + array
-
-    for wrapped in (lambda g: g, jax.jit):
-        for value in (2.0, 3.0):
-            inner = wrapped(plus(value))
-            found = SharedJit(lambda x, g=inner: {"sum": g(x)})(jnp.ones(3))
-            np.testing.assert_array_equal(found["sum"], np.full(3, 2 * value))
-
-
-def test_a_function_under_a_transformation_is_called_as_it_is():
-    def total(scale):
-        return SharedJit(lambda x: jnp.sum(scale * x**2))(jnp.ones(3))
-
-    np.testing.assert_array_equal(jax.vmap(total)(jnp.arange(2.0)), [0.0, 3.0])
-    np.testing.assert_array_equal(jax.grad(lambda x: SharedJit(lambda y: y**2)(x))(3.0), 6.0)
 
 
 def nested(x):

@@ -44,25 +44,6 @@ def test_linearised_outputs_do_not_depend_on_the_scale_in_its_own_time():
     np.testing.assert_allclose(*moved, atol=1e-10)
 
 
-def test_gradient_descent_comes_to_the_frozen_kernel_as_one_over_the_scale():
-    f, end = trained(1.0, np.inf, 40)
-    frozen = il.linearize(f, START)(end, X)
-    scales, apart = np.array([200.0, 800.0]), []
-    for alpha in scales:
-        f, end = trained(alpha, 1, 40)
-        apart.append(np.linalg.norm(f(end, X) - frozen))
-    assert np.log(apart[1] / apart[0]) / np.log(4) == pytest.approx(-1, abs=0.02)
-
-
-def test_for_the_squared_error_it_is_the_network_on_moved_targets():
-    alpha, step_size = 3.0, 0.05
-    _, end = trained(alpha, 4, 40, step_size)
-    plain = il.Algorithm(NET.apply, il.losses.squared_error, optimizer=step_size)
-    targets = NET.apply(START, X) + Y / alpha
-    state, _ = il.train(plain, START, (X, targets), schedule=4, num_steps=40, progress=False)
-    np.testing.assert_allclose(flat(end), flat(state.params), atol=1e-12)
-
-
 @pytest.mark.parametrize("scale", [0.0, float("nan")])
 def test_a_scale_that_is_not_positive_is_refused(scale):
     with pytest.raises(ValueError, match="scale"):

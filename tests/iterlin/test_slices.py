@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from iterlin import jacobian_products
+from iterlin.exact import linear_model
 from iterlin.linearise import slices
 from iterlin.networks.mlp import mlp
 from iterlin.networks.normalization import Normalization
@@ -13,7 +14,7 @@ from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import Solved, every, when_solved
 from iterlin.training.step import Step
-from problems import flat
+from problems import flat, network
 
 KEY = jax.random.key(5)
 
@@ -66,20 +67,15 @@ def test_each_slice_draws_by_a_key_of_its_own(count, parts):
     np.testing.assert_array_equal(f(params, x, None), 2 * x)
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_slices_are_folded_in_their_order(size):
-    x = jnp.asarray([1.0, 2.0, 3.0, 4.0])
-    found = slices.fold_slices(lambda carry, a: 2 * carry + a.sum(), jnp.asarray(1.0), size, x)
-    carry = 1.0
-    for start in range(0, 4, size):
-        carry = 2 * carry + float(x[start : start + size].sum())
-    assert float(found) == carry
+def largest(outputs, y):
+    """A loss that is no sum, which only whole batches have."""
+    return jnp.max((outputs - y[:, None]) ** 2)
 
 
-LOSSES = (losses.cross_entropy, losses.squared_error)
-
-
-@pytest.mark.parametrize(("loss", "period"), [(LOSSES[0], 1), (losses.mean(LOSSES[1]), 3)])
+@pytest.mark.parametrize(
+    ("loss", "period"),
+    [(losses.cross_entropy, 1), (losses.mean(losses.squared_error), 3), (largest, 3)],
+)
 def test_a_sliced_network_takes_the_same_steps(loss, period):
     model = mlp((3, 6, 2), bias_scale=0.1, activation="tanh")
     x = jax.random.normal(jax.random.key(1), (20, 3))
@@ -148,24 +144,18 @@ def test_a_step_and_the_rule_solved_keep_no_more_than_a_slice(function):
 
     assert not is_whole(losses.cross_entropy)
     assert not is_whole(losses.mean(losses.cross_entropy))
-    assert is_whole(lambda outputs, y: jnp.max(outputs))
+    assert is_whole(largest)
 
 
-@pytest.mark.parametrize("loss", [LOSSES[0], losses.mean(LOSSES[1]), lambda u, y: jnp.max(u)])
-def test_the_gradient_of_a_loss_by_slices_is_its_gradient(loss):
-    rng = np.random.default_rng(6)
-    x, params = (jnp.asarray(rng.normal(size=shape)) for shape in ((9, 3), (3, 4)))
-    y = jnp.asarray(rng.integers(4, size=9))
-    if losses.as_sum(loss) is losses.squared_error:
-        y = jax.nn.one_hot(y, 4, dtype=x.dtype)
+def test_slices_hold_no_more_than_their_own_activations():
+    f, params, x, _ = network((3, 64, 2), examples=256)
 
-    def term(loss, x, y):
-        return jax.value_and_grad(lambda p: loss(x @ p, y))(params)
+    def memory(slice_size):
+        push = lambda g: linear_model.from_products(f, params, x, slice_size=slice_size).push(g)  # noqa: E731
+        compiled = jax.jit(push).lower(jnp.ones((256, 2))).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
 
-    whole = term(loss, x, y)
-    found = losses.loss_over_slices(term, loss, 2, x, y)
-    np.testing.assert_allclose(found[0], whole[0], rtol=1e-13)
-    np.testing.assert_allclose(found[1], whole[1], atol=1e-13)
+    assert memory(8) < memory(None) / 4
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Algorithm 3: the compiled loop against a plain one, its limits in K, and how runs end."""
 
 import math
-from itertools import count
 
 import iterlin
 import jax
@@ -12,7 +11,7 @@ import pytest
 import roads
 from iterlin import every, linearize, never
 from iterlin.networks.mlp import mlp
-from iterlin.training import checkpoints, loop, losses, schedules
+from iterlin.training import losses, schedules
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.state import TrainState
 from iterlin.training.step import Step
@@ -239,32 +238,6 @@ def test_a_state_that_cannot_go_on_so_is_refused():
             train(f, begun, **settings | changes)
 
 
-def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
-    x = jnp.eye(3)
-    settings = {"loss": losses.squared_error, "optimizer": 0.1, "schedule": every(3)}
-    settings |= {"num_steps": 8, "eval_steps": [0, 5, 8], "data": (x, x + 1)}
-
-    def f(params, x):
-        return jnp.sin(x @ params)
-
-    whole, _ = train(f, x, **settings)
-    settings["checkpoint"] = tmp_path / "run"
-
-    def killed(*arguments, notes, save=checkpoints.save, **settings):
-        save(*arguments, notes=notes, **settings)
-        if notes["taken"] == 5:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "save", killed)
-        patched.setattr(loop.time, "monotonic", count(step=loop.CHECKPOINT).__next__)
-        with pytest.raises(KeyboardInterrupt):
-            train(f, x, **settings)
-    state, history = train(f, x, **settings)
-    np.testing.assert_array_equal(state.params, whole.params)
-    assert history["updates"].tolist() == [0, 1, 2]
-
-
 # How runs end.
 
 
@@ -281,23 +254,6 @@ def test_divergence_is_recorded_with_its_step_and_not_raised():
     before, _ = train(f, params, data, num_steps=step, **settings)
     assert int(before.diverged_at) == -1
     np.testing.assert_array_equal(flat(before.params), flat(state.params))
-
-
-def test_target_loss_ends_a_run_at_a_linearisation():
-    f, params, data = regression()
-    settings = {"loss": losses.squared_error, "optimizer": optax.sgd(0.02), "num_steps": 400}
-    settings |= {"schedule": every(10), "evaluate": {"train": data}, "eval_steps": range(401)}
-    _, history = train(f, params, data, **settings)
-    target = float(history["train_loss"][200])
-    reached = next(s for s in range(0, 401, 10) if history["train_loss"][s] <= target)
-    state, _ = train(f, params, data, target_loss=target, **settings)
-    assert int(state.converged_at) == reached
-    assert int(state.diverged_at) == -1
-    # It stands still, as the last linearisation that was trained left it.
-    assert int(state.anchored_at) == reached - 10
-    assert int(state.updates) == reached // 10 - 1
-    found = float(losses.squared_error(f(state.params, data[0]), data[1]))
-    assert found == pytest.approx(float(history["train_loss"][reached]), rel=1e-9)
 
 
 def test_log_steps():
@@ -452,14 +408,6 @@ def test_a_call_that_jax_traces_is_refused():
             jax.jit(lambda x, call=call: call(x)[0].params)(X3)
 
 
-def test_a_pair_of_inputs_and_of_targets_is_no_list_of_batches():
-    both = lambda p, x: x[0] @ p["a"] + x[1] @ p["b"]  # noqa: E731
-    distance = lambda o, y: jnp.sum((o - y[0][:, 0] - y[1][:, 0]) ** 2)  # noqa: E731
-    params = {"a": jnp.ones(3), "b": jnp.ones(3)}
-    algorithm = Algorithm(both, distance, 0.1)
-    iterlin.train(algorithm, params, [(X3, X3), (X3, X3)], schedule=1, num_steps=2)
-
-
 SUMS = dict.fromkeys(("b_c", "c", "loss", "loss_proxy"), lambda outputs, y: outputs.sum())
 
 
@@ -530,12 +478,3 @@ def test_a_set_is_measured_as_it_is_alone():
     assert set(seen) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(seen[name], value, rtol=1e-12, atol=1e-15, err_msg=name)
-
-
-def test_parameters_that_stay_are_given_back_as_they_came():
-    """To the object: an index in 64 bits that JAX has no type for is still one."""
-    params = {"w": jnp.zeros(2), "index": np.array([1, 2], np.int64)}
-    algorithm = Algorithm(lambda p, x: x @ p["w"], losses.squared_error, 0.1)
-    data = jnp.eye(2), jnp.ones(2)
-    state, _ = iterlin.train(algorithm, params, data, schedule=2, num_steps=3)
-    assert state.params["index"] is params["index"]
