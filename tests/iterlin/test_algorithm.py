@@ -1,5 +1,6 @@
 """What `train` adds to plain steps: penalties, inner solves and their stopping, augmentation."""
 
+import iterlin as il
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +37,18 @@ def affine(dtype=jnp.float64):
 def stepped(algorithm, params, data, schedule, **settings):
     step = Step(algorithm, schedule, **settings)
     return jax.jit(step)(step.start(params, data, jax.random.key(0)), data)
+
+
+def test_steps_start_without_a_key_if_they_draw_nothing():
+    f, params, data = classified()
+    descent = Algorithm(f, ENTROPY, 0.1)
+    step = Step(descent, 2)
+    state = step.advance(step.start(params, data), data, 4)
+    expected, _ = il.train(descent, params, data, schedule=2, num_steps=4, progress=False)
+    np.testing.assert_allclose(flat(state.params), flat(expected.params), rtol=1e-12)
+    for drawing in (Step(descent, 2, batch_size=3), Step(descent, 2, augment=lambda key, x: x)):
+        with pytest.raises(ValueError, match="start needs a key"):
+            drawing.start(params, data)
 
 
 def test_the_penalty_is_that_of_damped_gauss_newton():

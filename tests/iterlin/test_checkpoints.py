@@ -1,11 +1,13 @@
 import contextlib
 import errno
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -37,6 +39,16 @@ def test_what_is_saved_comes_back_of_jax_or_numpy_as_it_was(tmp_path):
         assert found.dtype == jnp.result_type(wanted)
         assert np.all(found == wanted)
     assert [entry.name for entry in path.parent.iterdir()] == ["run.npz"]
+
+
+def test_a_header_that_claims_more_than_its_file_holds_is_refused_in_a_line(tmp_path):
+    array = io.BytesIO()
+    header = {"descr": "<f8", "fortran_order": False, "shape": (2**37,)}  # 1 TiB
+    np.lib.format.write_array_header_1_0(array, header)
+    with zipfile.ZipFile(tmp_path / "run.npz", "w") as archive:
+        archive.writestr("head.npy", array.getvalue() + bytes(2**20))
+    with pytest.raises(checkpoints.CheckpointError, match=r"^[^\n]*is damaged [^\n]*delete it"):
+        checkpoints.load(tmp_path / "run.npz", TREE, identity=A)
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
