@@ -67,18 +67,9 @@ def poisoned_record(record, *, kept=()):
     return found.assign({f"variable{TEXT}": (f"dimension{TEXT}", [1.0])})
 
 
-@pytest.fixture
-def displayed(monkeypatch):
-    found = []
-    for module in (page_module, openings, report):
-        monkeypatch.setattr(module, "display", lambda *shown: found.extend(shown))
-    return found
-
-
-def test_no_text_of_a_record_acts_on_a_page(tmp_path, monkeypatch, displayed):
-    project = toy_pages.write(tmp_path / "project")
-    (project / "book" / "claims.yml").write_text(yaml.safe_dump([CLAIM]))
-    monkeypatch.chdir(project)
+def test_no_text_of_a_record_acts_on_a_page(root, monkeypatch, displayed):
+    (root / "book" / "claims.yml").write_text(yaml.safe_dump([CLAIM]))
+    monkeypatch.setattr(report, "display", displayed.append)
     values = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
     page = page_module.Page("trial", values)
     live = toy_pages.results().assign(gain=("bound", [1.0, 0.9, 1.1]))

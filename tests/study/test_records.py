@@ -6,19 +6,12 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-import toy_pages
 import xarray as xr
 from iterlin_study.records import experiment_pages, records
 from iterlin_study.report import intervals
 
 EXPERIMENT = "trial"
-
-
-@pytest.fixture(autouse=True)
-def root(monkeypatch, tmp_path):
-    """Records belong to the project around the working directory, here a toy."""
-    monkeypatch.chdir(toy_pages.write(tmp_path))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("root")
 
 
 def results(value=1.0):
@@ -136,7 +129,7 @@ def test_files_that_are_not_records_are_refused_unread(make, named):
 # Files that are not the record asked for.
 
 
-def test_a_record_that_was_not_run_is_missing(root):
+def test_a_record_that_was_not_run_is_missing():
     with pytest.raises(FileNotFoundError, match=r"no record of trial at tier gpu: .*gpu\.nc"):
         records.load(EXPERIMENT, "gpu")
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import xarray as xr
+from curves import runs
 from problems import dense, flat
 
 from book.beyond import what_goes_stale_helpers as helpers
@@ -91,23 +91,10 @@ def test_unknown_layers_are_named():
         trained("fresh", ("d", "1", "a"), 2, 2)
 
 
-def runs_of(axes, test, train=1.0, losses=(2.0, 1.0, 0.5), diverged=None):
+def runs_of(axes, test, train=1.0, losses=(2.0, 1.0, 0.5), diverged=-1):
     """Runs with these final test accuracies, seeds first; a falling loss, SGD's curve below."""
-    test = np.asarray(test, float)
     curve = np.stack([0 * test + 0.2, 0 * test + 0.5, test], -1)
-    shape = (*curve.shape[:-1], 1)
-    diverged = np.full(test.shape, -1) if diverged is None else diverged
-    dims = (*axes, "evaluation")
-    return xr.Dataset(
-        {
-            "step": (dims, np.tile([0, 1, 2], shape)),
-            "test_accuracy": (dims, curve),
-            "train_accuracy": (dims, np.full(curve.shape, train)),
-            "train_loss": (dims, np.tile(losses, shape)),
-            "diverged_at": (tuple(axes), diverged),
-        },
-        {name: values for name, values in axes.items()},
-    )
+    return runs(axes, curve, train_accuracy=train, train_loss=losses, diverged_at=diverged)
 
 
 def test_costs_and_effects_of_runs_with_known_ends():
