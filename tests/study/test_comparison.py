@@ -13,7 +13,6 @@ pytestmark = pytest.mark.usefixtures("root")
 VALUES = {"num_seeds": 3, "periods": (5, 20)}
 
 
-
 def run(tier="quick", *, values=VALUES, scale=1.0):
     """A run of the page, recorded."""
     live = toy_pages.results() * scale

@@ -25,17 +25,6 @@ TEXT = (
     r"\(\href{javascript:alert(1)}{x}\) $\href{javascript:alert(1)}{x}$ &lt; "
     "\n\n```{include} /etc/passwd\n```\n\n# Heading\n"
 )
-CLAIM = {
-    "id": "C1",
-    "version": "v1",
-    "place": "section 1",
-    "page": "experiments/trial",
-    "experiment": "trial",
-    "claim": "It falls.",
-    "paper": "from 3 to 1",
-    "expected": "reproduced",
-    "statements": [{"says": "by", "statistic": "gain", "above": 0.5}],
-}
 
 
 def poisoned(value, *, names=False):
@@ -68,11 +57,11 @@ def poisoned_record(record, *, kept=()):
 
 
 def test_no_text_of_a_record_acts_on_a_page(root, monkeypatch, displayed):
-    (root / "book" / "claims.yml").write_text(yaml.safe_dump([CLAIM]))
+    (root / "book" / "claims.yml").write_text(yaml.safe_dump([toy_pages.CLAIM]))
     monkeypatch.setattr(report, "display", displayed.append)
     values = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
     page = page_module.Page("trial", values)
-    live = toy_pages.results().assign(gain=("bound", [1.0, 0.9, 1.1]))
+    live = toy_pages.results().assign(drop=("bound", [1.0, 0.9, 1.1]))
     live = page.save(live.assign_coords(kind=("period", ["a", "b"])))
     live.attrs["parts"] = json.dumps([{"device": "d", "date": "2031-01-01", "commit": "0"}])
     record = poisoned_record(live, kept=("experiment", "tier"))

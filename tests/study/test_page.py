@@ -15,7 +15,6 @@ pytestmark = pytest.mark.usefixtures("root")
 VALUES = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
 
 
-
 def test_a_record_holds_every_parameter_of_the_cell_and_nothing_else():
     page = Page("trial", VALUES | {"num_runs": 7, "np": None})
     assert page.parameters == VALUES
@@ -66,10 +65,13 @@ def test_the_record_of_the_highest_tier_is_shown_else_the_run(displayed):
     quick = Page("trial", VALUES | {"tier": "quick"})
     live = quick.save(toy_pages.results(), data="made up")
     assert quick.shown(live) is live
-    assert "Shown: quick tier, 3 seeds, run while this page was built. made up." in displayed.pop().data
-    Page("trial", VALUES).save(toy_pages.results(), seconds=120.0)
+    said = displayed.pop().data
+    assert "Shown: quick tier, 3 seeds, run while this page was built. made up." in said
+    record = Page("trial", VALUES).save(toy_pages.results(), seconds=120.0)
     assert quick.shown(live).attrs["tier"] == "laptop"
-    assert "Shown: laptop tier: 3 seeds, 2 min on " in displayed.pop().data
+    said = displayed.pop().data
+    assert f"Shown: laptop tier: 3 seeds, 2 min on {record.attrs['device']}" in said
+    assert record.attrs["date"] in said
 
 
 def test_a_record_older_than_the_page_gives_way_to_the_run(displayed):

@@ -80,6 +80,7 @@ def test_shares_are_disjoint_and_together_all_runs(tmp_path, share, grid, monkey
     for place, name in ((loop.jax, "block_until_ready"), (ExactTrainer, "_linearize")):
         monkeypatch.setattr(place, name, lambda *_: pytest.fail("a run was trained"))
     again = grid(store)
+    assert again.attrs["seconds"] > 0
     for name in set(whole.data_vars) - {"seconds"}:
         np.testing.assert_array_equal(again[name], whole[name], err_msg=name)
     assert again.missing == 0
