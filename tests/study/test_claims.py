@@ -73,29 +73,25 @@ def test_one_statement(rule, outcome):
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "verdict"),
+    ("version", "first", "second", "verdict"),
     [
-        (ABOVE, ABOVE, REPRODUCED),
-        (ABOVE, BELOW, PARTLY),
-        (HIGH, BELOW, NOT),
-        (HIGH, LOW, UNDECIDED),
+        ("v3", ABOVE, ABOVE, REPRODUCED),
+        ("v3", ABOVE, BELOW, PARTLY),
+        ("v3", HIGH, BELOW, NOT),
+        ("v3", HIGH, LOW, UNDECIDED),
+        ("ours", ABOVE, ABOVE, HELD),
+        ("ours", ABOVE, HIGH, OPEN),
+        ("ours", ABOVE, BELOW, REFUTED),
     ],
 )
-def test_two_statements(first, second, verdict):
-    row = with_statements(("above", 0.5), ("above", 0.5))
-    assert claims.judge(row, record(a=first, b=second)).verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "verdict"),
-    [(ABOVE, ABOVE, HELD), (ABOVE, HIGH, OPEN), (ABOVE, BELOW, REFUTED)],
-)
-def test_a_hypothesis_of_ours_is_held_open_or_refuted(first, second, verdict, shown):
-    row = with_statements(("above", 0.5), ("above", 0.5)) | {"version": "ours", "expected": verdict}
+def test_two_statements_of_the_paper_and_of_ours(version, first, second, verdict, shown):
+    rules = with_statements(("above", 0.5), ("above", 0.5))
+    row = rules | {"version": version, "expected": verdict}
     found = claims.judge(row, record(a=first, b=second))
     assert found.verdict == verdict
     assert f"{verdict}</span>" in shown(found)
-    assert "This book&#x27;s hypothesis (section 0)" in shown(found)
+    ours = "This book&#x27;s hypothesis (section 0)" in shown(found)
+    assert ours == (version == "ours")
 
 
 @pytest.mark.parametrize(("condition", "tested"), [(ABOVE, True), (HIGH, False), (BELOW, False)])
@@ -263,7 +259,7 @@ def test_a_finding_has_the_records_numbers_and_is_shown_in_the_place_of_statemen
     assert "holds" not in line
 
 
-def test_a_finding_is_told_of_the_expected_verdict_alone(shown):
+def test_a_finding_is_told_of_the_expected_verdict_alone():
     row = ROW | {"finding": FINDING}
     assert claims.judge(row, record(drop=BELOW)).finding == ""
     assert claims.judge(row, record(drop=ABOVE).assign_attrs(missing=2)).finding == ""

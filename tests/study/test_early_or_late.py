@@ -23,15 +23,6 @@ from book.beyond.early_or_late_helpers import (
 NAN = np.nan
 
 
-@pytest.mark.parametrize(
-    ("places", "lengths"),
-    [([], [10] * 5), ([1], [99, 10, 10, 10, 10]), ([3, 5], [10, 10, 99, 10, 99])],
-)
-def test_periods_at_the_places_are_long(places, lengths):
-    ends = ends_of_periods(10, 99, 5, places)
-    assert np.diff(ends, prepend=0).tolist() == lengths
-
-
 @pytest.mark.parametrize("places", [[0], [1, 6]])
 def test_a_place_outside_the_run_is_refused(places):
     with pytest.raises(ValueError, match="places must lie between 1 and 5"):

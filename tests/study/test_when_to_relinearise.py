@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from curves import runs
+from curves import assert_statistics, runs
 from iterlin.exact.calendar import Calendar
 from test_calendar import at
 
@@ -98,16 +98,12 @@ TAKEN, ENDS = [16, 4, 8, 16, 4], [0.9, 0.7, 0.8, 0.85, 0.75]
 def test_statistics_of_schedules_with_known_ends():
     found = helpers.add_statistics(*runs_of(TAKEN, ENDS))
     # Events gain -5 and 5 points over fixed periods at as many updates; over growing ones 5, -5.
-    np.testing.assert_allclose(found.over_fixed_end, 0, atol=1e-9)
-    np.testing.assert_allclose(found.over_growing_end, 0, atol=1e-9)
-    np.testing.assert_allclose(found["gain_0.5"], -5)
-    np.testing.assert_allclose(found.gain_1, 5)
+    expected = {"over_fixed_end": 0, "over_growing_end": 0, "gain_0.5": -5, "gain_1": 5}
     # 99 % of SGD's 80 % lie between 4 updates (70 %) and 16 (90 %).
-    np.testing.assert_allclose(found.enough_fixed_end, 4 ** (1 + (0.792 - 0.7) / 0.2))
-    np.testing.assert_allclose(found.enough_growing_end, 8)
+    expected |= {"enough_fixed_end": 4 ** (1 + (0.792 - 0.7) / 0.2), "enough_growing_end": 8}
     # At the loss of 0.5 SGD had 40 %, so that all reach it with the fewest updates.
-    np.testing.assert_allclose(found.matched_accuracy, 40)
-    np.testing.assert_allclose(found.enough_event_matched, 4)
+    expected |= {"matched_accuracy": 40, "enough_event_matched": 4}
+    assert_statistics(found, expected)
 
 
 def test_fewest_updates_by_the_number_of_images():
