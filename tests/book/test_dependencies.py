@@ -18,7 +18,7 @@ PROJECT, GROUPS = DECLARED["project"], DECLARED["dependency-groups"]
 EXTRAS = PROJECT["optional-dependencies"]
 CORE = PROJECT["dependencies"]
 BOOK = [*CORE, *EXTRAS["study"], *EXTRAS["book"]]
-OURS = {"iterlin", "iterlin_study", "iterlin_book", "book"}
+OURS = {"iterlin", "iterlin_study", "iterlin_book", "bench", "book"}
 
 DISTRIBUTIONS = packages_distributions()
 
