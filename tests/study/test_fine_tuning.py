@@ -15,7 +15,7 @@ import xarray as xr
 from book.beyond import fine_tuning_helpers as helpers
 
 TEXTS = ["Solve a linear system.", "The mean of a sample, and no more."]
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", "a", ".", "-", "##b"]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", "a", ".", "-", "##b", "##a"]
 SMALL = {word: number for number, word in enumerate(WORDS)}
 
 

@@ -105,7 +105,7 @@ def test_full_solves_are_compared_with_sgd_and_count_as_solved_at_ends_of_period
     axes = {"solver": [getattr(full_solve_helpers, name) for name in names]} | SEEDS
     test = along(2, [0.9, 0.8, 0.5, 0.6]) * np.array([0.1, 1.0, 0.2, 0.3, 0.4, 0.5, 0.6])
     # Three readings a period: 1 in the middle of the first period does not solve it.
-    proxy = np.broadcast_to([0.1, 1.0, 0.5, 0.5, 1.0, 0.5, 1.0], (4, 4, 7))
+    proxy = np.broadcast_to([0.1, 1.0, 0.5, 0.5, 0.5, 0.5, 1.0], (4, 4, 7))
     found = full_solve_helpers.add_statistics(runs(axes, test, train_accuracy_proxy=proxy), 3)
     gaps = {"sgd_fixed": 40, "sgd_stopped": 30, "adam_fixed": 30, "adam_stopped": 20}
     expected = {f"gap_{name}_oracle": value for name, value in gaps.items()}
