@@ -63,7 +63,8 @@ def test_no_text_of_a_record_acts_on_a_page(root, monkeypatch, displayed):
     page = page_module.Page("trial", values)
     live = toy_pages.results().assign(drop=("bound", [1.0, 0.9, 1.1]))
     live = page.save(live.assign_coords(kind=("period", ["a", "b"])))
-    live.attrs["parts"] = json.dumps([{"device": "d", "date": "2031-01-01", "commit": "0"}])
+    part = {"device": "d", "date": "2031-01-01", "commit": "0123456+changes"}
+    live.attrs["parts"] = json.dumps([part])
     record = poisoned_record(live, kept=("experiment", "tier"))
     monkeypatch.setattr(records, "best", lambda experiment: record)
     page.shown(live)
