@@ -31,3 +31,9 @@ def runs(axes, test, **others):
 def along(axis, values):
     """Return values for each place of an axis that `axis` others follow, for broadcasting."""
     return np.reshape(values, (-1, *[1] * axis))
+
+
+def assert_statistics(ds, expected):
+    """Require of statistics (name -> value) this value, and an interval of no width."""
+    for name, value in expected.items():
+        np.testing.assert_allclose(ds[name], value, atol=1e-9, err_msg=name)

@@ -26,6 +26,18 @@ FILES = {
     "book/experiments/trial.laptop.yml": "num_seeds: 3\nperiods: [5, 20]\n",
     "book/experiments/other.laptop.yml": "like: trial\nnum_seeds: 4\n",
 }
+# A row of a ledger, on that page.
+CLAIM = {
+    "id": "C0",
+    "version": "v3",
+    "place": "section 0",
+    "page": "experiments/trial",
+    "experiment": "trial",
+    "claim": "It falls.",
+    "paper": "a figure",
+    "expected": "reproduced",
+    "statements": [{"says": "drop", "statistic": "drop", "above": 0.5}],
+}
 
 
 def write(root):

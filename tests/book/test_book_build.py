@@ -211,3 +211,10 @@ def test_a_wrong_command_is_refused(tmp_path, capsys, arguments, named):
     (root / "profiles" / "far").mkdir(parents=True)
     (root / "profiles" / "far" / "config.yaml").write_text("executor: far-away\n")
     assert named in refused(root, capsys, *arguments)
+
+
+def test_results_check_every_page_before_the_first_runs(tmp_path, capsys):
+    root = toy_book.create(tmp_path)
+    (root / "book" / "other.laptop.yml").write_text("nothing: 1\n")
+    said = refused(root, capsys, *LAPTOP)
+    assert "other.laptop.yml: unknown parameter 'nothing'" in said

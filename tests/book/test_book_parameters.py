@@ -5,7 +5,7 @@ import re
 
 import pytest
 import toy_book
-from iterlin_book import build, execute, pages, parameters
+from iterlin_book import pages, parameters
 from iterlin_book.pages import BookError
 from iterlin_study.records import experiment_pages, records
 from toy_book import HEADER, ROOT
@@ -83,25 +83,6 @@ def test_a_tier_that_cannot_be_recorded_is_refused(book):
     assert pages.TIERS == records.TIERS
     with pytest.raises(BookError, match="'mine'"):
         load(book, "num_steps: 3", tier="mine")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [(["nowhere"], "'nowhere'"), (["xor", "--tier", "gpu"], "'gpu'"), (["book/last.md"], "last: ")],
-)
-def test_the_command_answers_a_bad_name_with_one_line(book, capsys, arguments, named):
-    assert execute.main([*arguments, "--root", str(book)]) == 2
-    said = capsys.readouterr()
-    assert named in said.err
-    assert (said.out, said.err.count("\n")) == ("", 1)
-
-
-def test_results_check_every_page_before_the_first_runs(book, capsys):
-    (book / "book" / "other.laptop.yml").write_text("nothing: 1\n")
-    assert build.main(["results", "--tier", "laptop", "--root", str(book)]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "other.laptop.yml: unknown parameter 'nothing'" in said.err
 
 
 def test_every_shipped_parameter_file_fits_its_page():

@@ -1,4 +1,4 @@
-"""pyproject.toml declares what the code imports."""
+"""pyproject.toml declares what the book imports; `test_wheel.py` sees to the library."""
 
 import ast
 import re
@@ -18,9 +18,7 @@ PROJECT, GROUPS = DECLARED["project"], DECLARED["dependency-groups"]
 EXTRAS = PROJECT["optional-dependencies"]
 CORE = PROJECT["dependencies"]
 BOOK = [*CORE, *EXTRAS["study"], *EXTRAS["book"]]
-DEV = [*BOOK, *GROUPS["browser"], *GROUPS["test"], *GROUPS["dev"]]
-OURS = {"iterlin", "iterlin_study", "iterlin_book", "bench", "book", "from_neural_tangents"}
-OURS |= {path.stem for path in (ROOT / "tests").rglob("*.py")}
+OURS = {"iterlin", "iterlin_study", "iterlin_book", "bench", "book"}
 
 DISTRIBUTIONS = packages_distributions()
 
@@ -46,14 +44,10 @@ def imported(path):
 @pytest.mark.parametrize(
     ("folder", "pattern", "declared"),
     [
-        ("lib/iterlin", "**/*.py", [*CORE, "flax", "equinox"]),
         ("lib/iterlin_study", "**/*.py", [*CORE, *EXTRAS["study"]]),
         ("lib/iterlin_book", "*.py", [*BOOK, *GROUPS["browser"]]),
         ("book", "**/*.md", BOOK),
         ("book", "**/*.py", BOOK),
-        # A script there makes the numbers of neural-tangents in an environment of its own.
-        ("tests", "**/*.py", [*DEV, "neural-tangents"]),
-        ("bench", "*.py", DEV),
     ],
 )
 def test_imports_are_declared(folder, pattern, declared):

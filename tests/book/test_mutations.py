@@ -1,23 +1,20 @@
 """Fifteen planted faults in the physics, each noticed by a quick test.
 
 A fault is one line of a copy of the library, changed. The test that notices it runs in a process of
-its own, forked from one that has imported everything but the library. This tests the tests, and so
-it is left to the night.
+its own. This tests the tests, and so it is left to the night.
 """
 
-import multiprocessing
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
-import jaxtyping
 import pytest
 
 pytestmark = pytest.mark.nightly
 TESTS = Path(__file__).resolve().parents[1]
 LIB = TESTS.parent / "lib"
-PRELOADED = ["beartype", "hypothesis", "jaxtyping", "matplotlib.pyplot", "optax", "xarray"]
 
 # name: (module, line, changed line, file with the test, -k expression for it)
 FAULTS = {
@@ -127,22 +124,6 @@ FAULTS = {
         "flat_activations",
     ),
 }
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(PRELOADED)
-
-
-def run_test(library, file, expression, log):
-    """In a process of its own: exit with pytest's status, or 99 if it ran another library."""
-    with open(log, "w") as output:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-    sys.path.insert(0, str(library))
-    jaxtyping.install_import_hook = lambda *_: None  # checked types would take most of the time
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", expression]
-    known = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are imported already
-    status = pytest.main([*options, *known, str(TESTS / file)])
-    found = sys.modules["iterlin"].__file__
-    sys.exit(int(status) if found.startswith(str(library)) else 99)
 
 
 @pytest.fixture(scope="module")
@@ -154,36 +135,31 @@ def library(tmp_path_factory):
     return root
 
 
-@pytest.fixture
-def outcome(library, tmp_path, monkeypatch):
-    """(file, expression) -> pytest's exit status on the copy of the library, and its output."""
-    for name in ("PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(file, expression):
-        log = tmp_path / "log"
-        process = context.Process(target=run_test, args=(library, file, expression, log))
-        process.start()
-        process.join()
-        return process.exitcode, log.read_text()
-
-    return run
+def outcome(library, file, expression):
+    """pytest's exit status for a test on the copy of the library, and its output."""
+    variables = {name: v for name, v in os.environ.items() if not name.startswith("PYTEST_")}
+    # Checking types at every call would take most of the time.
+    variables |= {"PYTHONPATH": str(library), "JAXTYPING_DISABLE": "1"}
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-k", expression, str(TESTS / file)]
+    command = [sys.executable, "-m", "pytest", *options]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    return done.returncode, done.stdout
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_planted_fault_is_noticed(outcome, library, name):
+def test_planted_fault_is_noticed(library, name):
     module, old, new, file, expression = FAULTS[name]
     path = library / f"{module}.py"
     source = path.read_text("utf8")
     assert source.count(old) == 1, f"{path.name} does not have this once: {old}"
     path.write_text(source.replace(old, new), "utf8")
-    status, output = outcome(file, expression)
+    status, output = outcome(library, file, expression)
     path.write_text(source, "utf8")
     assert (status, "1 failed" in output) == (1, True), output[-5000:]
 
 
-def test_without_a_fault_the_test_passes(outcome):
+def test_without_a_fault_the_test_passes(library):
     """Otherwise the test above could fail for any reason."""
     *_, file, expression = FAULTS["kernel not transposed"]
-    status, output = outcome(file, expression)
+    status, output = outcome(library, file, expression)
     assert status == 0, output[-5000:]

@@ -9,13 +9,8 @@ import xarray as xr
 from iterlin_study.records import comparison, experiment_pages, records
 from iterlin_study.report.page import Page
 
+pytestmark = pytest.mark.usefixtures("root")
 VALUES = {"num_seeds": 3, "periods": (5, 20)}
-
-
-@pytest.fixture(autouse=True)
-def root(monkeypatch, tmp_path):
-    monkeypatch.chdir(toy_pages.write(tmp_path))
-    return tmp_path
 
 
 def run(tier="quick", *, values=VALUES, scale=1.0):
@@ -71,7 +66,7 @@ def test_a_variable_in_another_form_differs(record, changed):
     assert math.isinf(found[0].share)
 
 
-def test_without_a_quick_run_there_is_nothing_to_compare(root):
+def test_without_a_quick_run_there_is_nothing_to_compare():
     record = run("laptop")
     assert comparison.since("trial") is None
     assert comparison.sentence(record) == "there is no quick run to compare"
@@ -97,13 +92,6 @@ def test_the_command_lists_and_keeps(record, capsys):
     assert "trial: the quick run gives the same numbers" in capsys.readouterr().out
     assert comparison.main(["--keep", "other"]) == 2
     assert "no record of other at tier quick" in capsys.readouterr().err
-
-
-def test_a_damaged_file_is_named(root, record):
-    path = comparison.kept_path("trial")
-    path.write_bytes(b"half")
-    with pytest.raises(ValueError, match=r"quick\.nc is damaged or not a record"):
-        comparison.kept("trial")
 
 
 def test_the_quick_runs_that_the_project_keeps_belong_to_its_records(monkeypatch):

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.linearise.linearization import jacobian_products, linearize, tree_add
 from iterlin.networks.mlp import parameter_count
 from iterlin_study.networks import convnets
 from problems import bare
@@ -172,18 +171,12 @@ def pushforward(f, params, tangent):
     return jax.jit(lambda p, v: jax.jvp(f, (p,), (v,)))(params, tangent)
 
 
-def test_resnet_and_its_linearisation_are_those_written_out():
+def test_resnet_and_its_derivative_are_those_written_out():
     model, params, tangent, x = resnet_problem(None)
     outputs, derivative, _ = numpy_resnet(params, tangent, x, None)
     value, pushed = pushforward(lambda p: model.apply(p, x), params, tangent)
     close(value, outputs)
     close(pushed, derivative)
-    proxy = jax.jit(linearize(model.apply, params))(tree_add(params, tangent), x)
-    close(proxy, outputs + derivative)
-    u = np.random.default_rng(5).normal(size=outputs.shape)
-    pull = jax.jit(lambda p, u: jacobian_products(model.apply, p, x).vjp(u))
-    pulled = jax.tree.map(np.vdot, pull(params, jnp.asarray(u)), tangent)
-    assert sum(jax.tree.leaves(pulled)) == pytest.approx(np.vdot(u, derivative), rel=1e-10)
 
 
 @pytest.mark.parametrize("normalization", ["batch", "frozen"])

@@ -25,17 +25,6 @@ TEXT = (
     r"\(\href{javascript:alert(1)}{x}\) $\href{javascript:alert(1)}{x}$ &lt; "
     "\n\n```{include} /etc/passwd\n```\n\n# Heading\n"
 )
-CLAIM = {
-    "id": "C1",
-    "version": "v1",
-    "place": "section 1",
-    "page": "experiments/trial",
-    "experiment": "trial",
-    "claim": "It falls.",
-    "paper": "from 3 to 1",
-    "expected": "reproduced",
-    "statements": [{"says": "by", "statistic": "gain", "above": 0.5}],
-}
 
 
 def poisoned(value, *, names=False):
@@ -67,23 +56,15 @@ def poisoned_record(record, *, kept=()):
     return found.assign({f"variable{TEXT}": (f"dimension{TEXT}", [1.0])})
 
 
-@pytest.fixture
-def displayed(monkeypatch):
-    found = []
-    for module in (page_module, openings, report):
-        monkeypatch.setattr(module, "display", lambda *shown: found.extend(shown))
-    return found
-
-
-def test_no_text_of_a_record_acts_on_a_page(tmp_path, monkeypatch, displayed):
-    project = toy_pages.write(tmp_path / "project")
-    (project / "book" / "claims.yml").write_text(yaml.safe_dump([CLAIM]))
-    monkeypatch.chdir(project)
+def test_no_text_of_a_record_acts_on_a_page(root, monkeypatch, displayed):
+    (root / "book" / "claims.yml").write_text(yaml.safe_dump([toy_pages.CLAIM]))
+    monkeypatch.setattr(report, "display", displayed.append)
     values = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
     page = page_module.Page("trial", values)
-    live = toy_pages.results().assign(gain=("bound", [1.0, 0.9, 1.1]))
+    live = toy_pages.results().assign(drop=("bound", [1.0, 0.9, 1.1]))
     live = page.save(live.assign_coords(kind=("period", ["a", "b"])))
-    live.attrs["parts"] = json.dumps([{"device": "d", "date": "2031-01-01", "commit": "0"}])
+    part = {"device": "d", "date": "2031-01-01", "commit": "0123456+changes"}
+    live.attrs["parts"] = json.dumps([part])
     record = poisoned_record(live, kept=("experiment", "tier"))
     monkeypatch.setattr(records, "best", lambda experiment: record)
     page.shown(live)

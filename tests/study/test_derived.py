@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 import xarray as xr
+from curves import runs
 from iterlin_study.records import records
 from iterlin_study.report import derived
 from iterlin_study.report.intervals import mean_interval
+
+from book.experiments import resnet_helpers
 
 SEEDS = np.arange(4.0)
 
@@ -124,33 +127,20 @@ def test_full_solves_are_paired_with_flows_by_seed(monkeypatch):
     assert estimate(minima, "sgd_level") == 2
 
 
-def runs(**names):
+def two_periods():
     """K = 1 and K = 8, three looks; the loss halves from look to look."""
-    shape = ("period", "seed", "evaluation")
-    train = np.array([[0.2, 0.5, 0.9], [0.1, 0.4, 0.42]])[:, None] + 0 * SEEDS[:, None]
-    loss = np.array([[4.0, 2.0, 1.0], [4.0, 3.0, 2.0]])[:, None] + 0 * SEEDS[:, None]
-    found = xr.Dataset(
-        {
-            "train_accuracy": (shape, train),
-            "train_loss": (shape, loss),
-            "test_accuracy": (shape, train - 0.1),
-            "diverged_at": (("period", "seed"), [4 * [-1], [-1, -1, 5, 9]]),
-        },
-        {"period": [1.0, 8.0]},
-    )
-    return found.rename({old: new for old, new in names.items() if old in found.variables})
+    train = np.array([[0.2, 0.5, 0.9], [0.1, 0.4, 0.42]])[:, None]
+    loss = np.array([[4.0, 2.0, 1.0], [4.0, 3.0, 2.0]])[:, None]
+    diverged = [4 * [-1], [-1, -1, 5, 9]]
+    others = {"train_accuracy": train, "train_loss": loss, "diverged_at": diverged}
+    return runs({"period": [1.0, 8.0], "seed": SEEDS}, train - 0.1, **others)
 
 
 def test_runs_are_compared_at_the_same_loss_and_must_have_come_to_rest():
-    names = ("train_accuracy", "train_loss", "test_accuracy", "diverged_at")
-    plain, batch = (
-        runs(**{name: f"{name}_{kind}" for name in names}, period=f"period_{kind}").rename(
-            evaluation=f"evaluation_{kind}"
-        )
-        for kind in ("plain", "batch")
-    )
-    batch["diverged_at_batch"] = 0 * batch.diverged_at_batch - 1
-    record = xr.merge([plain, batch]).assign_attrs(experiment="resnet")
+    plain = two_periods()
+    parts = {"plain": plain, "batch": plain.assign(diverged_at=0 * plain.diverged_at - 1)}
+    record = xr.merge([resnet_helpers.with_name(ds, name) for name, ds in parts.items()])
+    record.attrs["experiment"] = "resnet"
     # K = 1 has the other's last loss, 2, at its second look.
     assert estimate(record, "gap_plain_matched") == pytest.approx(40 - 32)
     assert estimate(record, "late_gain_batch") == pytest.approx(40)  # K = 1, from look 2 to 3
@@ -158,7 +148,7 @@ def test_runs_are_compared_at_the_same_loss_and_must_have_come_to_rest():
 
 
 def test_lost_runs_are_those_that_diverged_or_guess():
-    record = runs().assign_attrs(experiment="batching")
+    record = two_periods().assign_attrs(experiment="batching")
     record = record.isel(period=[0, 1, 1])
     record["train_accuracy"] = record.train_accuracy.where(record.seed > 0, 0.1)
     assert [estimate(record, f"lost_{p}") for p in ("standard", "moderate", "large")] == [1, 3, 3]
@@ -169,10 +159,3 @@ def test_three_seeds_of_a_stored_mean_have_no_interval():
     assert derived.statistic(of("workshop", stored), "plateau_ratio") == (0.1, -np.inf, np.inf)
     stored["x"] = "seed", np.ones(4)
     assert derived.statistic(of("workshop", stored), "plateau_ratio") == (0.1, 0.0, 0.2)
-
-
-@pytest.mark.parametrize(("experiment", "name"), derived.STATISTICS)
-def test_each_is_read_off_the_record_that_there_is(experiment, name):
-    found = derived.statistic(records.best(experiment), name)
-    assert np.isfinite(found.estimate)
-    assert found.lower <= found.estimate <= found.upper

@@ -15,28 +15,12 @@ from book.beyond.early_or_late_helpers import (
     at_steps,
     centred_alignment,
     ends_of_periods,
-    label,
     rank_correlation,
     relative_change,
     same_class,
-    single,
 )
 
 NAN = np.nan
-
-
-@pytest.mark.parametrize(
-    ("places", "lengths"),
-    [([], [10] * 5), ([1], [99, 10, 10, 10, 10]), ([3, 5], [10, 10, 99, 10, 99])],
-)
-def test_periods_at_the_places_are_long(places, lengths):
-    ends = ends_of_periods(10, 99, 5, places)
-    assert np.diff(ends, prepend=0).tolist() == lengths
-
-
-def test_settings_are_named_by_their_places():
-    places = ([], [3], [6, 7, 8], [1, 4], list(range(1, 9)))
-    assert list(map(label, places)) == ["none", "3", "6 to 8", "1, 4", "1 to 8"]
 
 
 @pytest.mark.parametrize("places", [[0], [1, 6]])
@@ -88,10 +72,3 @@ def test_changes_and_alignments_are_those_of_each_run_and_evaluation():
     one, other = kernels.values[1, :, :, 2], kernels.values[1, :, :, 0]
     np.testing.assert_allclose(found[1, 2], centred_alignment(one, other), rtol=1e-6)
     np.testing.assert_allclose(found.isel(evaluation=0), 1, rtol=1e-5)
-
-
-def test_single_settings_come_in_the_order_of_their_place():
-    places = {"place": ("setting", [0, 6, 1, 0])}
-    names = ["none", "6", "1", "6 to 8"]
-    ds = xr.Dataset({"cost": ("setting", np.arange(4))}, {"setting": names, **places})
-    assert single(ds).setting.values.tolist() == ["1", "6"]

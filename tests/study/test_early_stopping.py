@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import xarray as xr
-from iterlin_study.runs.early_stopping import add_accuracies, at_loss, oracle, validated
+from curves import runs
+from iterlin_study.runs.early_stopping import at_loss, oracle, validated
 from numpy.testing import assert_allclose
 
-RUN = ("period", "seed", "evaluation")
 NAN = np.nan
 
 
@@ -25,15 +25,9 @@ def curves():
             [[0.2, 0.1, NAN, NAN], [0.1, 0.2, 0.3, 0.1]],
         ]
     )
-    variables = {
-        "test_accuracy": test,
-        "test_accuracy_proxy": test + 0.1,
-        "validation_accuracy": held_out,
-        "validation_accuracy_proxy": held_out,
-        "step": np.broadcast_to([0, 10, 100, 1000], test.shape),
-    }
-    variables = {name: (RUN, values) for name, values in variables.items()}
-    return xr.Dataset(variables, {"period": [1.0, math.inf], "seed": [0, 1]})
+    others = {"test_accuracy_proxy": test + 0.1, "validation_accuracy": held_out}
+    axes = {"period": [1.0, math.inf], "seed": [0, 1]}
+    return runs(axes, test, step=[0, 10, 100, 1000], **others)
 
 
 def test_the_oracle_reads_the_best_of_what_is_trained_and_validation_where_it_chooses():
@@ -49,25 +43,15 @@ def test_readings_may_begin_late():
 
 def test_accuracy_at_a_training_loss_is_read_between_two_looks():
     """Losses of 1, 0.1 and 0.01 at 0.2, 0.4 and 0.5; a rise in between changes nothing."""
-    dims = ("seed", "evaluation")
-    losses, accuracies = [1.0, 0.1, 0.2, 0.01], [0.2, 0.4, 0.3, 0.5]
-    variables = {"train_loss": (dims, [losses, [*losses[:3], NAN]])}
-    variables["test_accuracy"] = (dims, [accuracies, accuracies])
-    wanted = xr.DataArray([[2.0, 10**-0.5, 0.001]] * 2, dims=("seed", "other"))
-    found = at_loss(xr.Dataset(variables, {"seed": [0, 1]}), wanted)
-    assert_allclose(found, [[0.2, 0.3, 0.5], [NAN] * 3], atol=1e-9)
+    losses = [1.0, 0.1, 0.2, 0.01]
+    live = runs({"seed": [0, 1]}, [0.2, 0.4, 0.3, 0.5], train_loss=[losses, [*losses[:3], NAN]])
+    wanted = xr.DataArray([[2.0, 10**-0.5, 10**-1.5, 0.001]] * 2, dims=("seed", "other"))
+    found = at_loss(live, wanted)
+    assert_allclose(found, [[0.2, 0.3, 0.4, 0.5], [NAN] * 4], atol=1e-9)
 
 
 def test_a_training_loss_of_zero_is_read_like_any_other():
     """Read zero, which has no logarithm, as the end of the curve."""
-    losses, tests = [[[1.0, 0.1, 0.0]]], [[[0.1, 0.3, 0.6]]]
-    runs = xr.Dataset({"train_loss": (RUN, losses), "test_accuracy": (RUN, tests)})
-    found = at_loss(runs, xr.DataArray([0.1, 0.0], dims="loss"))
-    assert_allclose(found[0, 0], [0.3, 0.6], atol=1e-9)
-
-
-def test_accuracies_at_both_readings_are_added_in_per_cent():
-    found = add_accuracies(curves())
-    assert_allclose(found.accuracy_oracle, 100 * oracle(curves()))
-    assert_allclose(found.accuracy_validated, 100 * validated(curves()))
-    assert "accuracy_oracle" not in curves()
+    live = runs({"seed": [0]}, [0.1, 0.3, 0.6], train_loss=[1.0, 0.1, 0.0])
+    found = at_loss(live, xr.DataArray([0.1, 0.0], dims="loss"))
+    assert_allclose(found[0], [0.3, 0.6], atol=1e-9)

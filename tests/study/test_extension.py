@@ -10,9 +10,8 @@ from iterlin_study.records import comparison, extension, records
 from iterlin_study.report import intervals
 from iterlin_study.report import page as page_module
 from iterlin_study.report.page import Page
-from iterlin_study.runs import exact_runs, grids
-from test_exact_runs import FULL_BATCH
-from test_exact_runs import make as make_exact
+from iterlin_study.runs import grids
+from test_exact_runs import by_engines
 from test_grids import STEPS, problem
 
 
@@ -34,9 +33,7 @@ def steps(seeds):
 
 def engines(seeds):
     """Runs by an exact engine."""
-    axes = {"period": (5,), "seed": seeds}
-    settings = {"engine": lambda run: "function_space"}
-    return exact_runs.exact_grid(FULL_BATCH, axes, make_exact, **settings)
+    return by_engines(axes={"period": (5,), "seed": seeds})
 
 
 @pytest.mark.parametrize("grid", [steps, engines])
@@ -95,13 +92,6 @@ def test_whole_seeds_of_the_same_parameters_are_taken():
 
 
 # A page that asks for it, with a record that it makes itself.
-
-
-@pytest.fixture
-def root(monkeypatch, tmp_path):
-    monkeypatch.chdir(toy_pages.write(tmp_path))
-    monkeypatch.setattr(page_module, "display", lambda shown: None)
-    return tmp_path
 
 
 def whole_run(num_seeds, known=()):

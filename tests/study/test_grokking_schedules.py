@@ -20,11 +20,6 @@ def test_a_run_needs_the_updates_of_its_first_look_above_the_level():
     assert found.needed_steps.values.tolist() == [[1, 3]]
 
 
-def test_updates_end_with_the_run():
-    assert helpers.ends_of([0.25, 0.5, 1.0], 100, 3) == [25, 75, 175, 275]
-    assert helpers.ends_of([2.0, 1.0], 10, 2) == []
-
-
 def test_the_transformer_tells_first_from_second_number_and_treats_pairs_alone():
     params = helpers.transformer_params(jax.random.key(0), 5, 8, 8)
     pairs = np.array([[1, 3], [3, 1], [0, 4]], np.int32)

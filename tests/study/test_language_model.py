@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from curves import assert_statistics
 
 from book.beyond import language_model_helpers as helpers
 
@@ -64,8 +65,7 @@ def test_statistics_compare_the_arms_that_their_claims_name():
     expected = {"adam_ratio": 1.5, "ratio_10": 1, "end_gap_new": -0.3, "end_gap_1": 0.6}
     expected |= {"end_gap_same": 0.5, "long_over_10": 0.5, "grown_over_10": 0.1}
     expected |= {"matched_gap": 3.1 - 2.9, "all_reach": 1}  # between visits 1 and 2 of the other
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], [value] * 3, atol=1e-9, err_msg=name)
+    assert_statistics(found, expected)
 
 
 def test_a_level_that_is_not_reached_has_no_visit():

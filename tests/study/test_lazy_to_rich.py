@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
+from curves import assert_statistics
 from problems import flat
 
 from book.beyond import lazy_to_rich_helpers as helpers
@@ -157,17 +158,13 @@ def test_statistics_of_runs_that_follow_the_laws():
     for level, times in ((0.01, (1, 10, 100)), (0.1, (10, 100, 1000))):
         expected = np.tile(np.transpose([times]), (1, 4))
         np.testing.assert_allclose(critical.sel(level=level), expected, rtol=1e-6)
-    zero = ("power_1", "power_10", "reach_power_1", "reach_power_10", "first_power")
-    for name in zero:
+    for name in ("power_1", "power_10", "reach_power_1", "reach_power_10", "first_power"):
         np.testing.assert_allclose(found[f"xor_{name}"], 0, atol=1e-6)
-    np.testing.assert_allclose(found.xor_width_power, -1)
-    np.testing.assert_allclose(found.xor_fitted, 100)
     for ending in ("accuracy", "grid_accuracy", "alignment", "grid_alignment"):
-        np.testing.assert_allclose(found[f"xor_r2_total_{ending}"], 1)
-        np.testing.assert_allclose(found[f"xor_r2_drift_{ending}"], 1)
-    accuracy = 100 * np.array([1 + 2e-4, 1 + 1e-3 * 5000 / 0.1, 1 + 2e-5]) ** -3.0
-    np.testing.assert_allclose(found.xor_rich, accuracy[0] - accuracy[1])
-    np.testing.assert_allclose(found.xor_lazy, accuracy[0] - accuracy[2])
+        assert_statistics(found, {f"xor_r2_total_{ending}": 1, f"xor_r2_drift_{ending}": 1})
+    middle, rich, lazy = 100 * np.array([1 + 2e-4, 1 + 1e-3 * 5000 / 0.1, 1 + 2e-5]) ** -3.0
+    expected = {"xor_rich": middle - rich, "xor_lazy": middle - lazy}
+    assert_statistics(found, expected | {"xor_width_power": -1, "xor_fitted": 100})
 
 
 def test_the_flow_predicts_critical_times_from_one_of_them():

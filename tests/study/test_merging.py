@@ -1,6 +1,5 @@
 """Grids in one data set come out as they went in."""
 
-import numpy as np
 import xarray as xr
 from curves import runs
 from iterlin_study.runs import merging
@@ -25,9 +24,3 @@ def test_a_grid_comes_out_of_the_merged_data_set_as_it_went_in():
 def test_only_the_axes_that_are_asked_for_get_the_name():
     named = merging.named(runs({"period": [1], "seed": [0]}, [0.1, 0.2]), "large", ["period"])
     assert named.large_test_accuracy.dims == ("large_period", "seed", "evaluation")
-
-
-def test_totals_are_those_of_all_grids():
-    grid = runs({"seed": [0]}, [0.1])
-    assert merging.totals(grid, grid, grid) == {"seconds": 4.5, "missing": 3}
-    assert np.isclose(merging.totals()["seconds"], 0)

@@ -10,18 +10,11 @@ BOOK = provenance.project_root() / "book"
 RECORD = xr.Dataset({"drop": ("bound", np.array([1.0, 0.7, 1.3]))})
 
 
-@pytest.fixture
-def displayed(monkeypatch):
-    found = []
-    monkeypatch.setattr(openings, "display", lambda shown: found.append(shown.data))
-    return found
-
-
 def test_a_page_opens_with_a_closed_line_for_each_of_its_claims(displayed):
     page = claims.load_claims()[0]["page"]
     openings.show(page)
     rows = [row for row in claims.load_claims() if row["page"] == page]
-    assert displayed[0].count("<details>") == len(rows)
+    assert displayed[0].data.count("<details>") == len(rows)
     with pytest.raises(ValueError, match="no claim of the ledger is judged by the page 'index'"):
         openings.show("index")
 
@@ -37,7 +30,7 @@ def test_a_figure_is_drawn_of_the_record_that_there_is(monkeypatch):
 def test_what_an_older_record_lacks_is_said(monkeypatch, displayed):
     monkeypatch.setattr(records, "best", {"trial": RECORD}.get)
     openings.figure("experiments/trial", lambda record: record["new"])
-    assert "older than this page: it lacks" in displayed[0]
+    assert "older than this page: it lacks" in displayed[0].data
 
 
 def test_every_page_that_judges_claims_opens_with_them():

@@ -9,23 +9,10 @@ import xarray as xr
 from iterlin.training.loop import OutOfTime
 from iterlin_study.records import records
 from iterlin_study.report import claims
-from iterlin_study.report import page as page_module
 from iterlin_study.report.page import Page
 
+pytestmark = pytest.mark.usefixtures("root")
 VALUES = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
-
-
-@pytest.fixture(autouse=True)
-def root(monkeypatch, tmp_path):
-    monkeypatch.chdir(toy_pages.write(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def displayed(monkeypatch):
-    found = []
-    monkeypatch.setattr(page_module, "display", lambda shown: found.append(shown.data))
-    return found
 
 
 def test_a_record_holds_every_parameter_of_the_cell_and_nothing_else():
@@ -78,10 +65,13 @@ def test_the_record_of_the_highest_tier_is_shown_else_the_run(displayed):
     quick = Page("trial", VALUES | {"tier": "quick"})
     live = quick.save(toy_pages.results(), data="made up")
     assert quick.shown(live) is live
-    assert "Shown: quick tier, 3 seeds, run while this page was built. made up." in displayed.pop()
-    Page("trial", VALUES).save(toy_pages.results(), seconds=120.0)
+    said = displayed.pop().data
+    assert "Shown: quick tier, 3 seeds, run while this page was built. made up." in said
+    record = Page("trial", VALUES).save(toy_pages.results(), seconds=120.0)
     assert quick.shown(live).attrs["tier"] == "laptop"
-    assert "Shown: laptop tier: 3 seeds, 2 min on " in displayed.pop()
+    said = displayed.pop().data
+    assert f"Shown: laptop tier: 3 seeds, 2 min on {record.attrs['device']}" in said
+    assert record.attrs["date"] in said
 
 
 def test_a_record_older_than_the_page_gives_way_to_the_run(displayed):
@@ -90,8 +80,8 @@ def test_a_record_older_than_the_page_gives_way_to_the_run(displayed):
     live = quick.save(toy_pages.results().assign(more=0.0))
     assert quick.shown(live) is live
     said, shown = displayed
-    assert "older than this page: it lacks more" in said
-    assert "Shown: quick tier" in shown
+    assert "older than this page: it lacks more" in said.data
+    assert "Shown: quick tier" in shown.data
 
 
 def test_limits_hold_for_whole_quick_runs():

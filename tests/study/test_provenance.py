@@ -3,15 +3,7 @@
 import subprocess
 
 import pytest
-import toy_pages
 from iterlin_study.records import provenance
-
-
-@pytest.fixture
-def root(tmp_path, monkeypatch):
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    monkeypatch.chdir(toy_pages.write(tmp_path))
-    return tmp_path
 
 
 def test_the_checkout_is_at_or_above_the_working_directory(root, monkeypatch):
@@ -37,7 +29,8 @@ def commit(root):
     return found.stdout.strip()
 
 
-def test_a_commit_says_whether_the_library_or_the_book_differ_from_it(root):
+def test_a_commit_says_whether_the_library_or_the_book_differ_from_it(root, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(root.parent))
     assert provenance.commit() == "unknown"
     module = root / "lib" / "iterlin" / "steps.py"
     module.parent.mkdir(parents=True)

@@ -6,19 +6,12 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-import toy_pages
 import xarray as xr
 from iterlin_study.records import experiment_pages, records
 from iterlin_study.report import intervals
 
 EXPERIMENT = "trial"
-
-
-@pytest.fixture(autouse=True)
-def root(monkeypatch, tmp_path):
-    """Records belong to the project around the working directory, here a toy."""
-    monkeypatch.chdir(toy_pages.write(tmp_path))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("root")
 
 
 def results(value=1.0):
@@ -75,14 +68,6 @@ def test_best_is_the_highest_complete_record_and_never_quick():
     assert list(records.tiers(EXPERIMENT)) == ["paper", "gpu", "laptop"]
 
 
-def test_caption_says_tier_seeds_cost_and_device():
-    record = save(wall_time=600.0)
-    line = records.caption(record)
-    assert line.startswith("laptop tier: 3 seeds, 10 min on ")
-    assert record.attrs["device"] in line
-    assert record.attrs["date"] in line
-
-
 # Failures leave what was there.
 
 
@@ -131,14 +116,6 @@ def refused(named):
 def test_files_that_are_not_records_are_refused_unread(make, named):
     craft(make)
     refused(named)
-
-
-# Files that are not the record asked for.
-
-
-def test_a_record_that_was_not_run_is_missing(root):
-    with pytest.raises(FileNotFoundError, match=r"no record of trial at tier gpu: .*gpu\.nc"):
-        records.load(EXPERIMENT, "gpu")
 
 
 @pytest.mark.parametrize("share", [0, 0.9])

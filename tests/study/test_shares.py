@@ -10,9 +10,8 @@ import xarray as xr
 from iterlin.exact.trainer import ExactTrainer
 from iterlin.training import loop
 from iterlin_study.records import environment, records
-from iterlin_study.runs import exact_runs, grids, groups
-from test_exact_runs import FULL_BATCH
-from test_exact_runs import make as make_exact
+from iterlin_study.runs import grids, groups
+from test_exact_runs import by_engines
 from test_grids import STEPS, problem
 
 
@@ -28,9 +27,7 @@ def steps(folder):
 
 def engines(folder):
     """Runs by an exact engine."""
-    axes = {"period": (5,), "seed": (0, 1)}
-    settings = {"engine": lambda run: "function_space", "folder": folder}
-    return exact_runs.exact_grid(FULL_BATCH, axes, make_exact, **settings)
+    return by_engines(axes={"period": (5,), "seed": (0, 1)}, folder=folder)
 
 
 @pytest.fixture
@@ -83,6 +80,7 @@ def test_shares_are_disjoint_and_together_all_runs(tmp_path, share, grid, monkey
     for place, name in ((loop.jax, "block_until_ready"), (ExactTrainer, "_linearize")):
         monkeypatch.setattr(place, name, lambda *_: pytest.fail("a run was trained"))
     again = grid(store)
+    assert again.attrs["seconds"] > 0
     for name in set(whole.data_vars) - {"seconds"}:
         np.testing.assert_array_equal(again[name], whole[name], err_msg=name)
     assert again.missing == 0

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import xarray as xr
+from curves import assert_statistics, runs
 from problems import dense, flat
 
 from book.beyond import what_goes_stale_helpers as helpers
@@ -91,23 +91,10 @@ def test_unknown_layers_are_named():
         trained("fresh", ("d", "1", "a"), 2, 2)
 
 
-def runs_of(axes, test, train=1.0, losses=(2.0, 1.0, 0.5), diverged=None):
+def runs_of(axes, test, train=1.0, losses=(2.0, 1.0, 0.5), diverged=-1):
     """Runs with these final test accuracies, seeds first; a falling loss, SGD's curve below."""
-    test = np.asarray(test, float)
     curve = np.stack([0 * test + 0.2, 0 * test + 0.5, test], -1)
-    shape = (*curve.shape[:-1], 1)
-    diverged = np.full(test.shape, -1) if diverged is None else diverged
-    dims = (*axes, "evaluation")
-    return xr.Dataset(
-        {
-            "step": (dims, np.tile([0, 1, 2], shape)),
-            "test_accuracy": (dims, curve),
-            "train_accuracy": (dims, np.full(curve.shape, train)),
-            "train_loss": (dims, np.tile(losses, shape)),
-            "diverged_at": (tuple(axes), diverged),
-        },
-        {name: values for name, values in axes.items()},
-    )
+    return runs(axes, curve, train_accuracy=train, train_loss=losses, diverged_at=diverged)
 
 
 def test_costs_and_effects_of_runs_with_known_ends():
@@ -121,18 +108,14 @@ def test_costs_and_effects_of_runs_with_known_ends():
     block = {**seeds, "block": ["a", "b", "dense", "head"]}
     blocks = runs_of(block, best[:, None] - [0.01, 0.05, 0.02, 0.0], train=0.7)
     found = helpers.judged(sgd, corners, blocks, 1.0)
-    expected = {"jacobian": 12.5, "residual": 7.5, "interaction": 5, "difference": -5}
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[f"{name}_end"], value)
+    expected = {"jacobian_end": 12.5, "residual_end": 7.5, "interaction_end": 5}
+    expected |= {"difference_end": -5, "cost_both": 20, "residual_share": 7.5 / 20}
+    expected |= {"second_less_first": 4, "second_less_dense": 3, "second_less_head": 5}
+    expected |= {"jacobian_far_fit": helpers.GUESSING, "both_far_fit": 100}
+    assert_statistics(found, expected)
     # SGD had 50 % where its loss was 1, at which the corners end: 30 and 40 points below its end.
     both = found.cost.sel(corner="both", time=1) - found.cost_matched.sel(corner="both", time=1)
     np.testing.assert_allclose(both, [30, 40, 30, 40])
     np.testing.assert_allclose(found.interaction_matched[0], 5 + 35)
-    np.testing.assert_allclose(found.cost_both, 20)
-    np.testing.assert_allclose(found.residual_share, 7.5 / 20)
-    for name, value in {"first": 4, "dense": 3, "head": 5}.items():
-        np.testing.assert_allclose(found[f"second_less_{name}"], value)
     np.testing.assert_allclose(found.cost.sel(corner="jacobian", time=10), [70, 80, 70, 80])
     np.testing.assert_allclose(found.block_fit, 70)
-    np.testing.assert_allclose(found.jacobian_far_fit, helpers.GUESSING)
-    np.testing.assert_allclose(found.both_far_fit, 100)

@@ -1,0 +1,159 @@
+"""What a page's claims are judged by, on made-up runs with known answers: one page a test."""
+
+import numpy as np
+import pytest
+import xarray as xr
+from curves import along, assert_statistics, runs
+from iterlin_study.runs import merging
+
+from book.experiments import (
+    batching_helpers,
+    damping_cnn_helpers,
+    data_scaling_helpers,
+    exact_solves_helpers,
+    few_updates_helpers,
+    full_solve_helpers,
+    period_sweep_helpers,
+    resnet_helpers,
+    width_helpers,
+)
+
+SEEDS = {"seed": range(4)}
+
+
+def test_batching_is_full_batch_minus_minibatch():
+    batches = [batching_helpers.FULL, batching_helpers.MINI]
+    full, mini = [0.1, 0.9, 0.5], [0.1, 0.6, 0.7]
+    test = np.stack([np.broadcast_to(each, (3, 4, 3)) for each in (full, mini)])
+    test[1, 2, :, 1:] = np.nan  # diverged: counts with the accuracy that it started from
+    diverged = np.where(np.isnan(test[..., -1]), 1, -1)
+    live = runs({"batch": batches, "period": [1, 5, 20]} | SEEDS, test, diverged_at=diverged)
+    found = batching_helpers.add_statistics(live)
+    moderate = {"best_moderate": 20, "end_moderate": -20, "largest_moderate": 30}
+    large = {"best_large": 80, "end_large": 40, "largest_large": 80}
+    expected = {f"difference_{name}": value for name, value in (moderate | large).items()}
+    assert_statistics(found, expected)
+
+
+def test_damping_gains_in_accuracy_and_costs_linearisations_until_all_is_fitted():
+    test = 0.5 + along(2, [0.0, 0.2, 0.3]) * np.array([0.0, 1.0, 0.5, 0.0])
+    fit = np.broadcast_to(along(2, [1.0, 1.0, 0.9]) * [0.1, 0.98, 0.995, 1.0], (3, 4, 4))
+    updates = along(2, [1, 40, 400]) * np.array([0, 2, 4.75, 6])
+    live = runs({"penalty": [0.001, 0.1, 1.0]} | SEEDS, test, train_accuracy=fit, updates=updates)
+    found = damping_cnn_helpers.add_statistics(live, [0.001, 0.1])
+    taken = found.linearizations_to_fit.transpose("penalty", "seed")
+    np.testing.assert_allclose(taken[:2].T, [[5.75, 191]] * 4)
+    assert np.isnan(taken[2]).all()  # it never fits
+    ratio = np.log10(191 / 5.75)
+    assert_statistics(found, {"gain_oracle": 20, "linearizations_ratio": ratio})
+
+
+def test_data_scaling_has_slopes_a_decade_against_k_1_and_of_the_finite_period_farthest_off():
+    sizes = [10, 100, 1000]
+
+    def grid(slopes):
+        decades = np.log10(sizes)[:, None, None]
+        test = np.stack([(30 + slope * decades) / 100 * [0.5, 1.0] for slope in slopes.values()])
+        axes = {"period": list(slopes), "size": sizes} | SEEDS
+        return runs(axes, test * np.ones((1, 1, 4, 1)))
+
+    small, large = grid({1: 8, 10: 7, 100: 12}), grid({1: 9, np.inf: 4})
+    found = data_scaling_helpers.add_statistics(small, large)
+    np.testing.assert_allclose(found.slope_oracle, [[8] * 4, [7] * 4, [12] * 4])
+    assert_statistics(found, {"finite_slope_oracle": 4, "lazy_slope_oracle": -5})
+
+
+def test_exact_solves_have_a_cost_against_sgd_a_gain_by_damping_and_slopes():
+    axes, ends = {"time": [1, 10, 100]} | SEEDS, np.array([0.1, 1.0])
+    damped = runs(axes, along(2, [0.8, 0.7, 0.6]) * ends)
+    flow = runs(axes, along(2, [0.75, 0.7, 0.65]) * ends)
+    sgd = runs(SEEDS, 0.85 * np.array([0.1, 0.5, 1.0]))
+    found = exact_solves_helpers.add_statistics({"damped": damped, "flow": flow, "sgd": sgd})
+    expected = {"cost_accuracy": 25, "gain_accuracy": 20, "cost_oracle": 25, "distance": 0}
+    expected |= {"damped_slope": -10, "flow_slope": -5, "slope_difference": -5}
+    assert_statistics(found, expected)
+    np.testing.assert_array_equal(found.look, [0, 1])
+    assert found.sgd_test_accuracy.dims == ("seed", "sgd_look")
+
+
+def test_few_updates_have_gaps_at_the_end_at_equal_loss_and_at_the_best_reading():
+    every, few = [0.1, 0.6, 0.9, 0.8], [0.1, 0.2, 0.5, 0.6]
+    test = np.stack([np.broadcast_to(each, (4, 4)) for each in (every, few)])
+    loss = along(2, [1, 10]) * np.array([8.0, 4.0, 2.0, 0.4])  # the few end with the loss 4
+    updates = along(2, [1, 0]) * np.arange(4) + along(2, [0, 1]) * [0, 1, 2, 2]
+    lazy = merging.named(runs(SEEDS, [0.1, 0.4]), "lazy")
+    live = runs({"period": [1, 100]} | SEEDS, test, train_loss=loss, updates=updates)
+    found = few_updates_helpers.add_statistics(live.merge(lazy, compat="override"))
+    # Where the loss is 4 both are at 0.6; from 0.4 to 0.8 the few come to 0.6.
+    expected = {"gap_end": 20, "gap_matched": 0, "gap_oracle": 30, "share": 0.5, "final_updates": 2}
+    assert_statistics(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("halve_after", "halvings"), [([1], [0, 0, 0, 1, 1, 1, 1]), ([1, 2], [0, 0, 0, 1, 1, 2, 2])]
+)
+def test_sharpness_uses_the_step_size_of_the_moment(halve_after, halvings):
+    live = runs({"period": [1, 100]} | SEEDS, np.zeros(7), curvature=8.0)
+    live["time"] = "evaluation", np.arange(7.0)
+    live.attrs |= {"step_size": 0.5, "momentum": 1.0, "halve_after": halve_after}
+    found = few_updates_helpers.sharpness(live, live.isel(period=0, seed=0))
+    np.testing.assert_allclose(found, 2 * 0.5 ** np.array(halvings))
+
+
+def test_full_solves_are_compared_with_sgd_and_count_as_solved_at_ends_of_periods():
+    names = ("SGD", "ADAM", "FIXED", "STOPPED")
+    axes = {"solver": [getattr(full_solve_helpers, name) for name in names]} | SEEDS
+    test = along(2, [0.9, 0.8, 0.5, 0.6]) * np.array([0.1, 1.0, 0.2, 0.3, 0.4, 0.5, 0.6])
+    # Three readings a period: 1 in the middle of the first period does not solve it.
+    proxy = np.broadcast_to([0.1, 1.0, 0.5, 0.5, 0.5, 0.5, 1.0], (4, 4, 7))
+    found = full_solve_helpers.add_statistics(runs(axes, test, train_accuracy_proxy=proxy), 3)
+    gaps = {"sgd_fixed": 40, "sgd_stopped": 30, "adam_fixed": 30, "adam_stopped": 20}
+    expected = {f"gap_{name}_oracle": value for name, value in gaps.items()}
+    assert_statistics(found, expected | {"solved_share": 0.5})
+
+
+def test_periods_agree_with_k_1_while_short_and_drop_at_the_largest_finite_one():
+    # With a step of 0.01 the periods 5 and 10 are within eta K = 0.1.
+    axes = {"period": [1.0, 5.0, 10.0, 1000.0, np.inf]} | SEEDS
+    test = along(2, [0.9, 0.89, 0.94, 0.6, 0.2]) * np.ones((1, 4, 3))
+    steps = np.array([0, 1000, 2000])
+    newton = runs(SEEDS, [0.1, 0.7, 0.8], train_accuracy=[0.5, 1.0, 1.0], step=steps)
+    found = period_sweep_helpers.add_statistics(runs(axes, test, step=steps), newton, 0.01)
+    expected = {"largest_gap_oracle": -4, "trajectory_distance": 4, "drop_oracle": 30}
+    # Read until the network fits; the whole run would come to 0.8.
+    expected |= {"newton_accuracy_oracle": 70, "newton_whole_oracle": 80, "newton_drop_oracle": 20}
+    assert_statistics(found, expected)
+    assert found.newton_updates.dims == ("seed", "newton_evaluation")
+
+
+def test_periods_are_read_after_the_first_period():
+    axes = {"period": [1.0, 5.0, 1000.0]} | SEEDS
+    live = runs(axes, [0.9, 0.8, 0.7, 0.6], step=[0, 100, 500, 1000])
+    found = period_sweep_helpers.add_statistics(live, runs(SEEDS, [0.5]), 0.01)
+    np.testing.assert_allclose(found.accuracy_oracle[:, 0], [80, 80, 60])
+
+
+def test_resnets_come_out_of_the_record_and_gaps_are_between_their_periods():
+    plain = runs({"period": [1, 24]} | SEEDS, along(2, [0.9, 0.6]) * np.array([0.5, 1.0, 0.8]))
+    batch = runs({"period": [1, 12]} | SEEDS, along(2, [0.7, 0.9]) * np.array([0.5, 1.0]))
+    parts = {"plain": plain, "batch": batch}
+    live = xr.merge([resnet_helpers.with_name(ds, name) for name, ds in parts.items()])
+    assert resnet_helpers.variants(live) == ["plain", "batch"]
+    kept = [name for name in resnet_helpers.KEPT if name in batch]
+    xr.testing.assert_equal(resnet_helpers.variant(live, "batch")[kept], batch[kept])
+    found = resnet_helpers.add_statistics(live, ["plain", "batch", "frozen"])
+    assert_statistics(found, {"gap_plain": 30, "gap_batch": -20})
+    assert np.isnan(found.gap_frozen[0])
+
+
+def test_wide_networks_have_gaps_below_sgd_at_the_end_and_at_equal_loss():
+    ends, axes = np.array([0.5, 1.0]), {"size": [1000]} | SEEDS
+    flow = np.array([0.79, 0.60])[:, None, None, None] * ends
+    flows = runs({"time": [50, 1000]} | axes, flow, train_accuracy=[0.3, 1.0], train_loss=[2, 0.5])
+    descent = runs(axes, 0.8 * ends, train_accuracy=[0.4, 0.96], train_loss=[2, 0.02])
+    live = width_helpers.merged(flows, runs(axes, 0.65 * ends), descent)
+    found = width_helpers.add_statistics(live, few=50, long=1000)
+    # SGD goes from 40 to 80 % as log(loss) goes from log 2 to log 0.02; it is read at 0.5.
+    way = np.log(2 / 0.5) / np.log(2 / 0.02)
+    gaps = {"few_gap": 1, "long_gap": 20, "lazy_gap": 15, "few_gap_matched": 40 + 40 * way - 79}
+    assert_statistics(found, gaps | {"few_fit": 100, "long_fit": 100, "first_fit": 96})
