@@ -1,4 +1,4 @@
-"""Files are accepted by their hash alone; whatever else happens is one clear error."""
+"""Files are accepted by size and hash alone; whatever else happens is one clear error."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -103,7 +103,10 @@ def test_a_folder_of_data_comes_first_and_files_of_one_name_are_told_apart(serve
     assert len(server.asked) == 1
 
 
-def test_a_wrong_file_in_the_folder_is_an_error(served, server, mine):
-    (mine / NAME).write_bytes(CONTENT[::-1])
-    fails(f"{mine / NAME}", "SHA-256", "http://127.0.0.1")
+@pytest.mark.parametrize(
+    ("content", "fault"), [(CONTENT[::-1], "SHA-256"), (CONTENT[:50], "50 bytes")]
+)
+def test_a_wrong_file_in_the_folder_is_an_error(served, server, mine, content, fault):
+    (mine / NAME).write_bytes(content)
+    fails(f"{mine / NAME}", fault, "http://127.0.0.1")
     assert server.asked == []

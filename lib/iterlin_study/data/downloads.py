@@ -26,10 +26,11 @@ class DownloadError(RuntimeError):
 
 
 class File(NamedTuple):
-    """One file of the registry."""
+    """One file of the registry; bytes is its size."""
 
     name: str
     sha256: str
+    bytes: int
     url: str
 
 
@@ -50,7 +51,7 @@ def cache_folder() -> Path:
 
 
 def fetch(name: str) -> list[Path]:
-    """Return the paths of a data set's files, verified by their SHA-256, in order.
+    """Return the paths of a data set's files, verified by size and SHA-256, in order.
 
     Raises ValueError for an unknown name and DownloadError for a file that cannot be had. A file
     in the folder ITERLIN_DATA with that name but another content is an error, not downloaded over.
@@ -83,6 +84,9 @@ def _in_folder(file: File) -> Path | None:
 
 def _fault(path: Path, file: File) -> str | None:
     """Say what is wrong with a copy of the file; None if nothing."""
+    size = path.stat().st_size
+    if size != file.bytes:
+        return f"has {size} bytes instead of {file.bytes} (SHA-256 {file.sha256})"
     with open(path, "rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()
     return None if found == file.sha256 else f"has SHA-256 {found} instead of {file.sha256}"
