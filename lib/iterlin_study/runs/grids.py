@@ -91,7 +91,7 @@ def run_all(
 
     Returns:
         The results, in the order of the runs, with None for a run that the deadline has left
-        unfinished; and the seconds that training took.
+        unfinished or that another share trains; and the seconds that training took.
 
     Raises:
         ValueError: Before any training, as `check_settings`, or for a label outside the classes.
