@@ -145,7 +145,7 @@ def run_all(
         except OutOfTime:
             continue
         seconds += outcome.seconds
-        diverged = np.asarray(outcome.state.diverged_at)
+        diverged = np.atleast_1d(outcome.state.diverged_at)  # A single run's has no axis.
         for place, index in enumerate(members):
             history = {n: v if n == "step" else v[place] for n, v in outcome.history.items()}
             results[index] = Result(runs[index], history, int(diverged[place]))

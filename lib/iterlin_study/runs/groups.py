@@ -214,8 +214,8 @@ def is_plain(run: Run) -> bool:
 def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
     """Return a function that trains groups of runs which differ from the example in numbers only.
 
-    It is run(runs, *, label, folder, data_digest) -> Outcome, whose leaves lead with the runs, and
-    compiles once for each size of a group. With a folder, the group has a checkpoint there. It
+    It is run(runs, *, label, folder, data_digest) -> Outcome, whose history leads with the runs,
+    and compiles once for each size of a group. With a folder, the group has a checkpoint there. It
     raises OutOfTime for a group that is not to be trained here and now: the deadline has passed and
     there is no checkpoint, or, with a folder, it belongs to another share (`environment`).
     """
@@ -265,8 +265,9 @@ def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
             identity=identity,
             out_of_time=environment.out_of_time,
         )
-        outcome = Outcome(running.state, history, seconds)
-        return outcome if size > 1 else _with_axis_of_runs(outcome)
+        if size == 1:
+            history = {name: v if name == "step" else v[None] for name, v in history.items()}
+        return Outcome(running.state, history, seconds)
 
     return run
 
@@ -385,11 +386,3 @@ def inputs(problem: Problem, runs: Sequence[Run]):
         return draw(keys, values, examples), values, examples
     state = jax.vmap(draw, out_axes=RUN_AXES)(keys, values, examples)
     return state, values, examples
-
-
-def _with_axis_of_runs(outcome: Outcome) -> Outcome:
-    """Add the leading axis of runs to the outcome of a single run."""
-    state, history = outcome.state, outcome.history
-    rest = jax.tree.map(lambda leaf: leaf[None], state[1:])
-    history = {name: v if name == "step" else v[None] for name, v in history.items()}
-    return Outcome(TrainState(state.step, *rest), history, outcome.seconds)
