@@ -47,8 +47,6 @@ REASONS = {
     "against laplace-torch": "the full posterior takes singular values, which keep small "
     "variances, where laplace-torch inverts a matrix; and each call checks its arguments and "
     "traces the network.",
-    "against neural-tangents (3)": "it uses the structure of the layers as well, and contracts in "
-    "another order.",
 }
 
 

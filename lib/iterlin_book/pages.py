@@ -8,8 +8,6 @@ from iterlin.training.files import atomic_write
 
 QUICK = "quick"
 TIERS = (QUICK, "laptop", "gpu", "paper")  # the same as iterlin_study.records.records.TIERS
-
-
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 

@@ -68,7 +68,6 @@ def test_a_file_may_be_like_that_of_another_page(book):
         ("name: 3", "'name'"),
         ("periods: [1, 2.5]", "'periods'"),
         ("step_size: [1", "not valid YAML"),
-        ("num_steps: 1:30", "1:30"),
         ("like: third", "third.laptop.yml"),
     ],
 )

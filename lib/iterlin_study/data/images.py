@@ -4,7 +4,6 @@ Pixels come from `downloads` (MNIST and CIFAR-10, parsed by `image_files`) or wi
 (digits). Nothing that is downloaded is ever unpickled.
 """
 
-from contextlib import suppress
 from typing import NamedTuple
 
 import jax
@@ -15,7 +14,6 @@ from iterlin.linearise.validation import (
     check_one_of,
     check_positive_integer,
 )
-from iterlin.training.files import atomic_write
 from jaxtyping import Array, Float
 
 from iterlin_study.data import downloads, image_files
@@ -145,22 +143,10 @@ def _read_mnist():
 
 
 def _read_archive(name, parse):
-    """Return the arrays of a one-file data set, parsed once and then kept in the cache."""
     (path,) = downloads.fetch(name)
-    (file,) = downloads.registry()[name]["files"]
-    kept = downloads.cache_folder() / "decoded" / f"{name}-{file.sha256[:16]}.npz"
-    try:
-        with open(kept, "rb") as opened, np.load(opened, allow_pickle=False) as stored:
-            return tuple(stored[part] for part in _PARTS)
-    except Exception:  # there is no copy, or it is damaged
-        arrays = parse(path)
-    # A cache that cannot be written to costs only time.
-    with suppress(OSError), atomic_write(kept) as partial, open(partial, "wb") as written:
-        np.savez(written, **dict(zip(_PARTS, arrays, strict=True)))
-    return arrays
+    return parse(path)
 
 
-_PARTS = ("x", "y", "x_test", "y_test")
 _READERS = {
     "digits": _read_digits,
     "mnist": _read_mnist,

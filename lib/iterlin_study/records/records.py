@@ -85,26 +85,19 @@ def save(
         made = [*earlier, extension.part_of(stamped, new)]
         stamped.attrs["parts"] = json.dumps(made, sort_keys=True)
         stamped.attrs["wall_time"] = sum(part["wall_time"] for part in made)
-    write(stamped, path_of(experiment, tier) if path is None else Path(path))
-    return stamped
-
-
-def write(dataset: xr.Dataset, target: Path) -> None:
-    """Write a data set with its attributes, whole or not at all.
-
-    Raises ValueError for what `load` would refuse, NotWritten if the file cannot be written.
-    """
     compressed = {
-        name: {"zlib": True} for name, v in dataset.variables.items() if v.dtype.kind in "fiu"
+        name: {"zlib": True} for name, v in stamped.variables.items() if v.dtype.kind in "fiu"
     }
     content = BytesIO()  # HDF5 itself would tell of a full disk in many lines
-    dataset.to_netcdf(content, engine="h5netcdf", encoding=compressed)
+    stamped.to_netcdf(content, engine="h5netcdf", encoding=compressed)
     record_file.check(content)
+    target = path_of(experiment, tier) if path is None else Path(path)
     try:
         with atomic_write(target) as partial:
             partial.write_bytes(content.getvalue())
     except OSError as error:
         raise NotWritten(f"{target} could not be written: {error.strerror or error}") from error
+    return stamped
 
 
 def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:

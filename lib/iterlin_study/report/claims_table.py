@@ -4,37 +4,22 @@ from html import escape
 
 from IPython.display import HTML, display
 
-from iterlin_study.report import intervals
-from iterlin_study.report.claims import (
-    HELD,
-    NOT,
-    NOT_RUN,
-    NOT_TESTED,
-    OPEN,
-    OURS,
-    PARTLY,
-    REFUTED,
-    REPRODUCED,
-    UNDECIDED,
-    VERSIONS,
-    Statement,
-    Verdict,
-    telling,
-    verdicts,
-)
+from iterlin_study.report import claims, intervals
+from iterlin_study.report.claims import OURS, VERSIONS, Statement, Verdict, telling, verdicts
 
 # Words carry the verdict; the colours (colour-blind safe, white on each at 5:1 or more) only help.
-MARKS = {REPRODUCED: "✔", PARTLY: "◐", UNDECIDED: "?", NOT: "✘", NOT_TESTED: "–", NOT_RUN: "○"}
-COLOURS = {
-    REPRODUCED: "#0067a0",
-    PARTLY: "#8a5700",
-    UNDECIDED: "#8a5700",
-    NOT: "#b02a15",
-    NOT_TESTED: "#5f5f5f",
-    NOT_RUN: "#5f5f5f",
+BLUE, BROWN, RED, GREY = "#0067a0", "#8a5700", "#b02a15", "#5f5f5f"
+LOOKS = {
+    claims.REPRODUCED: ("✔", BLUE),
+    claims.HELD: ("✔", BLUE),
+    claims.PARTLY: ("◐", BROWN),
+    claims.UNDECIDED: ("?", BROWN),
+    claims.OPEN: ("?", BROWN),
+    claims.NOT: ("✘", RED),
+    claims.REFUTED: ("✘", RED),
+    claims.NOT_TESTED: ("–", GREY),
+    claims.NOT_RUN: ("○", GREY),
 }
-for word, like in {HELD: REPRODUCED, OPEN: UNDECIDED, REFUTED: NOT}.items():
-    MARKS[word], COLOURS[word] = MARKS[like], COLOURS[like]
 
 # On a wide screen a line of columns, on a narrow one the same parts below each other.
 STYLE = """<style>
@@ -80,10 +65,8 @@ def lines(*, ours: bool) -> str:
 
 def badge(verdict: str) -> str:
     """A verdict as HTML, in its colour (`STYLE`)."""
-    return (
-        f'<span class="verdict" style="background:{COLOURS[verdict]}">'
-        f"{MARKS[verdict]} {verdict}</span>"
-    )
+    mark, colour = LOOKS[verdict]
+    return f'<span class="verdict" style="background:{colour}">{mark} {verdict}</span>'
 
 
 def _source(row: dict) -> str:

@@ -5,6 +5,7 @@ interval other than the stored one. `statistic` prefers them to what the record 
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -59,9 +60,9 @@ def short_moved_off(record: xr.Dataset) -> Interval:
     return mean_interval(moved / at.sgd_moved.isel(sgd_look=-1) - 1)
 
 
-def taken_at(place: int) -> Callable[[xr.Dataset], Interval]:
+def taken_at(record: xr.Dataset, place: int) -> Interval:
     """Updates of the period `few` until the network fits, on the size at this place."""
-    return lambda record: mean_interval(record.taken.sel(time=record.few).isel(size=place))
+    return mean_interval(record.taken.sel(time=record.few).isel(size=place))
 
 
 def few_rise(record: xr.Dataset) -> Interval:
@@ -72,12 +73,12 @@ def few_rise(record: xr.Dataset) -> Interval:
 
 def sgd_level(record: xr.Dataset) -> Interval:
     """Test accuracy of SGD at its end (%), on the largest training set if there are several."""
-    return mean_interval(record.sgd_accuracy.isel(size=-1, missing_dims="ignore"))
+    return mean_interval(_largest(record).sgd_accuracy)
 
 
-def needed_with(compared: str) -> Callable[[xr.Dataset], Interval]:
-    """Return updates until a network groks with the schedule that the record compares as this."""
-    return lambda record: mean_interval(record.needed.sel(schedule=record.attrs[compared]))
+def needed_with(record: xr.Dataset, compared: str) -> Interval:
+    """Updates until a network groks with the schedule that the record compares as this."""
+    return mean_interval(record.needed.sel(schedule=record.attrs[compared]))
 
 
 # Augmented data at two periods (page few_updates). A look at a period's middle and at its end.
@@ -158,29 +159,30 @@ def minimum_over_long(record: xr.Dataset) -> Interval:
 
 def first_change(record: xr.Dataset) -> Interval:
     """Points of best test accuracy at K = 1, larger step size minus smaller, largest size."""
-    pair = (record.large_accuracy_oracle.sel(large_period=1), record.accuracy_oracle.sel(period=1))
-    larger, smaller = (each.isel(size=-1) for each in pair)
+    larger, smaller = _of_step_sizes(record)
     return mean_interval(larger - smaller)
 
 
 def first_accuracy(record: xr.Dataset) -> Interval:
     """Best test accuracy at K = 1 (%), at the step size with the lower one, largest size."""
-    pair = (record.large_accuracy_oracle.sel(large_period=1), record.accuracy_oracle.sel(period=1))
-    return mean_interval(np.minimum(*(each.isel(size=-1).values for each in pair)))
+    return mean_interval(np.minimum(*_of_step_sizes(record)))
+
+
+def _of_step_sizes(record: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
+    """Return the best test accuracy at K = 1, largest size, with the larger step size and the
+    smaller."""
+    at = _largest(record)
+    return at.large_accuracy_oracle.sel(large_period=1), at.accuracy_oracle.sel(period=1)
 
 
 # Probes (page probes).
 
 
-def late_rise(layer: str) -> Callable[[xr.Dataset], Interval]:
+def late_rise(record: xr.Dataset, layer: str) -> Interval:
     """Points that a probe of the large period still gains in the last quarter of training."""
-
-    def rise(record: xr.Dataset) -> Interval:
-        at = record.probe_accuracy.sel(layer=layer).isel(period=-1)
-        start = int(np.searchsorted(record.time, 0.75 * float(record.time[-1])))
-        return mean_interval(at.isel(snapshot=-1) - at.isel(snapshot=start))
-
-    return rise
+    at = record.probe_accuracy.sel(layer=layer).isel(period=-1)
+    start = int(np.searchsorted(record.time, 0.75 * float(record.time[-1])))
+    return mean_interval(at.isel(snapshot=-1) - at.isel(snapshot=start))
 
 
 # Runs that diverge, and runs that are compared at the same loss (resnet, batching, workshop).
@@ -202,14 +204,10 @@ def _lost(train_accuracy: xr.DataArray, diverged_at: xr.DataArray) -> Interval:
     return exact(float((~alive).sum()))
 
 
-def lost_at_period(place: int) -> Callable[[xr.Dataset], Interval]:
+def lost_at_period(record: xr.Dataset, place: int) -> Interval:
     """Number of runs that are lost at the period of this place."""
-
-    def count(record: xr.Dataset) -> Interval:
-        at = record.isel(period=place)
-        return _lost(at.train_accuracy, at.diverged_at)
-
-    return count
+    at = record.isel(period=place)
+    return _lost(at.train_accuracy, at.diverged_at)
 
 
 def lost_plateau(record: xr.Dataset) -> Interval:
@@ -217,34 +215,26 @@ def lost_plateau(record: xr.Dataset) -> Interval:
     return _lost(record.plateau_train_accuracy, record.plateau_diverged_at)
 
 
-def matched_gap(prefix: str, suffix: str) -> Callable[[xr.Dataset], Interval]:
+def matched_gap(record: xr.Dataset, prefix: str = "", suffix: str = "") -> Interval:
     """Points by which K = 1, at the training loss of the largest finite period, is above it.
 
     The histories carry the prefix or the suffix in their names.
     """
-
-    def gap(record: xr.Dataset) -> Interval:
-        runs = _two_periods(record, prefix, suffix)
-        end = runs.isel(period=1, evaluation=-1)
-        matched = early_stopping.at_loss(runs.isel(period=0), end.train_loss)
-        return mean_interval(100 * (matched - end.test_accuracy))
-
-    return gap
+    runs = _two_periods(record, prefix, suffix)
+    end = runs.isel(period=1, evaluation=-1)
+    matched = early_stopping.at_loss(runs.isel(period=0), end.train_loss)
+    return mean_interval(100 * (matched - end.test_accuracy))
 
 
-def late_gain(prefix: str, suffix: str) -> Callable[[xr.Dataset], Interval]:
+def late_gain(record: xr.Dataset, prefix: str = "", suffix: str = "") -> Interval:
     """Points of training accuracy gained in the last fifth of a run.
 
     Of K = 1 and the largest finite period the one that gains more; runs that diverged are left out.
     """
-
-    def gain(record: xr.Dataset) -> Interval:
-        curve = 100 * _two_periods(record, prefix, suffix).train_accuracy
-        looks = curve.sizes["evaluation"]
-        gained = curve.isel(evaluation=-1) - curve.isel(evaluation=int(0.8 * (looks - 1)))
-        return mean_interval(gained.max("period").transpose("seed"))
-
-    return gain
+    curve = 100 * _two_periods(record, prefix, suffix).train_accuracy
+    looks = curve.sizes["evaluation"]
+    gained = curve.isel(evaluation=-1) - curve.isel(evaluation=int(0.8 * (looks - 1)))
+    return mean_interval(gained.max("period").transpose("seed"))
 
 
 def _two_periods(record: xr.Dataset, prefix: str, suffix: str) -> xr.Dataset:
@@ -269,39 +259,31 @@ def _of_few_updates(record: xr.Dataset) -> Interval:
 # Addition modulo a number (page grokking).
 
 
-def updates_to_grok(modulus: int) -> Callable[[xr.Dataset], Interval]:
+def updates_to_grok(record: xr.Dataset, modulus: int) -> Interval:
     """Updates until test accuracy reaches 95 %, periods of the time `few`, weight decay 1."""
-
-    def found(record: xr.Dataset) -> Interval:
-        if modulus == record.attrs["modulus"]:
-            return mean_interval(record.main_updates_then.sel(decay=1, time=record.few))
-        at = {"modulus": modulus, "other_time": record.few}
-        return mean_interval(record.other_updates_then.sel(at))
-
-    return found
+    if modulus == record.attrs["modulus"]:
+        return mean_interval(record.main_updates_then.sel(decay=1, time=record.few))
+    at = {"modulus": modulus, "other_time": record.few}
+    return mean_interval(record.other_updates_then.sel(at))
 
 
-def without_interval(name: str) -> Callable[[xr.Dataset], Interval]:
+def without_interval(record: xr.Dataset, name: str) -> Interval:
     """A stored mean over seeds, whose interval counts from `intervals.FEWEST` seeds on."""
-
-    def found(record: xr.Dataset) -> Interval:
-        stored = Interval(*record[name].values)
-        if record.sizes["seed"] >= intervals.FEWEST:
-            return stored
-        return Interval(stored.estimate, -np.inf, np.inf)
-
-    return found
+    stored = Interval(*record[name].values)
+    if record.sizes["seed"] >= intervals.FEWEST:
+        return stored
+    return Interval(stored.estimate, -np.inf, np.inf)
 
 
 STATISTICS: dict[tuple[str, str], Callable[[xr.Dataset], Interval]] = {
-    ("grokking_schedules", "fixed_needs"): needed_with("fixed"),
-    ("grokking_schedules", "event_needs"): needed_with("event"),
+    ("grokking_schedules", "fixed_needs"): partial(needed_with, compared="fixed"),
+    ("grokking_schedules", "event_needs"): partial(needed_with, compared="event"),
     ("converged", "few_rise"): few_rise,
     ("converged", "other_share"): other_share,
     ("converged", "below_never"): below_never,
     ("converged", "short_moved_off"): short_moved_off,
-    ("converged", "taken_smallest"): taken_at(0),
-    ("converged", "taken_middle"): taken_at(1),
+    ("converged", "taken_smallest"): partial(taken_at, place=0),
+    ("converged", "taken_middle"): partial(taken_at, place=1),
     ("converged", "sgd_level"): sgd_level,
     ("width", "few_rise"): few_rise,
     ("few_updates", "gap_paid_by_halving"): gap_paid_by_halving,
@@ -313,26 +295,27 @@ STATISTICS: dict[tuple[str, str], Callable[[xr.Dataset], Interval]] = {
     ("exact_solves", "sgd_level"): sgd_level,
     ("data_scaling", "first_change"): first_change,
     ("data_scaling", "first_accuracy"): first_accuracy,
-    ("probes", "late_rise_conv1"): late_rise("conv1"),
-    ("probes", "late_rise_conv2"): late_rise("conv2"),
+    ("probes", "late_rise_conv1"): partial(late_rise, layer="conv1"),
+    ("probes", "late_rise_conv2"): partial(late_rise, layer="conv2"),
     ("probes", "dead"): _of_few_updates,
     ("filters", "dead"): _of_few_updates,
     ("resnet", "diverged_with_normalisation"): diverged_with_normalisation,
-    ("resnet", "gap_plain_matched"): matched_gap("", "_plain"),
-    ("resnet", "gap_batch_matched"): matched_gap("", "_batch"),
-    ("resnet", "late_gain_plain"): late_gain("", "_plain"),
-    ("resnet", "late_gain_batch"): late_gain("", "_batch"),
-    ("batching", "lost_standard"): lost_at_period(0),
-    ("batching", "lost_moderate"): lost_at_period(1),
-    ("batching", "lost_large"): lost_at_period(2),
-    ("workshop", "any_gap_matched"): matched_gap("smaller_", ""),
+    ("resnet", "gap_plain_matched"): partial(matched_gap, suffix="_plain"),
+    ("resnet", "gap_batch_matched"): partial(matched_gap, suffix="_batch"),
+    ("resnet", "late_gain_plain"): partial(late_gain, suffix="_plain"),
+    ("resnet", "late_gain_batch"): partial(late_gain, suffix="_batch"),
+    ("batching", "lost_standard"): partial(lost_at_period, place=0),
+    ("batching", "lost_moderate"): partial(lost_at_period, place=1),
+    ("batching", "lost_large"): partial(lost_at_period, place=2),
+    ("workshop", "any_gap_matched"): partial(matched_gap, prefix="smaller_"),
     ("workshop", "lost_plateau"): lost_plateau,
-    ("workshop", "any_late_gain"): late_gain("smaller_", ""),
+    ("workshop", "any_late_gain"): partial(late_gain, prefix="smaller_"),
 }
 STATISTICS |= {
-    ("grokking", f"updates_{modulus}"): updates_to_grok(modulus) for modulus in (23, 31, 41)
+    ("grokking", f"updates_{modulus}"): partial(updates_to_grok, modulus=modulus)
+    for modulus in (23, 31, 41)
 }
 STATISTICS |= {
-    ("workshop", name): without_interval(name)
+    ("workshop", name): partial(without_interval, name=name)
     for name in ("plateau_ratio", "mnist_spread", "mnist_fit", "mnist_alike", "mnist_lazy_gap")
 }

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
-from scipy.special import ndtr, ndtri, stdtrit
+from scipy.special import ndtr, stdtrit
 
 # With fewer samples there is no interval: two or three seeds do not tell how far seeds spread.
 FEWEST = 4
@@ -94,22 +94,14 @@ def difference_of_shares(first: int, first_of: int, second: int, second_of: int)
 
     It combines Wilson's intervals of both shares, and keeps its level where a share is 0 or 1.
     """
-    shares, limits = [], []
-    for count, total in ((first, first_of), (second, second_of)):
-        shares.append(count / total)
-        limits.append(_wilson(count, total))
-    difference = shares[0] - shares[1]
-    down = math.hypot(shares[0] - limits[0][0], limits[1][1] - shares[1])
-    up = math.hypot(limits[0][1] - shares[0], shares[1] - limits[1][0])
-    return Interval(difference, difference - down, difference + up)
+    from scipy.stats import binomtest  # slow to import
 
-
-def _wilson(count: int, total: int) -> tuple[float, float]:
-    """Return the limits of Wilson's 95 % interval of a share."""
-    square = ndtri(0.975) ** 2
-    middle = (count + square / 2) / (total + square)
-    half = math.sqrt(square * (count * (total - count) / total + square / 4)) / (total + square)
-    return middle - half, middle + half
+    one, other = first / first_of, second / second_of
+    low, high = binomtest(first, first_of).proportion_ci(method="wilson")
+    other_low, other_high = binomtest(second, second_of).proportion_ci(method="wilson")
+    down = math.hypot(one - low, other_high - other)
+    up = math.hypot(high - one, other - other_low)
+    return Interval(one - other, one - other - down, one - other + up)
 
 
 def text(bounds, digits: int | None = None) -> str:

@@ -12,7 +12,7 @@ from iterlin.exact.choice import ENGINE_NAMES
 from iterlin.exact.integrator import Integrator
 from iterlin.exact.trainer import SPENT, spent_by_steps
 from iterlin.linearise.validation import check_one_of
-from iterlin.training.loop import OutOfTime
+from iterlin.training.loop import History, OutOfTime
 from iterlin.training.step import Step
 
 from iterlin_study.records import environment
@@ -82,7 +82,7 @@ def exact_grid(
             if kind not in integrators:
                 integrators[kind] = _integrator(problem, run, name, tolerance)
             results[index] = _integrate(integrators[kind], problem, run, folder)
-    found = tabulate(axes, runs, results, lambda: _not_run(problem, runs[0]).history)
+    found = tabulate(axes, runs, results, lambda: _unknown_history(problem, runs[0]))
     return found.assign_attrs(seconds=float(found.seconds.max("evaluation").sum()))
 
 
@@ -113,19 +113,19 @@ def _exact_step(problem: Problem, run: Run) -> Step:
     return replace(step, algorithm=replace(step.algorithm, optimizer=run.step_size))
 
 
-def _not_run(problem: Problem, run: Run) -> Result:
-    """Return the result of a run that another share trains: its history is NaN."""
+def _unknown_history(problem: Problem, run: Run) -> History:
+    """Return the history of a run that is not trained: NaN."""
     spent = dict.fromkeys(SPENT, np.full(len(run.eval_steps), np.nan))
-    return Result(run, {**unknown_history(problem, run), **spent}, -1)
+    return {**unknown_history(problem, run), **spent}
 
 
 def _integrate(
     integrator: Integrator, problem: Problem, run: Run, folder: Path | None
 ) -> Result | None:
-    """Train one run; return its result, or None if the deadline has stopped it."""
+    """Train one run; return its result, or None if the deadline or another share has it."""
     if folder is not None:
         if environment.is_left_to_others():
-            return _not_run(problem, run)
+            return None
         folder.mkdir(parents=True, exist_ok=True)
     try:
         state, history = integrator(

@@ -91,7 +91,7 @@ def run_all(
 
     Returns:
         The results, in the order of the runs, with None for a run that the deadline has left
-        unfinished; and the seconds that training took.
+        unfinished or that another share trains; and the seconds that training took.
 
     Raises:
         ValueError: Before any training, as `check_settings`, or for a label outside the classes.
@@ -145,7 +145,7 @@ def run_all(
         except OutOfTime:
             continue
         seconds += outcome.seconds
-        diverged = np.asarray(outcome.state.diverged_at)
+        diverged = np.atleast_1d(outcome.state.diverged_at)  # A single run's has no axis.
         for place, index in enumerate(members):
             history = {n: v if n == "step" else v[place] for n, v in outcome.history.items()}
             results[index] = Result(runs[index], history, int(diverged[place]))

@@ -214,10 +214,10 @@ def is_plain(run: Run) -> bool:
 def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
     """Return a function that trains groups of runs which differ from the example in numbers only.
 
-    It is run(runs, *, label, folder, data_digest) -> Outcome, whose leaves lead with the runs, and
-    compiles once for each size of a group. With a folder, the group has a checkpoint there, and
-    groups of other shares (`environment`) are not trained: their history is NaN. It raises
-    OutOfTime if the deadline has passed and there is no checkpoint.
+    It is run(runs, *, label, folder, data_digest) -> Outcome, whose history leads with the runs,
+    and compiles once for each size of a group. With a folder, the group has a checkpoint there. It
+    raises OutOfTime for a group that is not to be trained here and now: the deadline has passed and
+    there is no checkpoint, or, with a folder, it belongs to another share (`environment`).
     """
     digests = {}
     compiled = cache(partial(programs, problem, example))
@@ -252,8 +252,7 @@ def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
             )
             checkpoint = checkpoints.path_in_folder(folder, identity)
             if environment.is_left_to_others():
-                outcome = _not_run(state, look, eval_steps)
-                return outcome if size > 1 else _with_axis_of_runs(outcome)
+                raise OutOfTime(label)
         if environment.out_of_time() and (checkpoint is None or not checkpoint.exists()):
             raise OutOfTime(label)
         running = StepTrainer(state, take, look)
@@ -266,8 +265,9 @@ def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
             identity=identity,
             out_of_time=environment.out_of_time,
         )
-        outcome = Outcome(running.state, history, seconds)
-        return outcome if size > 1 else _with_axis_of_runs(outcome)
+        if size == 1:
+            history = {name: v if name == "step" else v[None] for name, v in history.items()}
+        return Outcome(running.state, history, seconds)
 
     return run
 
@@ -279,21 +279,13 @@ def _kind_in_words(example: Run) -> str:
     return str(example._replace(**numbers))
 
 
-def _not_run(state: TrainState, observe: Callable, eval_steps: np.ndarray) -> Outcome:
-    """Return the outcome of a group that another share trains: its history is NaN."""
-    return Outcome(state, _unknown(jax.eval_shape(observe, state), eval_steps), 0.0)
-
-
 def unknown_history(problem: Problem, run: Run) -> History:
     """Return the history of a run that is not trained: NaN."""
     observe, sets = programs(problem, run, 1)[1], dict(problem.watch.sets)
     seen = jax.eval_shape(observe, *inputs(problem, [run]), problem.train, sets)
-    return _unknown(seen, np.asarray(run.eval_steps))
-
-
-def _unknown(seen: dict[str, jax.ShapeDtypeStruct], eval_steps: np.ndarray) -> History:
-    unknown = {n: np.full((*v.shape, len(eval_steps)), np.nan) for n, v in seen.items()}
-    return {"step": eval_steps, **unknown}
+    count = len(run.eval_steps)
+    unknown = {name: np.full((*v.shape, count), np.nan) for name, v in seen.items()}
+    return {"step": np.asarray(run.eval_steps), **unknown}
 
 
 def programs(problem: Problem, example: Run, size: int):
@@ -394,11 +386,3 @@ def inputs(problem: Problem, runs: Sequence[Run]):
         return draw(keys, values, examples), values, examples
     state = jax.vmap(draw, out_axes=RUN_AXES)(keys, values, examples)
     return state, values, examples
-
-
-def _with_axis_of_runs(outcome: Outcome) -> Outcome:
-    """Add the leading axis of runs to the outcome of a single run."""
-    state, history = outcome.state, outcome.history
-    rest = jax.tree.map(lambda leaf: leaf[None], state[1:])
-    history = {name: v if name == "step" else v[None] for name, v in history.items()}
-    return Outcome(TrainState(state.step, *rest), history, outcome.seconds)
