@@ -84,6 +84,7 @@ test: lint book ## everything: style, book, its links and looks, tests, pages ag
 	@$(BIN)/python -m iterlin_book.offline _build/html
 	@$(BIN)/python -m iterlin_book.browser _build/html
 	@$(PYTEST)
+	@PYTHONPATH=$(CURDIR) $(PYTEST) --nbval tests/notebooks/convergence/damping.ipynb # all at night
 
 nightly: lint book ## the same at length: pages executed again, other tiers, random examples (hours)
 	@$(BIN)/python -m iterlin_book.offline _build/html

@@ -103,11 +103,10 @@ def paragraphs(source: str) -> list[str]:
     >>> paragraphs('def f():\\n    "One\\\\n\\\\nTwo."')
     ['One', 'Two.']
     """
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            found += re.split(r"\n\s*\n", ast.get_docstring(node) or "")
-    return found
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds))
+    docstrings = filter(None, map(ast.get_docstring, nodes))
+    return [text for docstring in docstrings for text in re.split(r"\n\s*\n", docstring)]
 
 
 def plain(text: str) -> str:
