@@ -1,10 +1,12 @@
 """A page's outputs are outdated once its code, the library or what it shows has changed."""
 
+from types import SimpleNamespace
+
 import jupytext
 import nbformat
 import pytest
 import toy_book
-from iterlin_book import freshness, merge, pages
+from iterlin_book import freshness, merge, pages, xla
 from iterlin_book.pages import BookError
 from nbformat.v4 import new_output
 from toy_book import HEADER
@@ -104,3 +106,19 @@ def test_pictures_get_words_unless_the_page_has_its_own():
     merged = merge.with_outputs("page", current, ran)
     words = [cell.metadata["mystnb"]["image"]["alt"] for cell in merged.cells[1:3]]
     assert words == ["Figure computed in the section “Title”", "Own words"]
+
+
+@pytest.mark.parametrize(
+    ("version", "quick", "count"),
+    [("0.10.1", True, 2), ("0.10.1", False, 0), ("0.11.0", True, 0)],
+)
+def test_flags_depend_on_the_version_and_keep_those_of_the_caller(
+    monkeypatch, version, quick, count
+):
+    asked = "--xla_cpu_enable_concurrency_optimized_scheduler=true"
+    environment = {"XLA_FLAGS": asked}
+    monkeypatch.setattr(xla, "os", SimpleNamespace(environ=environment))
+    monkeypatch.setattr(xla.metadata, "version", lambda name: version)
+    xla.set_flags(quick)
+    first, *others = environment["XLA_FLAGS"].split()
+    assert (first, len(others)) == (asked, count)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import toy_book
-from iterlin_book import pages, parameters
+from iterlin_book import build, execute, pages, parameters
 from iterlin_book.pages import BookError
 from iterlin_study.records import experiment_pages, records
 from toy_book import HEADER, ROOT
@@ -68,6 +68,7 @@ def test_a_file_may_be_like_that_of_another_page(book):
         ("name: 3", "'name'"),
         ("periods: [1, 2.5]", "'periods'"),
         ("step_size: [1", "not valid YAML"),
+        ("num_steps: 1:30", "1:30"),
         ("like: third", "third.laptop.yml"),
     ],
 )
@@ -106,3 +107,22 @@ def test_the_seeds_that_a_page_names_are_those_of_its_tiers():
             page = "experiments/few_updates"
         defaults = experiment_pages.defaults(pages.source(ROOT, page))
         assert (defaults | parameters.load(ROOT, page, tier))["num_seeds"] == number, (page, tier)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [(["nowhere"], "'nowhere'"), (["xor", "--tier", "gpu"], "'gpu'"), (["book/last.md"], "last: ")],
+)
+def test_the_command_answers_a_bad_name_with_one_line(book, capsys, arguments, named):
+    assert execute.main([*arguments, "--root", str(book)]) == 2
+    said = capsys.readouterr()
+    assert named in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+def test_results_check_every_page_before_the_first_runs(book, capsys):
+    (book / "book" / "other.laptop.yml").write_text("nothing: 1\n")
+    assert build.main(["results", "--tier", "laptop", "--root", str(book)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "other.laptop.yml: unknown parameter 'nothing'" in said.err

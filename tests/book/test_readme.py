@@ -69,8 +69,9 @@ def test_dotted_names_exist(path):
 
 
 @pytest.mark.parametrize("name", iterlin.__all__)
-def test_public_name_is_listed(name):
+def test_public_name_is_explained_and_listed(name):
     value = getattr(iterlin, name)
+    assert value.__doc__
     module = value.__name__ if inspect.ismodule(value) else value.__module__
     place = module if inspect.ismodule(value) else f"~{module}.{name}"
     assert f"`{place}`" in API

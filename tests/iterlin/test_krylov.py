@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin.linearise.krylov import conjugate_gradients, power_iteration
+from problems import bare
 
 
 def symmetric(eigenvalues, seed=0):
@@ -57,3 +58,8 @@ def test_power_iteration_finds_the_largest_eigenvalue_from_below(shape):
     np.testing.assert_allclose(product(direction), 4.0 * direction, atol=1e-6)
     assert float(power_iteration(product, jnp.ones(shape), 2)[0]) < 4.0
     assert float(power_iteration(jnp.zeros_like, jnp.ones(shape), 5)[0]) == 0
+
+
+def test_power_iteration_refuses_no_iteration():
+    with pytest.raises(ValueError, match="iterations must be a positive integer, got"):
+        bare(power_iteration)(jnp.zeros_like, jnp.ones(3), 0)

@@ -256,3 +256,16 @@ def test_the_accuracy_of_a_rule_leaves_out_what_the_loss_ignores(of):
     assert losses.training_accuracy(loss, outputs, labels) == 0.5
     own = partial(lambda outputs, y, ignore: jnp.sum(outputs), ignore=labels > 0)
     assert float(losses.training_accuracy(own, outputs, labels)) == pytest.approx(1 / 3)
+
+
+def test_a_class_of_weight_zero_has_the_gradient_of_its_terms_in_the_weight():
+    labels = jnp.array([0, 1, 2])
+    logits = LOGITS[0, :3]
+
+    def weighted(weights):
+        return losses.cross_entropy(logits, labels, class_weights=weights)
+
+    zero = jnp.array([0.0, 1.0, 1.0, 1.0, 1.0])
+    terms = -jax.nn.log_softmax(logits)[jnp.arange(3), labels]
+    gradient = jax.jacfwd(weighted)(zero)
+    np.testing.assert_allclose(gradient, [*terms, 0, 0], rtol=1e-12)

@@ -383,3 +383,13 @@ def test_a_fixed_time_needs_a_known_curvature():
     for settings in ({"time": 0.0}, {"time": 1.0, "fraction": 1.0}):
         with pytest.raises(ValueError, match="must"):
             timed.for_time(**settings)
+
+
+def test_split_and_join_are_inverse():
+    params = {"a": [jnp.ones(2), 3], "b": None, "c": (KEY, jnp.arange(2.0))}
+    for trainable in (None, lambda name: name == "c/1", {"a": np.True_, "b": None, "c": False}):
+        moving, fixed = parameters.partition(params, trainable)
+        equal = jax.tree.map(lambda u, v: np.all(u == v), parameters.combine(moving, fixed), params)
+        assert jax.tree.all(equal)
+        assert len(jax.tree.leaves((moving, fixed))) == len(jax.tree.leaves(params))
+    assert parameters.bind_fixed(classifier, parameters.partition(PARAMS)[1]) is classifier

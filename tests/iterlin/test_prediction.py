@@ -75,6 +75,20 @@ def test_a_singular_kernel_is_inverted_on_its_range(scale):
     np.testing.assert_allclose(predict(kernel_dd, y, kernel_td), expected, atol=1e-10)
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"time": 0.5}, -math.expm1(-1.0) / 2),
+        ({"step_size": 0.1, "num_steps": 2}, (1 - 0.8**2) / 2),
+        ({"damping": 0.5}, 1 / 2.5 + 3 / 0.5),  # kernel ridge regression trains them
+    ],
+)
+def test_singular_directions_are_left_untrained_without_damping(settings, expected):
+    kernel_dd, kernel_td = jnp.diag(jnp.array([2.0, 0.0])), jnp.array([[1.0, 1.0]])
+    found = predict(kernel_dd, jnp.array([1.0, 3.0]), kernel_td, **settings)
+    np.testing.assert_allclose(found, [expected], rtol=1e-12)
+
+
 def test_one_kernel_for_all_outputs_is_the_full_one_with_nothing_between_them():
     kernel_dd, kernel_td = gram(4, 3, 6, 1)
     y = jnp.asarray(np.random.default_rng(2).normal(size=(4, 2, 3)))

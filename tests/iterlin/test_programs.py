@@ -13,7 +13,7 @@ import pytest
 from iterlin import empirical_ntk
 from iterlin.linearise import programs
 from iterlin.linearise.linearization import jacobian
-from iterlin.linearise.programs import eval_program, trace_program
+from iterlin.linearise.programs import SharedJit, eval_program, trace_program
 from iterlin.training import losses
 from problems import compilations, flat, network, normal
 
@@ -182,3 +182,19 @@ def test_kernels_under_transformations():
     # Of degree two in the scale: through the derivatives of v and of w.
     np.testing.assert_allclose(slope(W, scales[1]), 2 * slope(W, scales[0]), rtol=1e-12)
     np.testing.assert_allclose(single[1], 4 * single[0], rtol=1e-12)
+
+
+def test_functions_that_close_over_other_numbers_are_told_apart():
+    def plus(value):
+        array = jnp.full(3, value)
+        return lambda x: value * x + array
+
+    for wrapped in (lambda g: g, jax.jit):
+        for value in (2.0, 3.0):
+            inner = wrapped(plus(value))
+            found = SharedJit(lambda x, g=inner: {"sum": g(x)})(jnp.ones(3))
+            np.testing.assert_array_equal(found["sum"], np.full(3, 2 * value))
+    for constant in (jnp.arange(3), jnp.arange(3.0)):  # alike in text but for their types
+        doubled = SharedJit(lambda c=constant: c + c)()
+        np.testing.assert_array_equal(doubled, 2 * constant)
+        assert doubled.dtype == constant.dtype

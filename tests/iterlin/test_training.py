@@ -478,3 +478,11 @@ def test_a_set_is_measured_as_it_is_alone():
     assert set(seen) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(seen[name], value, rtol=1e-12, atol=1e-15, err_msg=name)
+
+
+def test_a_pair_of_inputs_and_of_targets_is_no_list_of_batches():
+    both = lambda p, x: x[0] @ p["a"] + x[1] @ p["b"]  # noqa: E731
+    distance = lambda o, y: jnp.sum((o - y[0][:, 0] - y[1][:, 0]) ** 2)  # noqa: E731
+    params = {"a": jnp.ones(3), "b": jnp.ones(3)}
+    algorithm = Algorithm(both, distance, 0.1)
+    iterlin.train(algorithm, params, [(X3, X3), (X3, X3)], schedule=1, num_steps=2)

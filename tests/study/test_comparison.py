@@ -101,3 +101,10 @@ def test_the_quick_runs_that_the_project_keeps_belong_to_its_records(monkeypatch
     for experiment in kept:
         assert records.best(experiment) is not None
         assert comparison.kept(experiment).attrs["experiment"] == experiment
+
+
+def test_a_damaged_file_is_named(root, record):
+    path = comparison.kept_path("trial")
+    path.write_bytes(b"half")
+    with pytest.raises(ValueError, match=r"quick\.nc is damaged or not a record"):
+        comparison.kept("trial")

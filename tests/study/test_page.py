@@ -7,7 +7,7 @@ import pytest
 import toy_pages
 import xarray as xr
 from iterlin.training.loop import OutOfTime
-from iterlin_study.records import records
+from iterlin_study.records import environment, records
 from iterlin_study.report import claims
 from iterlin_study.report.page import Page
 
@@ -50,11 +50,16 @@ def test_time_and_missing_runs_are_those_of_the_grid_unless_they_are_given():
     assert (record.attrs["wall_time"], record.attrs["missing"]) == (5.0, 0)
 
 
-def test_without_a_finished_run_nothing_is_recorded():
+def test_without_a_finished_run_nothing_is_recorded(monkeypatch):
     page = Page("trial", VALUES)
     live = toy_pages.results()
+    nothing = live.assign(diverged_at=xr.full_like(live.seed, np.nan, float))
     with pytest.raises(OutOfTime, match="before a run was finished"):
-        page.save(live.assign(diverged_at=xr.full_like(live.seed, np.nan, float)))
+        page.save(nothing)
+    with monkeypatch.context() as patched:  # a share of which all runs are other pages' is done
+        patched.setenv(environment.SHARE, "3/3")
+        with pytest.raises(environment.ShareDone):
+            page.save(nothing)
     assert not records.path_of("trial", "laptop").exists()
     live = live.assign(lazy_diverged_at=xr.full_like(live.seed, np.nan, float))
     page.save(live.assign(diverged_at=xr.full_like(live.seed, -1)))

@@ -102,7 +102,7 @@ class Step:
             params: The trained parameters.
             data: (x, y), or (x, y, indices) for a run on the examples at these indices.
             key: PRNG key of the run. It may be left out if the steps draw nothing: no minibatches,
-                no augmentation, and no keyed f.
+                no augmentation, and no keyed f. The state then carries `jax.random.key(0)`.
         """
         if key is None and (self.batch_size or self.augment or self.algorithm.keyed):
             raise ValueError("start needs a key: minibatches, augment and a keyed f draw from it")

@@ -3,7 +3,7 @@ print progress. The library itself reads no environment variable.
 
 A share i/n of a page's runs: every process makes the same calls in the same order, and runs that
 are kept on disk are dealt out in that order, so that each run belongs to one share. A process
-leaves out the runs of other shares; their history is NaN. It makes no record: the process that
+leaves out the runs of other shares, which count as missing. It makes no record: the process that
 makes the record has no share, and finds the runs of all.
 """
 

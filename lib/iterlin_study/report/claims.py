@@ -116,7 +116,11 @@ def _problem(row: dict) -> str:
         return f"is of version {row['version']!r}, none of {', '.join(VERSIONS)} and {OURS}"
     if row["expected"] not in (OF_OURS if row["version"] == OURS else OF_PAPER):
         return f"expects {row['expected']!r}, no verdict on a row of version {row['version']}"
-    statements = [*row.get("requires", []), *row.get("statements", [])]
+    statements = []
+    for part in ("requires", "statements"):
+        if not isinstance(row.get(part, []), list):
+            return f"must have a list as {part}"
+        statements += row.get(part, [])
     return next(filter(None, map(_problem_of_statement, statements)), "")
 
 
