@@ -92,7 +92,11 @@ def schedules():
             "taken": (("schedule", "seed"), taken[:, None] + 0 * SEEDS),
             "accuracy": (("schedule", "seed"), accuracy),
             "sgd_accuracy": ("seed", 20 + SEEDS),
-            "enough_by_size": (("size", "of_family", "bound"), [[[2.0, 1, 3]], [[9.0, 8, 10]]]),
+            # The fewest of a setting, between two settings, above the fewest of the last size.
+            "enough_by_size": (
+                ("size", "of_family", "bound"),
+                [[[2.0, 1, 3]], [[1.9, 1, 3]], [[9.0, 8, 10]]],
+            ),
         },
         {
             "family": ("schedule", families),
