@@ -80,11 +80,13 @@ format: $(DEV) ## bring the code into that style
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m iterlin_book.lint --fix
 
+# All pages ran in `book` and are compared by the tests; nbval itself runs one again, all of them at
+# night.
 test: lint book ## everything: style, book, its links and looks, tests, pages against their references
 	@$(BIN)/python -m iterlin_book.offline _build/html
 	@$(BIN)/python -m iterlin_book.browser _build/html
 	@$(PYTEST)
-	@PYTHONPATH=$(CURDIR) $(PYTEST) --nbval tests/notebooks/convergence/damping.ipynb # all at night
+	@PYTHONPATH=$(CURDIR) $(PYTEST) --nbval tests/notebooks/convergence/damping.ipynb
 
 nightly: lint book ## the same at length: pages executed again, other tiers, random examples (hours)
 	@$(BIN)/python -m iterlin_book.offline _build/html

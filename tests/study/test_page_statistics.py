@@ -35,6 +35,16 @@ def test_batching_is_full_batch_minus_minibatch():
     assert_statistics(found, expected)
 
 
+def test_an_interval_is_over_seeds():
+    batches = [batching_helpers.FULL, batching_helpers.MINI]
+    test = 0.5 + 0.1 * along(3, [1, 0]) * along(1, [1, 3, 1, 3]) * np.ones((2, 3, 4, 1))
+    live = runs({"batch": batches, "period": [1, 5, 20]} | SEEDS, test)
+    found = batching_helpers.add_statistics(live).difference_end_standard
+    estimate, lower, upper = found.values
+    np.testing.assert_allclose(estimate, 20)
+    assert lower < 10 < 30 < upper
+
+
 def test_damping_gains_in_accuracy_and_costs_linearisations_until_all_is_fitted():
     test = 0.5 + along(2, [0.0, 0.2, 0.3]) * np.array([0.0, 1.0, 0.5, 0.0])
     fit = np.broadcast_to(along(2, [1.0, 1.0, 0.9]) * [0.1, 0.98, 0.995, 1.0], (3, 4, 4))
