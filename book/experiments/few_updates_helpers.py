@@ -6,13 +6,14 @@ import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
 from iterlin_study.report import intervals, plotting, tables
+from iterlin_study.report.derived import problems_of
 from iterlin_study.runs import early_stopping
 
 
 def sharpness(ds, at):
     """Return step size times curvature over 1 + momentum, of the runs at one period."""
-    solved = np.maximum(np.arange(len(at.time)) - 1, 0) // 2  # linear problems before this one
-    halvings = np.searchsorted(np.atleast_1d(ds.attrs["halve_after"]), solved, "right")
+    done = problems_of(ds).round(6)
+    halvings = np.searchsorted(np.atleast_1d(ds.attrs["halve_after"]), done)
     step = ds.attrs["step_size"] * 0.5**halvings / (1 + ds.attrs["momentum"])
     return at.curvature * xr.DataArray(step, dims="evaluation")
 
@@ -37,7 +38,8 @@ def draw(ds):
             plotting.band(
                 top, at.time, proxy, color=colour, ls="--", lw=1.2, label=f"{label}, proxy"
             )
-            for update in at.time.values[2:-1:2]:
+            done = problems_of(ds).round(6)
+            for update in at.time.values[(done % 1 == 0) & (done > 0)][:-1]:
                 top.axvline(update, color="0.85", lw=0.8, zorder=0)
         plotting.band(bottom, at.time, sharpness(ds, at), geometric=True, color=colour, label=label)
     never = 100 * ds.lazy_test_accuracy_proxy
@@ -85,20 +87,16 @@ def add_statistics(ds):
 
 def halvings_table(ds):
     """Return a table of how loss and accuracy change around each halving of the step."""
-    head = [
-        "halving after problem",
-        "run",
-        "loss, two problems before",
-        "loss, half a problem after",
-    ]
-    rows = []
+    head = ["halving after problem", "run", "loss, since the look before"]
+    head += ["loss, to the next look", "test accuracy, to the next look (points)"]
+    done, rows = problems_of(ds), []
     for problems in np.atleast_1d(ds.attrs["halve_after"]):
-        at = 2 * int(problems)  # each problem is evaluated twice
+        at = int(np.argmin(abs(done - problems)))
         for value in ds.period.values[::-1]:
             one = ds.sel(period=value)
             loss, accuracy = one.train_loss, 100 * one.test_accuracy
-            changes = [loss[:, at] - loss[:, at - 4], loss[:, at + 1] - loss[:, at]]
+            changes = [loss[:, at] - loss[:, at - 1], loss[:, at + 1] - loss[:, at]]
             changes.append(accuracy[:, at + 1] - accuracy[:, at])
             texts = [intervals.text(intervals.mean_interval(change)) for change in changes]
-            rows.append([int(problems), plotting.period_text(value), *texts])
-    return tables.table([*head, "test accuracy, half a problem after (points)"], rows)
+            rows.append([f"{problems:g}", plotting.period_text(value), *texts])
+    return tables.table(head, rows)

@@ -64,7 +64,7 @@ def test_of_networks_that_fit(name, expected):
 
 
 def test_what_goes_when_the_step_is_halved():
-    """Two problems before the halving without progress; half a problem after it the gap is 4."""
+    """The gap is 10 where the step is halved in the third problem and 4 at the next look."""
     large = np.array([0.1, 0.2, 0.2, 0.3, 0.3, 0.36, 0.36])
     first = np.full(7, 0.4)
     accuracy = np.stack([first, large])[:, None] + 0 * SEEDS[:, None]
@@ -72,9 +72,12 @@ def test_what_goes_when_the_step_is_halved():
         "few_updates",
         {
             "test_accuracy": (("period", "seed", "evaluation"), accuracy),
+            "time": ("evaluation", np.array([0, 25, 50, 75, 100, 112.5, 125])),
         },
         {"period": [1, 1000]},
-        halve_after=[2],
+        halve_after=[1, 2],
+        step_size=0.005,
+        momentum=0.9,
     )
     assert estimate(record, "gap_paid_by_halving") == pytest.approx(6)
     assert estimate(record, "first_level") == pytest.approx(40)

@@ -170,6 +170,7 @@ def test_labels_outside_the_classes_are_refused_before_any_run(monkeypatch):
         ({"momentum": 0.9, "optimizer": "adam"}, "momentum"),
         ({"decay": 0.1}, "decay"),
         ({"period": math.inf, "halve_after": (2,)}, "fixed period"),
+        ({"period": 5, "halve_after": (2.5,)}, "whole steps"),
         ({"period": 4, "schedule": schedules.every(4)}, "place of a period"),
     ],
 )
@@ -192,19 +193,24 @@ def test_a_schedule_takes_the_place_of_a_period():
 
 
 @pytest.mark.parametrize(
-    ("period", "halve_after", "due"),
-    [(2, (1, 3), [0, 2, 6, 10]), (1, (2, 10), range(18))],  # K = 1 stays gradient descent
+    ("period", "halve_after", "ends"),
+    [
+        (2, (1, 3), [0, 2, 6, 10, 18]),
+        (2, (1, 2.5), [0, 2, 6, 12, 20]),
+        (1, (2, 10), range(19)),  # K = 1 stays gradient descent
+    ],
 )
-def test_halved_steps_keep_the_time_of_a_period(period, halve_after, due):
+def test_halved_steps_keep_the_time_of_a_period(period, halve_after, ends):
     """Runs together against `train` with the step sizes and linearisations spelt out."""
-    ends = (2, 6, 10, 18)
+    halved = 10
     if period == 2:
-        assert tuple(groups.ends_of_problems(2, 4, halve_after)) == ends
+        assert groups.steps_at(range(5), 2, halve_after).tolist() == ends
+        halved = int(groups.steps_at(halve_after, 2, halve_after)[-1])
     settings = {"momentum": 0.8, "halve_after": halve_after}
-    chosen = [Run(seed, period, 0.1, ends, **settings) for seed in (0, 1)]
+    chosen = [Run(seed, period, 0.1, (2, 10, 18), **settings) for seed in (0, 1)]
     results, _ = grids.run_all(problem(), chosen)
-    sizes = jnp.repeat(jnp.asarray([0.1, 0.05, 0.025]), jnp.asarray([2, 8, 8]))
-    optimizer, due = optax.sgd(lambda step: sizes[step], momentum=0.8), jnp.asarray(due)
+    sizes = jnp.repeat(jnp.asarray([0.1, 0.05, 0.025]), jnp.asarray([2, halved - 2, 20 - halved]))
+    optimizer, due = optax.sgd(lambda step: sizes[step], momentum=0.8), jnp.asarray(ends)
     for run, result in zip(chosen, results, strict=True):
         history = alone(run, optimizer, lambda step, state: jnp.isin(step, due))
         np.testing.assert_array_equal(result.history["updates"], history["updates"])

@@ -100,14 +100,14 @@ def test_few_updates_have_gaps_at_the_end_at_equal_loss_and_at_the_best_reading(
 
 
 @pytest.mark.parametrize(
-    ("halve_after", "halvings"), [([1], [0, 0, 0, 1, 1, 1, 1]), ([1, 2], [0, 0, 0, 1, 1, 2, 2])]
+    ("halve_after", "halvings"), [([1], [0, 0, 0, 1, 1, 1, 1]), ([1, 1.5], [0, 0, 0, 1, 2, 2, 2])]
 )
 def test_sharpness_uses_the_step_size_of_the_moment(halve_after, halvings):
     live = runs({"period": [1, 100]} | SEEDS, np.zeros(7), curvature=8.0)
-    live["time"] = "evaluation", np.arange(7.0)
-    live.attrs |= {"step_size": 0.5, "momentum": 1.0, "halve_after": halve_after}
+    live["time"] = "evaluation", 50 * np.arange(7.0)
+    live.attrs |= {"step_size": 0.5, "momentum": 0.5, "halve_after": halve_after}
     found = few_updates_helpers.sharpness(live, live.isel(period=0, seed=0))
-    np.testing.assert_allclose(found, 2 * 0.5 ** np.array(halvings))
+    np.testing.assert_allclose(found, 8 / 3 * 0.5 ** np.array(halvings))
 
 
 def test_full_solves_are_compared_with_sgd_and_count_as_solved_at_ends_of_periods():

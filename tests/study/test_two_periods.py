@@ -59,11 +59,11 @@ def test_steps_are_halved_at_the_same_steps_at_both_periods(monkeypatch):
 
     monkeypatch.setattr(two_periods, "grid", grid)
     monkeypatch.setattr(two_periods, "image_problem", lambda *_, **settings: None)
-    times = {"period": 5, "linearizations": 5, "halve_after": [2, 3]}
+    times = {"period": 4, "linearizations": 4, "halve_after": [2, 2.75]}
     bare(two_periods.run)("digits", NETWORK, **times, **SETTINGS)
-    assert made[1].halve_after == (10, 20)
-    assert made[5].halve_after == (2, 3)
-    assert made[1].eval_steps == made[5].eval_steps == (0, 2, 5, 7, 10, 15, 20, 30, 40, 50, 60)
+    assert made[1].halve_after == (8, 14)
+    assert made[4].halve_after == (2, 2.75)
+    assert made[1].eval_steps == made[4].eval_steps == (0, 2, 4, 6, 8, 12, 14, 18, 26, 34)
 
 
 @pytest.mark.parametrize(

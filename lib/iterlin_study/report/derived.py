@@ -84,10 +84,17 @@ def needed_with(record: xr.Dataset, compared: str) -> Interval:
 # Augmented data at two periods (page few_updates). A look at a period's middle and at its end.
 
 
+def problems_of(record: xr.Dataset) -> np.ndarray:
+    """Linear problems of the large period that were done at each look, (evaluation)."""
+    of_one = float(record.period.max()) * record.attrs["step_size"]
+    return record.time.values * (1 - record.attrs["momentum"]) / of_one
+
+
 def gap_paid_by_halving(record: xr.Dataset) -> Interval:
-    """Points of the gap between both periods that go within half a period of the last halving."""
+    """Points of the gap between both periods that go from the last halving to the next look."""
     runs = record.sortby("period", ascending=False)
-    at = 2 * int(np.atleast_1d(record.attrs["halve_after"])[-1])
+    last = np.atleast_1d(record.attrs["halve_after"])[-1]
+    at = int(np.argmin(abs(problems_of(record) - last)))
     gap = 100 * runs.test_accuracy.diff("period").squeeze("period")
     return mean_interval(gap.isel(evaluation=at) - gap.isel(evaluation=at + 1))
 

@@ -303,8 +303,10 @@ def check_settings(problem: Problem, run: Run) -> None:
 
 def _check_halvings(problem: Problem, run: Run) -> None:
     if np.any(np.diff(run.halve_after, prepend=0) <= 0):
-        raise ValueError("halve_after must be positive whole numbers, increasing")
+        raise ValueError("halve_after must be positive numbers, increasing")
     if run.period == np.inf or run.until_solved:
         raise ValueError("halve_after needs a fixed period that is finite")
+    if np.any(np.asarray(run.halve_after) * run.period % 1):
+        raise ValueError("halve_after must name whole steps")
     if problem.algorithm.reset_optimizer:
         raise ValueError("halve_after counts steps in the optimiser, which is not to be reset")

@@ -60,7 +60,8 @@ class Run(NamedTuple):
         momentum: Momentum of heavy-ball SGD, in [0, 1). A step then takes the time
             step_size / (1 - momentum).
         halve_after: Increasing numbers of linear problems (at K = 1: of steps) after which the step
-            size is halved. A period above 1 is doubled there, so that it lasts the same time.
+            size is halved; 1.5 is in the middle of the second. A period above 1 is doubled there,
+            so that it lasts the same time.
         schedule: When to re-linearise, instead of a period, which must then be infinite.
         decay: Weight decay of adamw. A step multiplies the parameters by 1 - step_size * decay.
     """
@@ -74,7 +75,7 @@ class Run(NamedTuple):
     until_solved: bool = False
     examples: int | None = None
     momentum: float = 0.0
-    halve_after: tuple[int, ...] = ()
+    halve_after: tuple[float, ...] = ()
     schedule: Any = None
     decay: float = 0.0
 
@@ -152,24 +153,40 @@ def schedule_of(problem: Problem, run: Run, period=None) -> Schedule:
 
 
 def _stage(run: Run, step, period):
-    """Return how often the step size has been halved, and the step of the latest halving."""
-    problems = np.diff(run.halve_after, prepend=0)
-    doublings = 0 if is_plain(run) else np.arange(len(problems))
-    begun = jnp.asarray(np.cumsum(problems * 2**doublings)) * period
-    halvings = jnp.sum(step >= begun)
-    return halvings, jnp.append(0, begun)[halvings]
+    """Return how often the step size has been halved, and the first step of the linear problem.
 
-
-def ends_of_problems(period: int, count: int, halve_after: Sequence[int] = ()) -> np.ndarray:
-    """Return the steps (count,) at which the first linear problems of a run end.
-
-    period: the first period, in steps. halve_after: as for `Run`.
-
-    >>> ends_of_problems(100, 6, halve_after=(2, 4)).tolist()
-    [100, 200, 400, 600, 1000, 1400]
+    The problem is the one in which it was last halved, as if it had had this step size from its
+    start.
     """
-    halvings = np.searchsorted(halve_after, np.arange(count), side="right")
-    return np.cumsum(period * 2**halvings)
+    places = np.asarray(run.halve_after, float)
+    doublings = np.zeros(len(places)) if is_plain(run) else np.arange(len(places))
+    halved = _steps(np.cumsum(np.diff(places, prepend=0) * 2**doublings), period)
+    before = _steps(places % 1 * 2 ** (doublings + 1), period)
+    halvings = jnp.sum(step >= halved)
+    return halvings, jnp.append(0, halved - before)[halvings]
+
+
+def _steps(periods: np.ndarray, period) -> Array:
+    """Return the number of steps in a number of periods, exactly also where it is large."""
+    whole, part = np.divmod(periods, 1)
+    return jnp.asarray(whole, jnp.int32) * period + jnp.rint(part * period).astype(jnp.int32)
+
+
+def steps_at(
+    places: Sequence[float] | np.ndarray, period: int, halve_after: Sequence[float] = ()
+) -> np.ndarray:
+    """Return the steps (n,) at which a run has come to some places, rounded down.
+
+    places: counted in linear problems. period: the first period, in steps. halve_after: as for
+    `Run`.
+
+    >>> steps_at([1, 2, 2.5, 3, 4, 5], 100, halve_after=(2, 4)).tolist()
+    [100, 200, 300, 400, 600, 1000]
+    """
+    stages = np.asarray([0, *halve_after], float)
+    done = np.asarray(places, float)[:, None] - stages
+    done = np.clip(done, 0, np.diff(stages, append=np.inf))
+    return np.floor(period * (done @ 2 ** np.arange(len(stages)))).astype(int)
 
 
 def algorithm_of(problem: Problem, run: Run, *, step_size=None, penalty=None, period=None):

@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 
 from iterlin_study.runs.grids import grid
-from iterlin_study.runs.groups import Problem, Run, ends_of_problems
+from iterlin_study.runs.groups import Problem, Run, steps_at
 from iterlin_study.runs.problems import image_problem, restored, snapshot
 
 
@@ -22,7 +22,7 @@ def run(
     *,
     period: int,
     linearizations: int,
-    halve_after: Sequence[int],
+    halve_after: Sequence[float],
     step_size: float,
     momentum: float,
     num_seeds: int,
@@ -33,14 +33,15 @@ def run(
     """Train a CNN at K = 1 and at a larger period, from the same initial networks.
 
     Both take the same steps on the same batches. Runs are evaluated in the middle and at the end of
-    each of the larger periods.
+    each of the larger periods, and where the step size is halved.
 
     Args:
         dataset, network: As for `problems.image_problem`.
         period: The larger period K, in steps at the first step size.
         linearizations: Length of the runs, in larger periods.
         halve_after: Increasing numbers of larger periods after which the step size is halved
-            (`groups.Run`). At K = 1 it is halved after as many steps.
+            (`groups.Run`); 1.5 is in the middle of the second. At K = 1 it is halved after as many
+            steps.
         step_size: First step size.
         momentum: Momentum of heavy-ball SGD, in [0, 1).
         num_seeds: Number of seeds.
@@ -62,11 +63,9 @@ def run(
     if halve_after and max(halve_after) > linearizations:
         raise ValueError(f"halve_after {halve_after} goes beyond the {linearizations} periods")
     problem = image_problem(dataset, network, diagnose=64, observe=snapshot, **settings)
-    ends = ends_of_problems(period, linearizations, halve_after)
-    lengths = np.diff(ends, prepend=0)
-    middles = ends - lengths + lengths // 2
-    looks = (0, *np.stack([middles, ends], 1).ravel().tolist())
-    halved = {1: ends[np.asarray(halve_after, int) - 1].tolist(), period: halve_after}
+    places = np.union1d(np.arange(2 * linearizations + 1) / 2, halve_after)
+    looks = tuple(steps_at(places, period, halve_after).tolist())
+    halved = {1: steps_at(halve_after, period, halve_after).tolist(), period: halve_after}
 
     def make(period, seed):
         after = tuple(halved[period])
@@ -74,8 +73,7 @@ def run(
 
     axes = {"period": list(halved), "seed": range(num_seeds)}
     ds = grid(problem, axes, make, label=label, folder=folder)
-    halves = np.arange(len(looks)) / 2
-    ds["time"] = "evaluation", halves * period * step_size / (1 - momentum)
+    ds["time"] = "evaluation", places * period * step_size / (1 - momentum)
     return problem, ds
 
 
