@@ -87,15 +87,15 @@ def add_statistics(ds):
 
 def halvings_table(ds):
     """Return a table of how loss and accuracy change around each halving of the step."""
-    head = ["halving after problem", "run", "loss, since the look before"]
+    head = ["halving after problem", "run", "loss, two problems before"]
     head += ["loss, to the next look", "test accuracy, to the next look (points)"]
     done, rows = problems_of(ds), []
     for problems in np.atleast_1d(ds.attrs["halve_after"]):
-        at = int(np.argmin(abs(done - problems)))
+        before, at = (int(np.argmin(abs(done - place))) for place in (problems - 2, problems))
         for value in ds.period.values[::-1]:
             one = ds.sel(period=value)
             loss, accuracy = one.train_loss, 100 * one.test_accuracy
-            changes = [loss[:, at] - loss[:, at - 1], loss[:, at + 1] - loss[:, at]]
+            changes = [loss[:, at] - loss[:, before], loss[:, at + 1] - loss[:, at]]
             changes.append(accuracy[:, at + 1] - accuracy[:, at])
             texts = [intervals.text(intervals.mean_interval(change)) for change in changes]
             rows.append([f"{problems:g}", plotting.period_text(value), *texts])
