@@ -33,7 +33,7 @@ def unchecked(f, **settings):
     """An algorithm that meets bad input without the checks of types that tests add."""
     made = object.__new__(Algorithm)
     defaults = {field.name: field.default for field in dataclasses.fields(Algorithm)}
-    for name, value in {**defaults, "_programs": {}, "f": f, **settings}.items():
+    for name, value in {**defaults, "programs": {}, "f": f, **settings}.items():
         object.__setattr__(made, name, value)
     bare(Algorithm.__post_init__)(made)
     return made

@@ -18,6 +18,7 @@ from iterlin.exact.integrator import train_by_engine
 from iterlin.linearise.devices import to_auto_axes
 from iterlin.linearise.parameters import partition
 from iterlin.linearise.precision import full_precision
+from iterlin.linearise.programs import SharedJit
 from iterlin.linearise.validation import check_one_of, check_random_keys, check_signature, describe
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.checks import check_call, check_functions, check_run
@@ -227,7 +228,7 @@ def train_sweep(
     seeds = jax.vmap(partial(any_step.draw, init), (data_axis, 0), RUN_AXES)(datasets, keys)
     states = jax.vmap(lambda _: seeds, out_axes=RUN_AXES)(periods)
     one = jnp.asarray(1, jnp.int32)
-    jax.eval_shape(advance, states, datasets, one, fixed, periods)  # Errors come before any step.
+    advance.prepare(states, datasets, one, fixed, periods)
     rule = as_schedule(schedule(periods[0])).solved
     settings = scalar_fields(algorithm=algorithm, rule=rule, run=any_step)
     over_periods = partial(
@@ -267,7 +268,6 @@ def _sweep_programs(any_step: Step, schedule, watch: Watch, data_axis):
         seeds = jax.vmap(function, (RUN_AXES, *(axis[0] for axis in axes)), out)
         return jax.vmap(seeds, (RUN_AXES, *(axis[1] for axis in axes)), out)
 
-    @partial(jax.jit, donate_argnums=0)
     def advance(states, datasets, count, fixed, periods):
         def of_one(state, run_data, fixed, period):
             step = replace(any_step, schedule=schedule(period))
@@ -279,4 +279,6 @@ def _sweep_programs(any_step: Step, schedule, watch: Watch, data_axis):
     def observe(state, sets, fixed):
         return observer(any_step.algorithm, watch)(combine_state(state, fixed), sets)
 
-    return advance, jax.jit(over_both(observe, (None, None), (0, None), out=0))
+    observe = over_both(observe, (None, None), (0, None), out=0)
+    own = any_step.algorithm.programs
+    return SharedJit(advance, donate=True, own=own), SharedJit(observe, own=own)

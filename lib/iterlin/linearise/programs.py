@@ -5,12 +5,10 @@ control flow (custom_jvp, scan, while, cond) stay one operation each.
 
 A function is traced at each call, which takes milliseconds, because the values that it closes over
 may have changed. What equals an earlier program is not compiled again: `jit_cached` is for
-functions of programs (kernels), `SharedJit` for functions of arrays (engines, solvers), and
-`Algorithm.compiled` for steps of training, which take over the buffers of their state.
+functions of programs (kernels), `SharedJit` for functions of arrays (steps, engines, solvers).
 """
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FunctionType
@@ -223,14 +221,14 @@ def eval_program(
     return values[program.result], values
 
 
-_compiled: OrderedDict[tuple, Callable] = OrderedDict()
+_compiled: dict[tuple, Callable] = {}
 
 
-def _shared(key: tuple, function: Callable) -> Callable:
+def _shared(key: tuple, function: Callable, store: dict[tuple, Callable]) -> Callable:
     """Return the compiled function that is kept under the key, or keep this one."""
-    found = _compiled[key] = _compiled.pop(key, function)
-    while len(_compiled) > CACHE_SIZE:
-        _compiled.popitem(last=False)
+    found = store[key] = store.pop(key, function)  # the latest comes last
+    while len(store) > CACHE_SIZE:
+        del store[next(iter(store))]
     return found
 
 
@@ -254,23 +252,46 @@ def jit_cached(function: Callable, *programs: Program, **options) -> Callable:
         # Operations traced inside `shard_map` carry its mesh, which their text does not show.
         mesh = jax.sharding.get_abstract_mesh()
         ids = device_ids(o.equation for program in programs for o in program.operations)
-        found = _shared((function, mesh, ids, *(program.text for program in programs)), found)
+        key = (function, mesh, ids, *(program.text for program in programs))
+        found = _shared(key, found, _compiled)
     return partial(found, [program.constants for program in programs])
+
+
+def as_argument(number: Any, dtype: Any = None) -> Array:
+    """Return a number as an array, which a `SharedJit` that uses it takes as an argument.
+
+    So functions that differ in the number share one program. JAX would write a number that is
+    converted while it traces into the program.
+    """
+    if is_traced(number):
+        return number
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(number, dtype)
 
 
 class SharedJit:
     """A jitted function that reuses the compiled program of an equal function.
 
-    The arrays that the function closes over are arguments of the program. So the programs that are
-    kept hold neither these arrays nor the function. The function is traced once for arguments of
-    each shape. A function with opaque parts (`Program.opaque`) is compiled for itself.
+    The arrays that the function closes over are arguments of the program. So functions that differ
+    in these arrays alone share one, and the programs that are kept hold neither the arrays nor the
+    function. The function is traced once for arguments of each shape. Functions with opaque parts
+    (`Program.opaque`) are not compared with others.
 
     Args:
         function: A function of pytrees of arrays that returns a pytree of arrays.
+        donate: Whether the program takes over the buffers of the first argument.
+        own: Where a program with opaque parts is kept, for functions of which the caller knows that
+            equal texts with equal arrays compute the same; None keeps it nowhere.
     """
 
-    def __init__(self, function: Callable):
-        self._function = function
+    def __init__(
+        self,
+        function: Callable,
+        *,
+        donate: bool = False,
+        own: dict[tuple, Callable] | None = None,
+    ):
+        self._function, self._donate, self._own = function, donate, own
         self._known: dict[tuple, Callable | None] = {}
 
     def trace(self, *arguments: PyTree) -> ClosedJaxpr:
@@ -279,37 +300,51 @@ class SharedJit:
 
     def __call__(self, *arguments: PyTree) -> Any:
         """Return the function of the arguments. Under a JAX trace it is called as it is."""
+        leaves = jax.tree.leaves(arguments)
+        found = None if any(map(is_traced, leaves)) else self.prepare(*arguments)
+        return self._function(*arguments) if found is None else found(leaves)
+
+    def prepare(self, *arguments: PyTree) -> Callable | None:
+        """Trace the function for arguments of these shapes, which tells its errors without compute.
+
+        Returns what gives its result from the leaves of arguments; None if it closes over tracers.
+        """
         leaves, structure = jax.tree.flatten(arguments)
-        if any(map(is_traced, leaves)):
-            return self._function(*arguments)
         kind = structure, *map(jax.typeof, leaves)
         if kind not in self._known:
-            self._known[kind] = _compiled_or_none(self._function, arguments)
-        found = self._known[kind]
-        return self._function(*arguments) if found is None else found(leaves)
+            self._known[kind] = self._compiled_or_none(arguments)
+        return self._known[kind]
+
+    def _compiled_or_none(self, arguments: tuple) -> Callable | None:
+        """Return what `prepare` returns."""
+        anew = jax.make_jaxpr(lambda *given: self._function(*given), return_shape=True)
+        closed, returned = anew(*arguments)
+        if any(map(is_traced, closed.consts)):
+            return None
+        jaxpr, structure = _without_constants(closed), jax.tree.structure(returned)
+        constants = [jnp.asarray(constant) for constant in closed.consts]
+        count = len(jax.tree.leaves(arguments[0])) if self._donate else 0
+
+        def with_constants(donated, constants, leaves):
+            return jaxpr_as_fun(ClosedJaxpr(jaxpr, constants))(*donated, *leaves)
+
+        program: Any = jax.jit(with_constants, donate_argnums=0)
+        opaque = any(True for equation in jaxpr.eqns for _ in _opaque_parts(equation))
+        store = self._own if opaque else _compiled
+        key = None if store is None else program_key(jaxpr)
+        if store is not None and key is not None:
+            types = map(jax.typeof, constants)
+            mesh = jax.sharding.get_abstract_mesh()
+            program = _shared((key, mesh, count, *types), program, store)
+
+        def call(leaves):
+            found = program(leaves[:count], constants, leaves[count:])
+            return jax.tree.unflatten(structure, found)
+
+        return call
 
 
 def _without_constants(closed: Any) -> Any:
     """Return the open jaxpr of a closed one. From JAX 0.11 on the two are of one class."""
     opened = closed.jaxpr
     return ClosedJaxpr(opened, []) if isinstance(closed, Jaxpr) else opened
-
-
-def _compiled_or_none(function: Callable, arguments: tuple) -> Callable | None:
-    """Return the function of the leaves of the arguments; None if it closes over tracers."""
-    anew = jax.make_jaxpr(lambda *given: function(*given), return_shape=True)
-    closed, returned = anew(*arguments)
-    if any(map(is_traced, closed.consts)):
-        return None
-    jaxpr, structure = _without_constants(closed), jax.tree.structure(returned)
-    constants = [jnp.asarray(constant) for constant in closed.consts]
-
-    def with_constants(constants, leaves):
-        return jaxpr_as_fun(ClosedJaxpr(jaxpr, constants))(*leaves)
-
-    program: Any = jax.jit(with_constants)
-    opaque = any(True for equation in jaxpr.eqns for _ in _opaque_parts(equation))
-    if not opaque and (key := program_key(jaxpr)) is not None:
-        types = map(jax.typeof, constants)
-        program = _shared((key, jax.sharding.get_abstract_mesh(), *types), program)
-    return lambda leaves: jax.tree.unflatten(structure, program(constants, leaves))

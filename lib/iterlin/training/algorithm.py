@@ -10,9 +10,9 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, PyTree
 
-from iterlin.linearise.digests import program_key
 from iterlin.linearise.linearization import Network, tree_add, tree_sub
 from iterlin.linearise.parameters import Trainable, bind_fixed
+from iterlin.linearise.programs import as_argument
 from iterlin.linearise.slices import Sliced
 from iterlin.linearise.validation import (
     check_non_negative,
@@ -22,9 +22,6 @@ from iterlin.linearise.validation import (
 )
 from iterlin.training.losses import Loss, Mean, loss_over_slices
 from iterlin.training.state import TrainState
-
-# Compiled functions that an algorithm keeps for the next call of `train`.
-MOST_PROGRAMS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +64,8 @@ class Algorithm:
     keyed: bool = False
     normalization: Any = None
     reset_optimizer: bool = False
-    _programs: dict[tuple, Callable] = field(default_factory=dict, init=False, repr=False)
+    # Compiled programs for the next call of `train` that other algorithms cannot share.
+    programs: dict[tuple, Callable] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self):
         for name in ("f", "loss", "regularizer"):
@@ -95,22 +93,8 @@ class Algorithm:
                 f"got {self.normalization!r}"
             )
 
-    def compiled(self, function: Any, *arguments: Any) -> Any:
-        """Return a jitted function, or an earlier one that computes the same and is compiled.
-
-        The function is traced here, with the arguments: a change in what it closes over is seen.
-        """
-        key = program_key(function.trace(*arguments).jaxpr)
-        if key is None:
-            return function
-        found = self._programs.pop(key, function)
-        self._programs[key] = found  # the latest comes last
-        if len(self._programs) > MOST_PROGRAMS:
-            del self._programs[next(iter(self._programs))]
-        return found
-
     def __getstate__(self):
-        return {**self.__dict__, "_programs": {}}  # compiled functions cannot be pickled
+        return {**self.__dict__, "programs": {}}  # compiled functions cannot be pickled
 
     @property
     def transformation(self) -> optax.GradientTransformationExtraArgs:
@@ -119,7 +103,7 @@ class Algorithm:
             raise ValueError("the algorithm has no optimizer: give one, or a step size")
         if isinstance(self.optimizer, optax.GradientTransformation):
             return optax.with_extra_args_support(self.optimizer)
-        return optax.with_extra_args_support(optax.sgd(self.optimizer))
+        return optax.with_extra_args_support(optax.sgd(as_argument(self.optimizer)))
 
     def bind_fixed(self, fixed: PyTree) -> "Algorithm":
         """Return the algorithm as one of the trained parameters alone."""

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from iterlin.linearise.programs import as_argument
 from iterlin.linearise.validation import (
     as_python,
     check_non_negative,
@@ -129,7 +130,7 @@ class _AtMultiples:
     period: int | Array
 
     def __call__(self, step, state):
-        return step % self.period == 0
+        return step % as_argument(self.period, jnp.int32) == 0
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class _OnceSolved:
     max_period: int | Array
 
     def __call__(self, step, state):
-        return state.solved | (step - state.anchored_at >= self.max_period)
+        return state.solved | (step - state.anchored_at >= as_argument(self.max_period, jnp.int32))
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,10 @@ class _WherePredicateHolds:
             return jnp.asarray(answer)
 
         since = step - state.anchored_at
-        asked = (since > 0) & (since % self.check_every == 0)
-        return jax.lax.cond(asked, ask, lambda: jnp.asarray(False)) | (since >= self.max_period)
+        asked = (since > 0) & (since % as_argument(self.check_every, jnp.int32) == 0)
+        return jax.lax.cond(asked, ask, lambda: jnp.asarray(False)) | (
+            since >= as_argument(self.max_period, jnp.int32)
+        )
 
 
 def every(period: Any) -> Schedule:

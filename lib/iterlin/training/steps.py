@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
@@ -10,6 +9,7 @@ from iterlin.linearise import examples
 from iterlin.linearise.devices import find_mesh, to_auto_axes
 from iterlin.linearise.digests import program_digest
 from iterlin.linearise.parameters import partition, warn_about_batch_stats
+from iterlin.linearise.programs import SharedJit
 from iterlin.linearise.slices import Sliced
 from iterlin.linearise.validation import check_random_key, warn_user
 from iterlin.training.algorithm import Algorithm
@@ -77,9 +77,10 @@ def train_by_steps(
     data, state, fixed, sets = to_auto_axes((tuple(data), state, given, dict(watch.sets)))
     check_functions(step, combine_state(state, fixed).params, key, data, watch)
     step = with_data_mesh(step, data)
-    advance = jax.jit(step.advance, donate_argnums=0)
-    advance = algorithm.compiled(advance, state, data, jnp.asarray(1, jnp.int32), fixed)
-    observe = algorithm.compiled(_observe(algorithm, watch, taken), state, sets, fixed)
+    advance = SharedJit(step.advance, donate=True, own=algorithm.programs)
+    observe = SharedJit(_observe(algorithm, watch, taken), own=algorithm.programs)
+    advance.prepare(state, data, jnp.asarray(1, jnp.int32), fixed)
+    observe.prepare(state, sets, fixed)
     settings = scalar_fields(algorithm=algorithm, schedule=schedule, rule=schedule.solved, run=step)
     state, history, seconds = run_steps(
         advance if batches is None else _with_batches(advance, data, batches),
@@ -106,10 +107,9 @@ def with_data_mesh(step: Step, data) -> Step:
 
 
 def _observe(algorithm: Algorithm, watch: Watch, taken: tuple[str, ...]):
-    """Return observe(state, sets, fixed), jitted, which does not hold the sets of the watch."""
+    """Return observe(state, sets, fixed), which does not hold the sets of the watch."""
     measures = watch._replace(sets={}, at=None)
 
-    @jax.jit
     def observe(state, sets, fixed):
         return observer(algorithm, measures, taken)(combine_state(state, fixed), sets)
 
@@ -159,8 +159,8 @@ def run_steps(
     if checkpoint is not None:
         one = jnp.asarray(1, jnp.int32)
         programs = {
-            STEP: advance.trace(state, data, one, fixed, *more).jaxpr,
-            RECORDED: observe.trace(state, sets, fixed).jaxpr,
+            STEP: advance.trace(state, data, one, fixed, *more),
+            RECORDED: observe.trace(state, sets, fixed),
         }
         identity = Identity(
             start_settings(state, fixed, (data, *more), sets, looks) | settings,
