@@ -206,16 +206,15 @@ def multiply_factors(first: Factors, second: Factors, form: str) -> Array:
     Returns (N1, o1, N2, o2) if the form is in `PAIRWISE`; (N1, N2, o) for "diagonal"; (N1, N2) for
     "trace"; the number 0 if there are no factors.
     """
-    outer = (
-        "io,jq->iojq" if form in PAIRWISE else "io,jo->ijo" if form == "diagonal" else "io,jo->ij"
-    )
-    operands, result = outer.split("->")
-    left, right = operands.split(",")
     total = 0.0
     for (a, g), (b, h) in zip(first.dense, second.dense, strict=True):
         gram = a @ b.T
         gram = gram.reshape(_broadcast_shape(gram.shape, form))
-        total = total + gram * jnp.einsum(f"{left}e,{right}e->{result}", g, h)
+        if form in PAIRWISE:
+            total = total + gram * _of_all_pairs(g, h)
+        else:
+            result = "ijo" if form == "diagonal" else "ij"
+            total = total + gram * jnp.einsum(f"ioe,joe->{result}", g, h)
     for rows1, rows2 in zip(first.rows, second.rows, strict=True):
         total = total + _rows_product(rows1, rows2, form)
     if first.positions or first.lookups:
@@ -229,7 +228,7 @@ def _rows_product(first, second, form: str) -> Array:
     A sum over outputs in one einsum would copy the rows of all of them.
     """
     if form in PAIRWISE:
-        return jnp.einsum("iop,jqp->iojq", first, second)
+        return _of_all_pairs(first, second)
 
     def of_output(index):
         rows = (jax.lax.dynamic_index_in_dim(a, index, 1, keepdims=False) for a in (first, second))
@@ -240,6 +239,16 @@ def _rows_product(first, second, form: str) -> Array:
         return jnp.moveaxis(jax.lax.map(of_output, outputs), 0, 2)
     zero = jnp.zeros((len(first), len(second)), jnp.result_type(first, second))
     return jax.lax.scan(lambda sum_, index: (sum_ + of_output(index), None), zero, outputs)[0]
+
+
+def _of_all_pairs(first, second) -> Array:
+    """Multiply vectors (N1, o1, E) and (N2, o2, E) for all pairs: (N1, o1, N2, o2).
+
+    As matrices, since XLA copies arrays of more axes into another layout before it multiplies.
+    """
+    left, right = (vectors.reshape(-1, vectors.shape[-1]) for vectors in (first, second))
+    product = left @ right.T
+    return product.reshape(*first.shape[:2], *second.shape[:2])
 
 
 def _positions_product(first, second, form: str) -> Array:
