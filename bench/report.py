@@ -44,9 +44,11 @@ REASONS = {
     "linearised step, share of the floor": "the rest is copies of patches, masks of ReLU and of "
     "pooling, and products with 50 columns, which run slower than the square one that sets the "
     "rate.",
+    "against neural-tangents": "most of it is importing JAX, and neural-tangents runs on an older "
+    "JAX, which is imported in less time.",
     "against laplace-torch": "the full posterior takes singular values, which keep small "
-    "variances, where laplace-torch inverts a matrix; and each call checks its arguments and "
-    "traces the network.",
+    "variances and give the posterior of any other prior at once, where laplace-torch inverts a "
+    "matrix; and each call checks its arguments and traces the network.",
 }
 
 
