@@ -12,8 +12,7 @@ from iterlin_study.runs import early_stopping
 
 def sharpness(ds, at):
     """Return step size times curvature over 1 + momentum, of the runs at one period."""
-    done = problems_of(ds).round(6)
-    halvings = np.searchsorted(np.atleast_1d(ds.attrs["halve_after"]), done)
+    halvings = np.searchsorted(np.round(np.atleast_1d(ds.attrs["halve_after"]), 6), problems_of(ds))
     step = ds.attrs["step_size"] * 0.5**halvings / (1 + ds.attrs["momentum"])
     return at.curvature * xr.DataArray(step, dims="evaluation")
 
@@ -38,7 +37,7 @@ def draw(ds):
             plotting.band(
                 top, at.time, proxy, color=colour, ls="--", lw=1.2, label=f"{label}, proxy"
             )
-            done = problems_of(ds).round(6)
+            done = problems_of(ds)
             for update in at.time.values[(done % 1 == 0) & (done > 0)][:-1]:
                 top.axvline(update, color="0.85", lw=0.8, zorder=0)
         plotting.band(bottom, at.time, sharpness(ds, at), geometric=True, color=colour, label=label)

@@ -72,9 +72,9 @@ def train(
     After training the network predicts ``f(state.params, x)`` and its proxy
     ``linearize(f, state.anchor)(state.params, x)``. A run that becomes non-finite ends as diverged,
     without an error. Matrix products use full precision (`linearise.precision`). A second call
-    with the same algorithm that computes the same compiles nothing (with other engines than
-    "steps", if f has no derivative rules of its own, such as `jax.custom_vjp`, and no inner
-    `jax.jit` that closes over arrays).
+    that computes the same compiles nothing, also with another step size, period, parameters and
+    data. If f has derivative rules of its own, such as `jax.custom_vjp`, or an inner `jax.jit` that
+    closes over arrays, this holds for calls with the same algorithm and the engine "steps".
 
     Args:
         algorithm: The objective and the optimiser.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from iterlin_study.records import experiment_pages
-from iterlin_study.runs import problems, two_periods
+from iterlin_study.runs import groups, problems, two_periods
 from problems import bare, flat
 from toy_book import ROOT
 
@@ -64,6 +64,7 @@ def test_steps_are_halved_at_the_same_steps_at_both_periods(monkeypatch):
     assert made[1].halve_after == (8, 14)
     assert made[4].halve_after == (2, 2.75)
     assert made[1].eval_steps == made[4].eval_steps == (0, 2, 4, 6, 8, 12, 14, 18, 26, 34)
+    assert groups.steps_at([2.3], 100).tolist() == [230]  # not a float below 230
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,8 @@ class SharedJit:
 
     Args:
         function: A function of pytrees of arrays that returns a pytree of arrays.
-        donate: Whether the program takes over the buffers of the first argument.
+        donate: Whether the program takes over the buffers of the first argument, of which the
+            function must not close over any.
         own: Where a program with opaque parts is kept, for functions of which the caller knows that
             equal texts with equal arrays compute the same; None keeps it nowhere.
     """
@@ -322,7 +323,7 @@ class SharedJit:
         if any(map(is_traced, closed.consts)):
             return None
         jaxpr, structure = _without_constants(closed), jax.tree.structure(returned)
-        constants = [jnp.asarray(constant) for constant in closed.consts]
+        constants = _placed_with(jax.tree.leaves(arguments), closed.consts)
         count = len(jax.tree.leaves(arguments[0])) if self._donate else 0
 
         def with_constants(donated, constants, leaves):
@@ -342,6 +343,24 @@ class SharedJit:
             return jax.tree.unflatten(structure, found)
 
         return call
+
+
+def _placed_with(arguments: list, constants: list) -> list[Array]:
+    """Return the constants as arrays that JAX may place on all devices of the arguments.
+
+    As a part of the program, a constant that is bound to one device could be used anywhere. As an
+    argument beside data on several devices it is copied.
+    """
+    arrays = [jnp.asarray(constant) for constant in constants]
+    given = [leaf for leaf in arguments if isinstance(leaf, jax.Array)]
+    if all(len(array.devices()) == 1 for array in [*given, *arrays]):
+        return arrays
+
+    def is_bound(array):
+        is_key = jnp.issubdtype(array.dtype, jax.dtypes.extended)
+        return array.committed and len(array.devices()) == 1 and not is_key
+
+    return [jnp.asarray(np.asarray(a)) if is_bound(a) else a for a in arrays]
 
 
 def _without_constants(closed: Any) -> Any:

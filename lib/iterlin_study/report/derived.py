@@ -81,13 +81,13 @@ def needed_with(record: xr.Dataset, compared: str) -> Interval:
     return mean_interval(record.needed.sel(schedule=record.attrs[compared]))
 
 
-# Augmented data at two periods (page few_updates). A look at a period's middle and at its end.
+# Augmented data at two periods (page few_updates).
 
 
 def problems_of(record: xr.Dataset) -> np.ndarray:
     """Linear problems of the large period that were done at each look, (evaluation)."""
     of_one = float(record.period.max()) * record.attrs["step_size"]
-    return record.time.values * (1 - record.attrs["momentum"]) / of_one
+    return (record.time.values * (1 - record.attrs["momentum"]) / of_one).round(6)
 
 
 def gap_paid_by_halving(record: xr.Dataset) -> Interval:

@@ -306,7 +306,8 @@ def _check_halvings(problem: Problem, run: Run) -> None:
         raise ValueError("halve_after must be positive numbers, increasing")
     if run.period == np.inf or run.until_solved:
         raise ValueError("halve_after needs a fixed period that is finite")
-    if np.any(np.asarray(run.halve_after) * run.period % 1):
+    steps = np.asarray(run.halve_after) * run.period
+    if np.any(abs(steps - np.rint(steps)) > 1e-6):
         raise ValueError("halve_after must name whole steps")
     if problem.algorithm.reset_optimizer:
         raise ValueError("halve_after counts steps in the optimiser, which is not to be reset")

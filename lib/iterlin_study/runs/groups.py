@@ -153,10 +153,10 @@ def schedule_of(problem: Problem, run: Run, period=None) -> Schedule:
 
 
 def _stage(run: Run, step, period):
-    """Return how often the step size has been halved, and the first step of the linear problem.
+    """Return how often the step size has been halved, and a step from which updates are counted.
 
-    The problem is the one in which it was last halved, as if it had had this step size from its
-    start.
+    It is the step at which the linear problem of the latest halving would have begun, if its step
+    size had been today's from the start. It may be negative.
     """
     places = np.asarray(run.halve_after, float)
     doublings = np.zeros(len(places)) if is_plain(run) else np.arange(len(places))
@@ -167,7 +167,7 @@ def _stage(run: Run, step, period):
 
 
 def _steps(periods: np.ndarray, period) -> Array:
-    """Return the number of steps in a number of periods, exactly also where it is large."""
+    """Return the steps in a number of periods; whole periods are exact, parts up to 2^24 steps."""
     whole, part = np.divmod(periods, 1)
     return jnp.asarray(whole, jnp.int32) * period + jnp.rint(part * period).astype(jnp.int32)
 
@@ -186,7 +186,8 @@ def steps_at(
     stages = np.asarray([0, *halve_after], float)
     done = np.asarray(places, float)[:, None] - stages
     done = np.clip(done, 0, np.diff(stages, append=np.inf))
-    return np.floor(period * (done @ 2 ** np.arange(len(stages)))).astype(int)
+    steps = period * (done @ 2 ** np.arange(len(stages)))
+    return np.floor(steps + 1e-6).astype(int)  # a place such as 2.3 is not exact
 
 
 def algorithm_of(problem: Problem, run: Run, *, step_size=None, penalty=None, period=None):
