@@ -65,6 +65,7 @@ def test_steps_are_halved_at_the_same_steps_at_both_periods(monkeypatch):
     assert made[4].halve_after == (2, 2.75)
     assert made[1].eval_steps == made[4].eval_steps == (0, 2, 4, 6, 8, 12, 14, 18, 26, 34)
     assert groups.steps_at([2.3], 100).tolist() == [230]  # not a float below 230
+    assert groups.steps_at([0.5, 1.5], 5).tolist() == [2, 7]
 
 
 @pytest.mark.parametrize(
