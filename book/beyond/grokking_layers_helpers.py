@@ -1,4 +1,5 @@
-"""Runs in which only some layers are trained: how well they fit, and whether they generalise."""
+"""Runs in which some layers alone are trained, or a part of each step is stale: how well they fit,
+and whether and when they generalise."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -11,6 +12,7 @@ from iterlin_study.report import intervals, plotting, tables
 from tqdm import tqdm
 
 from book.beyond.grokking_helpers import LEVEL, initial, table_of_sums, time_label
+from book.beyond.what_goes_stale_helpers import FRESH, STALE
 
 ALL = "all layers"
 # The layers that are trained, by the name of the part.
@@ -23,7 +25,15 @@ PARTS = {
 }
 # Parts that the rule requires to fit the training set.
 FITTING = ["embeddings", "readout"]
+BOTH = "both stale"
+# What a step takes from the network (fresh) or from the last linearisation: residual, Jacobian.
+HALVES = {
+    BOTH: (STALE, STALE),
+    "stale Jacobian": (FRESH, STALE),
+    "linearised residual": (STALE, FRESH),
+}
 KEPT = ["step", "updates", "train_accuracy", "train_accuracy_proxy", "test_accuracy"]
+KEPT_OF_HALVES = ["train_accuracy", "test_accuracy"]
 
 
 def seeded(modulus: int, width: int, share: float, seed: int) -> tuple[dict, tuple, tuple]:
@@ -45,13 +55,26 @@ def grid(run: Callable[..., xr.Dataset], axes: Mapping[str, Sequence]) -> xr.Dat
 
 
 def add_statistics(ds: xr.Dataset) -> xr.Dataset:
-    """Return runs over (part, time, seed, look) with their best looks, and what the claim needs."""
+    """Return the runs with their best looks, and with what the claims need.
+
+    ds: runs over (part, time, seed, look), and, with the prefix "half_", over (half, half_time,
+    seed, look).
+    """
     ds["best"] = 100 * ds.test_accuracy.max("look")
     ds["fit"] = 100 * ds.train_accuracy_proxy.max("look")
     apart = ds.best.drop_sel(part=ALL)
     ds["all_best"] = intervals.over_seeds(ds.best.sel(part=ALL).min("time"))
     ds["part_best"] = intervals.over_seeds(apart.max(["part", "time"]))
     ds["alone_fit"] = intervals.over_seeds(ds.fit.sel(part=FITTING).min(["part", "time"]))
+    ds["half_best"] = 100 * ds.half_test_accuracy.max("look")
+    steps = ds.step.isel(part=0, time=0, seed=0, drop=True)
+    # A run that never gets there counts with its length.
+    there = steps.where(ds.half_test_accuracy >= LEVEL).min("look").fillna(steps.max())
+    ds["half_steps"] = there
+    single, shortest = list(HALVES)[1:], {"half_time": ds.half_time.min()}
+    ds["single_best"] = intervals.over_seeds(ds.half_best.sel(half=single, **shortest).min("half"))
+    later = there.sel(half=single).min("half") - there.sel(half=BOTH)
+    ds["single_later"] = intervals.over_seeds(later.sel(shortest))
     return ds
 
 
@@ -87,4 +110,19 @@ def table(ds: xr.Dataset) -> object:
                 reached = f"{float(first.mean()):,.0f}" if first.notnull().all() else "–"
                 row += [tables.interval_text(best), reached]
             rows.append(row)
+    return tables.table(head, rows)
+
+
+def table_of_halves(ds: xr.Dataset) -> object:
+    """Return a table of the best look of runs with stale halves, and of the steps until 95 %."""
+    head = ["a step's Jacobian and residual", "features are updated", "best test accuracy (%)"]
+    head += [f"steps until {100 * LEVEL:.0f} %", "runs that get there"]
+    rows = []
+    for half in ds.half.values:
+        for time in ds.half_time.values:
+            at = ds.sel(half=half, half_time=time)
+            row = [half, time_label(time), tables.interval_text(at.half_best)]
+            there = int((at.half_best >= 100 * LEVEL).sum())
+            steps = tables.interval_text(at.half_steps, 0) if there == at.sizes["seed"] else "–"
+            rows.append([*row, steps, f"{there} of {at.sizes['seed']}"])
     return tables.table(head, rows)

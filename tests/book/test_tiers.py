@@ -85,7 +85,8 @@ beyond/grokking_schedules:
    transformer: {width: 8, hidden: 8, share: 0.7}, transformer_fixed: [0.2],
    transformer_thresholds: [0.5], transformer_units: 1, units: 4, step_size: 0.02, num_seeds: 2}
 beyond/grokking_layers:
-  {modulus: 7, width: 8, times: [0.0, 1.0], units: 2, step_size: 0.02, num_seeds: 2}
+  {modulus: 7, width: 8, times: [0.0, 1.0], half_times: [0.5, 1.0], units: 2, step_size: 0.02,
+   num_seeds: 2}
 beyond/language_model:
   {folders: [linear_model], length: 8, held: 20, width: 16, num_seeds: 2, level: 3.6,
    sizes: {new text: 4, the same text: 4, little new text: 2},

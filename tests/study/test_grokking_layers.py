@@ -13,15 +13,26 @@ def test_a_seed_draws_a_training_set_and_all_other_sums():
     assert (sums == pairs.sum(1) % 5).all()
 
 
-def test_the_claim_is_judged_by_the_best_look_of_the_best_part():
-    axes = {"part": [helpers.ALL, *helpers.FITTING], "time": [0.0, 1.0], "seed": range(4)}
+def test_the_claims_are_judged_by_the_best_look_and_the_first_at_the_level():
+    seeds = {"seed": range(4)}
 
-    def run(part, time, seed):
+    def of_part(part, time, seed):
         best = 0.99 if part == helpers.ALL else 0.1 * (1 + time)
         looks = {"test_accuracy": [0.0, best, 0.05], "train_accuracy_proxy": [0.5, 0.98, 1.0]}
+        looks["step"] = [0, 100, 200]
         return xr.Dataset({name: ("look", values) for name, values in looks.items()})
 
-    found = helpers.add_statistics(helpers.grid(run, axes))
+    def of_half(half, half_time, seed):
+        looks = [0.0, 0.96, 0.5] if half == helpers.BOTH else [0.0, 0.3, 0.97 - 0.1 * half_time]
+        return xr.Dataset({"test_accuracy": ("look", looks)})
+
+    axes = {"part": [helpers.ALL, *helpers.FITTING], "time": [0.0, 1.0]} | seeds
+    layers = helpers.grid(of_part, axes)
+    halves = helpers.grid(of_half, {"half": list(helpers.HALVES), "half_time": [0.1, 1.0]} | seeds)
+    found = layers.merge(halves.rename(test_accuracy="half_test_accuracy"))
+    found = helpers.add_statistics(found)
     np.testing.assert_allclose(found.all_best, 99)
     np.testing.assert_allclose(found.part_best, 20)
     np.testing.assert_allclose(found.alone_fit, 100)
+    np.testing.assert_allclose(found.single_best, 96)
+    np.testing.assert_allclose(found.single_later, 100)
