@@ -15,10 +15,10 @@ from jaxtyping import Array, PyTree
 
 from iterlin.exact.choice import ENGINE_NAMES
 from iterlin.exact.integrator import train_by_engine
+from iterlin.linearise.compiled import SharedJit
 from iterlin.linearise.devices import to_auto_axes
 from iterlin.linearise.parameters import partition
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.programs import SharedJit
 from iterlin.linearise.validation import check_one_of, check_random_keys, check_signature, describe
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.checks import check_call, check_functions, check_run

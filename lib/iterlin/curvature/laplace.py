@@ -24,6 +24,7 @@ from iterlin.curvature.products import (
 )
 from iterlin.kernels.ntk import ntk_matrix
 from iterlin.linearise import examples
+from iterlin.linearise.compiled import SharedJit
 from iterlin.linearise.decomposition import ASPECT, thin_svd
 from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.krylov import dot
@@ -36,7 +37,6 @@ from iterlin.linearise.linearization import (
 )
 from iterlin.linearise.parameters import Trainable, bind_fixed, partition, trainable_mask
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.programs import SharedJit
 from iterlin.linearise.slices import Sliced, fold_slices, in_slices, sum_over_slices
 from iterlin.linearise.validation import (
     check_float32_or_wider,

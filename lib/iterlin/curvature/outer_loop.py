@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from iterlin.curvature.levenberg_marquardt import DampingState, LevenbergMarquardt
 from iterlin.curvature.products import loss_gradient_and_hessian
 from iterlin.linearise import examples
+from iterlin.linearise.compiled import SharedJit
 from iterlin.linearise.krylov import norm
 from iterlin.linearise.linearization import (
     Network,
@@ -24,7 +25,6 @@ from iterlin.linearise.linearization import (
     tree_sub,
 )
 from iterlin.linearise.parameters import Trainable, bind_fixed, combine, partition
-from iterlin.linearise.programs import SharedJit
 from iterlin.linearise.validation import (
     check_non_negative,
     check_positive_integer,

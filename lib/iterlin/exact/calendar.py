@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from iterlin.linearise.programs import SharedJit
+from iterlin.linearise.compiled import SharedJit
 from iterlin.training.schedules import Schedule
 from iterlin.training.state import TrainState
 

@@ -12,7 +12,7 @@ from iterlin.exact.engines import ClosedForm, Engine, GradientFlow, Steps, ToMin
 from iterlin.exact.flow import Objective, begin
 from iterlin.exact.task import Task, slice_size
 from iterlin.linearise import costs
-from iterlin.linearise.programs import SharedJit
+from iterlin.linearise.compiled import SharedJit
 
 ENGINES: dict[str, Callable[[Task], Engine]] = {
     "kept_steps": Steps,

@@ -28,7 +28,7 @@ from iterlin.exact.kernel_product_engine import KernelProductEngine
 from iterlin.exact.newton import Minimum
 from iterlin.exact.task import Position, Task, quadratic
 from iterlin.kernels.gradient_flow import eigenmodes
-from iterlin.linearise.programs import SharedJit
+from iterlin.linearise.compiled import SharedJit
 from iterlin.linearise.spectral_filters import descent_filter
 
 # Steps in one call of `forward`: integration steps of a flow, gradient steps of descent. Between

@@ -26,12 +26,12 @@ from iterlin.exact.engines import Engine
 from iterlin.exact.task import Task
 from iterlin.exact.trainer import SPENT, ExactTrainer, spent_by_steps
 from iterlin.linearise import examples
+from iterlin.linearise.compiled import SharedJit
 from iterlin.linearise.devices import to_auto_axes, with_auto_axes
 from iterlin.linearise.digests import program_digest
 from iterlin.linearise.linearization import output_shape
 from iterlin.linearise.parameters import partition
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.programs import SharedJit
 from iterlin.linearise.validation import (
     check_one_of,
     check_open_unit_interval,

@@ -13,8 +13,8 @@ from iterlin.exact.flow import Objective
 from iterlin.exact.task import Position, Task, slice_size
 from iterlin.kernels.cached import CachedKernel
 from iterlin.kernels.ntk import KernelMaker
+from iterlin.linearise.compiled import SharedJit
 from iterlin.linearise.linearization import tree_add
-from iterlin.linearise.programs import SharedJit
 from iterlin.training.losses import training_accuracy
 from iterlin.training.schedules import Solved
 

@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from iterlin.linearise import examples
+from iterlin.linearise.compiled import SharedJit
 from iterlin.linearise.costs import vjp_residual_bytes
 from iterlin.linearise.linearization import Network
-from iterlin.linearise.programs import SharedJit
 from iterlin.training.losses import Loss
 from iterlin.training.schedules import Solved
 

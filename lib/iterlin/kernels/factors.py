@@ -19,8 +19,9 @@ from jaxtyping import Array, Integer, PyTree, Shaped
 from iterlin.kernels.layers import find_layers
 from iterlin.kernels.lookups import Lookup, find_lookups, find_sliced
 from iterlin.linearise import examples
+from iterlin.linearise.compiled import jit_cached
 from iterlin.linearise.parameters import combine
-from iterlin.linearise.programs import Program, eval_program, jit_cached, trace_program
+from iterlin.linearise.programs import Program, eval_program, trace_program
 
 PAIRWISE = ("full", "matrix")  # forms with all pairs of outputs; others pair an output with itself
 PRODUCT = "product"  # factors for products with J J^T, which pair no examples

@@ -3,7 +3,7 @@
 A row of J is taken from one example, so f must treat its examples independently (no batch
 normalisation in training mode). A call traces the network anew, because the values that it closes
 over may have changed, and reuses the compiled function of an equal program
-(`programs.jit_cached`).
+(`compiled.jit_cached`).
 """
 
 import math

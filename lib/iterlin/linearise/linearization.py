@@ -16,10 +16,11 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from iterlin.linearise import examples
+from iterlin.linearise.compiled import jit_cached
 from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.parameters import Trainable, bind_fixed, partition, trainable_mask
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.programs import Program, eval_program, jit_cached, trace_program
+from iterlin.linearise.programs import Program, eval_program, trace_program
 from iterlin.linearise.validation import check_bools, describe, is_traced, prefix_errors
 
 Network = Callable[[PyTree, Any], Array]

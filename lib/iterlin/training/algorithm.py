@@ -10,9 +10,9 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, PyTree
 
+from iterlin.linearise.compiled import as_argument
 from iterlin.linearise.linearization import Network, tree_add, tree_sub
 from iterlin.linearise.parameters import Trainable, bind_fixed
-from iterlin.linearise.programs import as_argument
 from iterlin.linearise.slices import Sliced
 from iterlin.linearise.validation import (
     check_non_negative,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from iterlin.linearise.programs import as_argument
+from iterlin.linearise.compiled import as_argument
 from iterlin.linearise.validation import (
     as_python,
     check_non_negative,

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from iterlin.linearise import examples
+from iterlin.linearise.compiled import SharedJit
 from iterlin.linearise.devices import find_mesh, to_auto_axes
 from iterlin.linearise.digests import program_digest
 from iterlin.linearise.parameters import partition, warn_about_batch_stats
-from iterlin.linearise.programs import SharedJit
 from iterlin.linearise.slices import Sliced
 from iterlin.linearise.validation import check_random_key, warn_user
 from iterlin.training.algorithm import Algorithm

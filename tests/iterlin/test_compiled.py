@@ -1,0 +1,203 @@
+"""Compiled programs are used again for what they compute, and see what changed."""
+
+import gc
+import weakref
+from types import SimpleNamespace
+
+import iterlin
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from iterlin import empirical_ntk
+from iterlin.linearise import compiled
+from iterlin.linearise.compiled import SharedJit
+from iterlin.linearise.linearization import jacobian
+from iterlin.training import losses
+from problems import compilations, flat, network, normal
+
+F, PARAMS, X, Y = network((3, 6, 2), examples=10)
+SQUARED, ENTROPY = losses.mean(losses.squared_error), losses.mean(losses.cross_entropy)
+LABELS = jnp.arange(10) % 2
+
+
+class Scaled:
+    """A network that is a method and holds an array."""
+
+    def __init__(self, scale):
+        self.scale = jnp.full((1, 3), scale)
+
+    def apply(self, params, x):
+        return F(params, x * self.scale)
+
+
+def by_engine(engine, f, params, trainable=None):
+    penalty = 0.1 if engine == "minimum" else 0.0
+    algorithm = iterlin.Algorithm(f, SQUARED, 0.1, penalty=penalty, trainable=trainable)
+    watch = iterlin.Watch({"all": (X, Y)}, at=[0, 5])
+    run = {"schedule": 7, "num_steps": 20, "watch": watch, "target_loss": 1e-9, "progress": False}
+    return iterlin.train(algorithm, params, (X, Y), engine=engine, **run)[0].params
+
+
+def of_head(path):
+    return path.startswith("1/")
+
+
+STEPS = {"max_steps": 3, "tolerance": 1e-9}
+SWEEP = {"periods": [1, 2], "keys": jax.random.split(jax.random.key(0), 2)}
+SWEEP |= {"num_steps": 3, "progress": False}
+CALLS = {
+    "kernel": lambda f, params: empirical_ntk(f, params, X, trace=True),
+    "steps": lambda f, params: by_engine("steps", f, params),
+    "sweep": lambda f, params: (
+        iterlin.train_sweep(
+            iterlin.Algorithm(f, ENTROPY, 0.1),
+            lambda key: params,
+            (X, LABELS),
+            **SWEEP,
+        )[0].params
+    ),
+    "closed_form of a part": lambda f, params: by_engine("closed_form", f, params, of_head),
+    "kept_steps of a part": lambda f, params: by_engine("kept_steps", f, params, of_head),
+    "minimum of a part": lambda f, params: by_engine("minimum", f, params, of_head),
+    "flow": lambda f, params: by_engine("flow", f, params),
+    "gauss_newton": lambda f, params: (
+        iterlin.gauss_newton(f, params, X, Y, damping=0.1, **STEPS).params
+    ),
+    "truncated_gauss_newton": lambda f, params: (
+        iterlin.truncated_gauss_newton(
+            f, params, X, LABELS, beta=0.1, damping=0.1, loss=ENTROPY, **STEPS
+        ).params
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_second_call_compiles_nothing_sees_what_changed_and_keeps_nothing(name, monkeypatch):
+    """Also with other numbers in its parameters, its frozen parameters and its closure."""
+    call, changed = CALLS[name], jax.tree.map(lambda leaf: 1.1 * leaf, PARAMS)
+    first = call(Scaled(0.5).apply, PARAMS)
+    with compilations() as found:
+        again, other = call(Scaled(0.5).apply, PARAMS), call(Scaled(0.7).apply, changed)
+    assert not found
+    np.testing.assert_array_equal(flat(again), flat(first))
+    monkeypatch.setattr(compiled, "_compiled", {})
+    owner = Scaled(0.7)
+    np.testing.assert_array_equal(flat(other), flat(call(owner.apply, changed)))
+    kept = [weakref.ref(node) for node in (owner, owner.scale, *jax.tree.leaves(changed))]
+    del owner, changed, other
+    gc.collect()
+    assert not any(ref() is not None for ref in kept)
+
+
+def test_another_step_size_or_period_compiles_nothing():
+    def trained(step_size, schedule):
+        algorithm = iterlin.Algorithm(Scaled(0.5).apply, ENTROPY, step_size)
+        settings = {"schedule": schedule, "num_steps": 4, "progress": False}
+        return flat(iterlin.train(algorithm, PARAMS, (X, LABELS), **settings)[0].params)
+
+    first = trained(0.1, 2)
+    with compilations() as found:
+        larger, rarer = trained(0.2, 2), trained(0.1, 3)
+    assert not found
+    assert min(np.abs(first - larger).max(), np.abs(first - rarer).max()) > 1e-6
+
+
+# The kernel is of the network as it is now.
+
+W, EXAMPLES = {"w": normal(3, 5), "v": normal(5, 2)}, normal(4, 3)
+GLOBAL = SimpleNamespace(array=normal(3), number=2.0)
+
+
+def of_globals(p, x):
+    return jnp.tanh((x * GLOBAL.array[None]) @ p["w"] * GLOBAL.number) @ p["v"]
+
+
+def assert_trace(f, known=None):
+    rows = jacobian(known or f, W, EXAMPLES)
+    expected = np.trace((rows @ rows.T).reshape(4, -1, 4, 2), axis1=1, axis2=3)
+    found = empirical_ntk(f, W, EXAMPLES, trace=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-11)
+
+
+def test_changed_globals_are_seen(monkeypatch):
+    assert_trace(of_globals)
+    monkeypatch.setattr(GLOBAL, "number", 3.0)
+    assert_trace(of_globals)
+    monkeypatch.setattr(GLOBAL, "array", normal(4)[1:])
+    assert_trace(of_globals)
+
+
+def test_functions_with_rules_of_their_own_share_no_program():
+    """The operations of these are the same, their derivatives are not."""
+
+    def ruled(factor):
+        @jax.custom_jvp
+        def twice(h):
+            return 2 * h
+
+        twice.defjvp(lambda p, t: (twice(*p), factor * t[0]))
+        return lambda p, x: twice(x @ p["w"]) @ p["v"]
+
+    for factor in (2.0, 5.0):
+        assert_trace(ruled(factor))
+
+
+def ruled_by(array):
+    @jax.custom_vjp
+    def act(h):
+        return jnp.tanh(h)
+
+    act.defvjp(lambda h: (act(h), h), lambda h, g: (g * array,))
+    return act
+
+
+@pytest.mark.parametrize(
+    "hold", [ruled_by, lambda array: lambda h: jax.lax.map(jax.jit(lambda v: v * array[0]), h)]
+)
+def test_an_array_that_is_changed_in_place_is_seen(hold):
+    def holding(array):
+        act = hold(array)
+        return lambda p, x: act(x @ p["w"]) @ p["v"]
+
+    array = np.zeros((1, 5))
+    f = holding(array)
+    for value in (0.5, 1.0):
+        array[:] = value
+        assert_trace(f, known=holding(array.copy()))
+
+
+def test_kernels_under_transformations():
+    """Traced, and closing over what is traced: as for each value by itself."""
+
+    def total(params, scale):
+        def f(p, x):
+            return jax.nn.relu(x @ p["w"] * scale) @ p["v"]
+
+        return jnp.sum(empirical_ntk(f, params, EXAMPLES, trace=True))
+
+    scales = jnp.asarray([1.0, 2.0])
+    single = jnp.stack([jax.jit(total)(W, scale) for scale in scales])
+    np.testing.assert_allclose(jax.vmap(total, (None, 0))(W, scales), single, rtol=1e-12)
+    _, scanned = jax.lax.scan(lambda c, s: (c, total(W, s)), 0.0, scales)
+    np.testing.assert_allclose(scanned, single, rtol=1e-12)
+    slope = jax.jit(jax.grad(total, 1))
+    # Of degree two in the scale: through the derivatives of v and of w.
+    np.testing.assert_allclose(slope(W, scales[1]), 2 * slope(W, scales[0]), rtol=1e-12)
+    np.testing.assert_allclose(single[1], 4 * single[0], rtol=1e-12)
+
+
+def test_functions_that_close_over_other_numbers_are_told_apart():
+    def plus(value):
+        array = jnp.full(3, value)
+        return lambda x: value * x + array
+
+    for wrapped in (lambda g: g, jax.jit):
+        for value in (2.0, 3.0):
+            inner = wrapped(plus(value))
+            found = SharedJit(lambda x, g=inner: {"sum": g(x)})(jnp.ones(3))
+            np.testing.assert_array_equal(found["sum"], np.full(3, 2 * value))
+    for constant in (jnp.arange(3), jnp.arange(3.0)):  # alike in text but for their types
+        doubled = SharedJit(lambda c=constant: c + c)()
+        np.testing.assert_array_equal(doubled, 2 * constant)
+        assert doubled.dtype == constant.dtype
