@@ -79,16 +79,25 @@ def add_statistics(ds: xr.Dataset) -> xr.Dataset:
 
 
 def draw(ds: xr.Dataset) -> None:
-    """Draw test accuracy against steps, a panel for each period and a line for each part."""
-    fig, axes = plotting.panels(ds.sizes["time"], height=2.7)
-    axes = axes if ds.sizes["time"] > 1 else [axes]
+    """Draw test accuracy against steps: a panel for each period with a line for each part, and one
+    of the stale halves at their shortest period."""
+    fig, (*axes, last) = plotting.panels(ds.sizes["time"] + 1, height=2.7)
     for axis, time in zip(axes, ds.time.values, strict=True):
         for part, colour in zip(ds.part.values, plotting.COLOURS, strict=False):
             at = ds.sel(part=part, time=time)
             accuracy = 100 * at.test_accuracy.transpose("seed", "look")
             plotting.band(axis, at.step.isel(seed=0), accuracy, color=colour, label=part)
-        axis.set(title=f"features updated {time_label(time)}", ylim=(-3, 103))
-        axis.set(ylabel="test accuracy (%)", xlabel="steps")
+        axis.set(title=f"parts trained, features updated {time_label(time)}")
+    shortest = float(ds.half_time.min())
+    for half, colour in zip(ds.half.values, plotting.COLOURS, strict=False):
+        at = ds.sel(half=half, half_time=shortest)
+        accuracy = 100 * at.half_test_accuracy.transpose("seed", "look")
+        steps = ds.step.isel(part=0, time=0, seed=0)
+        plotting.band(last, steps, accuracy, color=colour, label=half)
+    last.set(title=f"stale halves of a step, features updated {time_label(shortest)}")
+    last.legend(loc="lower right")
+    for axis in (*axes, last):
+        axis.set(ylim=(-3, 103), ylabel="test accuracy (%)", xlabel="steps")
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     plt.show()
 
