@@ -48,28 +48,32 @@ def draw(ds):
     plt.show()
 
 
-def add_statistics(small, large):
-    """Merge the runs at both step sizes; add what the claims are judged by, with intervals.
+def merged(small, large):
+    """Return the runs at both step sizes in one data set, with their test accuracies in percent."""
+    ds, at_large = small[KEPT].copy(), large[KEPT].copy()
+    for name, read in early_stopping.READINGS.items():
+        ds[f"accuracy_{name}"] = 100 * read(small)
+        at_large[f"accuracy_{name}"] = 100 * read(large)
+    return ds.merge(merging.named(at_large, "large", ["period"]))
+
+
+def add_statistics(ds):
+    """Return the runs with what the claims are judged by, with intervals.
 
     A slope is in percentage points of test accuracy per factor of ten in data: at the larger step
     size that of K = infinity minus that of K = 1, at the smaller that of the finite period which
     differs most from K = 1, minus that of K = 1.
     """
-    ds = small[KEPT].copy()
-    for name, read in early_stopping.READINGS.items():
-        ds[f"accuracy_{name}"] = 100 * read(small)
-        at_large = 100 * read(large).rename(period="large_period")
-        ds[f"large_accuracy_{name}"] = at_large
-        ds[f"slope_{name}"] = intervals.slope_per_decade(ds[f"accuracy_{name}"], "size")
-        ds[f"large_slope_{name}"] = intervals.slope_per_decade(at_large, "size")
-        steep = ds[f"large_slope_{name}"]
+    for name in early_stopping.READINGS:
+        finite = intervals.slope_per_decade(ds[f"accuracy_{name}"], "size")
+        steep = intervals.slope_per_decade(ds[f"large_accuracy_{name}"], "size")
+        ds[f"slope_{name}"], ds[f"large_slope_{name}"] = finite, steep
         lazy = steep.sel(large_period=np.inf) - steep.sel(large_period=1)
         ds[f"lazy_slope_{name}"] = intervals.over_seeds(lazy)
-        finite = ds[f"slope_{name}"]
         apart = (finite - finite.sel(period=1)).isel(period=slice(1, None))
         worst = int(abs(apart.mean("seed")).fillna(-1).argmax("period"))
         ds[f"finite_slope_{name}"] = intervals.over_seeds(apart.isel(period=worst))
-    return ds.merge(merging.named(large[KEPT], "large", ["period"]))
+    return ds
 
 
 def slopes(ds):
