@@ -16,12 +16,17 @@ from jaxtyping import Array, PyTree
 from iterlin.exact.choice import ENGINE_NAMES
 from iterlin.exact.integrator import train_by_engine
 from iterlin.linearise.compiled import SharedJit
-from iterlin.linearise.devices import to_auto_axes
+from iterlin.linearise.devices import to_auto_axes, with_auto_axes
 from iterlin.linearise.parameters import partition
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import check_one_of, check_random_keys, check_signature, describe
 from iterlin.training.algorithm import Algorithm
-from iterlin.training.checks import check_call, check_functions, check_run
+from iterlin.training.checks import (
+    check_call,
+    check_functions,
+    check_run,
+    check_targets_of_rule,
+)
 from iterlin.training.identity import scalar_fields
 from iterlin.training.loop import Callback, History, check_callback, with_fixed
 from iterlin.training.losses import check_labels
@@ -72,9 +77,10 @@ def train(
     After training the network predicts ``f(state.params, x)`` and its proxy
     ``linearize(f, state.anchor)(state.params, x)``. A run that becomes non-finite ends as diverged,
     without an error. Matrix products use full precision (`linearise.precision`). A second call
-    that computes the same compiles nothing, also with another step size, period, parameters and
-    data. If f has derivative rules of its own, such as `jax.custom_vjp`, or an inner `jax.jit` that
-    closes over arrays, this holds for calls with the same algorithm and the engine "steps".
+    that computes the same compiles nothing, also with another period, parameters and data, and with
+    "steps" another step size. If f has derivative rules of its own, such as `jax.custom_jvp`, or an
+    inner `jax.jit` that closes over arrays, this holds for calls with the same algorithm and the
+    engine "steps".
 
     Args:
         algorithm: The objective and the optimiser.
@@ -156,6 +162,7 @@ def train(
 
 
 @full_precision()
+@with_auto_axes
 def train_sweep(
     algorithm: Algorithm,
     init: Callable[[Array], PyTree],
@@ -219,17 +226,17 @@ def train_sweep(
     datasets: Any = jax.vmap(data)(keys) if draws_data else data
     data_axis = 0 if draws_data else None
     fixed = jax.vmap(lambda key: partition(init(key), algorithm.trainable)[1])(keys)
-    looks = _check_sweep(any_step, init, datasets, data_axis, keys, num_steps, watch)
+    periods = periods_array(periods)
+    rule = as_schedule(schedule(periods[0])).solved
+    looks = _check_sweep(any_step, rule, init, datasets, data_axis, keys, num_steps, watch)
     datasets, sets = to_auto_axes((tuple(datasets), dict(watch.sets)))
     if data_axis is None:
         any_step = with_data_mesh(any_step, datasets)
-    periods = periods_array(periods)
     advance, observe = _sweep_programs(any_step, schedule, watch, data_axis)
     seeds = jax.vmap(partial(any_step.draw, init), (data_axis, 0), RUN_AXES)(datasets, keys)
     states = jax.vmap(lambda _: seeds, out_axes=RUN_AXES)(periods)
     one = jnp.asarray(1, jnp.int32)
     advance.prepare(states, datasets, one, fixed, periods)
-    rule = as_schedule(schedule(periods[0])).solved
     settings = scalar_fields(algorithm=algorithm, rule=rule, run=any_step)
     over_periods = partial(
         jax.tree.map, lambda a: jnp.broadcast_to(a, (len(periods), *a.shape)), fixed
@@ -249,11 +256,12 @@ def train_sweep(
     return combine_state(states, over_periods()), history
 
 
-def _check_sweep(step: Step, init, datasets, data_axis, keys, num_steps, watch) -> np.ndarray:
+def _check_sweep(step: Step, rule, init, datasets, data_axis, keys, num_steps, watch) -> np.ndarray:
     """Check the data of all seeds and the functions of a sweep; return the steps to record."""
     example = datasets if data_axis is None else jax.tree.map(itemgetter(0), datasets)
     looks = check_run(step, example, num_steps, keys, watch.at)
     outputs = check_functions(step, init(keys[0]), keys[0], example, watch)
+    check_targets_of_rule(rule, outputs, example[1])
     for number in range(1, 1 if data_axis is None else len(keys)):
         targets = jax.tree.map(itemgetter(number), datasets[1])
         check_labels(step.algorithm.loss, outputs, targets)

@@ -11,12 +11,13 @@ import zipfile
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import iterlin
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
-from iterlin.training import checkpoints, loop
+from iterlin.training import checkpoints, loop, losses
 from iterlin.training.identity import Identity
 
 A, B = Identity({"run": "a"}), Identity({"run": "b"})
@@ -235,3 +236,17 @@ def test_a_grid_killed_by_the_signal_gives_the_record_of_one_left_alone(tmp_path
     assert set(record.variables) == set(alone.variables)
     for name in alone.variables:
         np.testing.assert_array_equal(record[name].values, alone[name].values, err_msg=name)
+
+
+def test_a_run_in_bfloat16_comes_back_from_its_checkpoint(tmp_path):
+    x, y = jnp.eye(2, dtype="bfloat16"), jnp.asarray([0.5, -0.5], "bfloat16")
+    algorithm = iterlin.Algorithm(lambda p, x: jnp.tanh(x @ p), losses.squared_error, 0.05)
+    watch = iterlin.Watch({"train": (x, y)}, at=[0, 5])
+    settings = {"schedule": 5, "watch": watch, "progress": False}
+    settings["checkpoint"] = tmp_path / "run.npz"
+    start = jnp.zeros(2, "bfloat16")
+    _, first = iterlin.train(algorithm, start, (x, y), num_steps=10, **settings)
+    _, again = iterlin.train(algorithm, start, (x, y), num_steps=10, **settings)
+    np.testing.assert_array_equal(again["train_loss"], first["train_loss"])
+    _, longer = iterlin.train(algorithm, start, (x, y), num_steps=20, **settings)
+    np.testing.assert_array_equal(longer["train_loss"][:3], first["train_loss"])

@@ -143,6 +143,18 @@ def test_functions_with_rules_of_their_own_share_no_program():
         assert_trace(ruled(factor))
 
 
+def test_functions_of_jax_with_a_user_s_rule_share_no_program():
+    def straight(factor):
+        sign = jax.custom_jvp(jnp.sign)
+        sign.defjvps(lambda t, outputs, h: factor * t)
+        return lambda p, x: sign(x @ p["w"]) @ p["v"]
+
+    first, second = (empirical_ntk(straight(f), W, EXAMPLES, trace=True) for f in (1.0, 10.0))
+    readout = jnp.sign(EXAMPLES @ W["w"])  # the part of J that the rule does not touch
+    untouched = 2 * readout @ readout.T
+    np.testing.assert_allclose(second - untouched, 100 * (first - untouched), rtol=1e-9)
+
+
 def ruled_by(array):
     @jax.custom_vjp
     def act(h):

@@ -156,9 +156,9 @@ def diagonal(values, parameters):
 
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
 def test_singular_values_within_rounding_count_as_zero(scale):
-    """Below 400 eps of the largest, and of the kernel's eigenvalues below 20 eps."""
+    """Below sqrt(400) eps of the largest, and of the kernel's eigenvalues below 20 eps."""
     eps = np.finfo(float).eps
-    modes = eigenmodes(*diagonal(scale * np.array([1, 300 * eps, 500 * eps]), 400))
+    modes = eigenmodes(*diagonal(scale * np.array([1, 15 * eps, 25 * eps]), 400))
     assert sorted(modes.singular_values > 0) == [False, True, True]
     values = scale * np.sqrt(np.array([*[1] * 18, 15 * eps, 30 * eps]))
     modes = eigenmodes(*diagonal(values, 100), memory_limit=15_000)
@@ -316,3 +316,18 @@ def test_coupled_examples_whose_jacobian_does_not_fit_are_refused():
     modes = eigenmodes(*problem, memory_limit=matrix.nbytes, **settings)
     expected = theta - np.linalg.pinv(matrix) @ z
     np.testing.assert_allclose(flat(modes.damped(0.0)), expected, atol=1e-11)
+
+
+def test_small_singular_values_of_many_parameters_count():
+    """In float32, at a condition number of 50."""
+    rows = np.linalg.qr(np.random.default_rng(0).normal(size=(300_000, 4)))[0].T
+    x = jnp.asarray(np.asarray([1, 0.5, 0.1, 0.02])[:, None] * rows, jnp.float32)
+    zero, y = jnp.zeros(300_000, jnp.float32), jnp.ones(4, jnp.float32)
+    modes = eigenmodes(lambda p, x: x @ p, zero, x, y)
+    np.testing.assert_allclose(x @ modes.flow(jnp.inf), y, rtol=1e-4)
+
+
+def test_a_mode_that_one_step_ends_keeps_its_residual_at_no_step():
+    modes = eigenmodes(lambda p, x: x @ p, jnp.zeros(2), jnp.eye(2), jnp.ones(2))
+    assert modes.residual_ratio(1.0, 0) == 1
+    assert modes.residual_ratio(1.0, 1) == 0

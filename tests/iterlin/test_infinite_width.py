@@ -77,6 +77,13 @@ def test_mean_over_wide_networks_agrees_within_its_error(depth, bias):
     assert np.linalg.norm(kernels.mean(0) - analytic) < 0.03 * np.linalg.norm(analytic)
 
 
+def test_images_of_small_integers_do_not_overflow():
+    x = np.random.default_rng(0).integers(0, 256, (3, 8)).astype(np.uint8)
+    np.testing.assert_allclose(
+        bare(relu_mlp_ntk)(x, depth=1), relu_mlp_ntk(jnp.asarray(x, float), depth=1)
+    )
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_an_input_at_zero_has_a_kernel(bias):
     kernel = np.asarray(relu_mlp_ntk(jnp.asarray([[0.0], [1.0]]), depth=2, bias=bias))

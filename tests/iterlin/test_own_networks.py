@@ -276,6 +276,9 @@ def test_a_line_search_solves_the_linear_problem():
     settings |= {"schedule": il.never(), "num_steps": 60, "watch": il.Watch()}
     state, _ = run(classifier, PARAMS, (X, y), **settings)
     close(state.params, il.eigenmodes(classifier, PARAMS, X, y).damped(0.4), 1e-5)
+    single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), PARAMS)  # not the default type
+    again, _ = run(classifier, single, (X.astype(jnp.float32), y.astype(jnp.float32)), **settings)
+    close(again.params, state.params, 1e-2)
 
 
 # Data in batches, on several devices --------------------------------------------------------

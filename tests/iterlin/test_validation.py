@@ -140,6 +140,32 @@ LAPLACE = {"loss": il.losses.squared_error, "prior_precision": 1.0}
                 ),
             )
         ),
+        (
+            lambda: il.linearized_gradient_flow(*NETWORK, Y, time=jnp.ones(10)),
+            "time must be one number",
+        ),
+        (lambda: il.eigenmodes(*NETWORK, Y).descent(0.1, [1, 50]), "num_steps must"),
+        (
+            lambda: il.train(
+                ALGORITHM,
+                PARAMS,
+                (X, Y),
+                schedule=il.when_solved(il.schedules.Solved(check_every=5)),
+                num_steps=10,
+            ),
+            "rule `Solved` counts right labels",
+        ),
+        (
+            lambda: il.train_sweep(
+                ALGORITHM,
+                lambda key: PARAMS,
+                (X, Y),
+                num_steps=10,
+                schedule=lambda period: il.when_solved(il.schedules.Solved(check_every=5)),
+                **SWEEP,
+            ),
+            "rule `Solved` counts right labels",
+        ),
         (lambda: il.ntk_product(*NETWORK)(X), r"v must have shape \(5, 2\), got \(5, 3\)"),
         (
             lambda: il.laplace(

@@ -51,6 +51,7 @@ def gauss_newton(
     solver: str = "svd",
     independent: bool = True,
     trainable: Trainable = None,
+    memory_limit: int = 2**30,
 ) -> Solution:
     """Minimise 1/2 ||f(params, x) - y||^2 by full Gauss-Newton steps (Algorithm 1, eq. 10).
 
@@ -78,11 +79,13 @@ def gauss_newton(
         tolerance: relative change of the loss in one step at which the run ends.
         target_loss: loss at which the run ends.
         solver: "svd" takes the thin singular value decomposition of J, which does not square its
-            condition number. "cholesky" factorises J J^T + damping I (N O, N O) or
+            condition number; or, if J takes more than memory_limit, the eigendecomposition of
+            J J^T, which does. "cholesky" factorises J J^T + damping I (N O, N O) or
             J^T J + damping I (P, P), whichever is smaller. It is faster, and accurate for a
             damping well above eps lambda_max(J J^T).
         independent: False if f couples its examples (see `jacobian`).
         trainable: which parameters are trained (`linearise.parameters`); None for all.
+        memory_limit: largest size of J in bytes that the solver "svd" decomposes.
 
     Returns:
         A `Solution` whose params hold all parameters, also those that are not trained. Everything
@@ -110,6 +113,7 @@ def gauss_newton(
         [0.    1.099] [0.366 0.    0.   ]
     """
     check_bools(independent=independent)
+    check_positive_integer("memory_limit", memory_limit)
     problem = make_problem(f, params, x, y, trainable)
     if independent:  # checked here, because the loop traces the parameters
         require_independent(problem.f, problem.initial, x)
@@ -122,10 +126,12 @@ def gauss_newton(
     if step_size is not None or period is not None:
         _check_period(step_size, period, damping, solver)
 
+    kept = {"independent": independent, "memory_limit": memory_limit}
+
     def step(theta, damping):
         if solver == "cholesky":
             return _cholesky_step(problem.f, theta, x, problem.y, damping, independent)
-        modes = eigenmodes(problem.f, theta, x, problem.y, independent=independent)
+        modes = eigenmodes(problem.f, theta, x, problem.y, **kept)
         record = {"gradient_norm": jnp.linalg.norm(modes.singular_values * modes.coefficients)}
         if period is None:
             return modes.damped(damping), record
@@ -141,6 +147,7 @@ def _check_period(step_size, period, damping, solver) -> None:
     if step_size is None or period is None:
         raise ValueError(f"step_size and period go together, got {step_size!r} and {period!r}")
     check_positive("step_size", step_size)
+    check_scalar("step_size", step_size)
     check_positive_integer("period", period, below=MAX_STEPS)
     if solver != "svd" or is_traced(damping) or np.any(damping):
         raise ValueError("a period takes gradient steps, which have no damping and no other solver")

@@ -387,7 +387,8 @@ def _check_curvature(loss, outputs: jax.ShapeDtypeStruct, y):
 
     def measure(y):
         anywhere = jax.random.normal(jax.random.key(1), outputs.shape, outputs.dtype)
-        values = jnp.linalg.eigvalsh(loss_hessian_blocks(loss, jnp.zeros_like(anywhere), y))
+        blocks = loss_hessian_blocks(loss, jnp.zeros_like(anywhere), y)
+        values = jnp.linalg.eigvalsh(blocks.astype(jnp.promote_types(blocks.dtype, jnp.float32)))
         return largest_coupling(loss, anywhere, y), jnp.min(values), jnp.max(values)
 
     coupling, smallest, largest = SharedJit(measure)(y)

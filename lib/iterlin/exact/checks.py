@@ -10,6 +10,7 @@ from iterlin.kernels.ntk import cached_ntk_sizes
 from iterlin.linearise.linearization import check_finite_examples, output_shape
 from iterlin.linearise.validation import check_finite
 from iterlin.training.algorithm import Algorithm
+from iterlin.training.checks import check_targets_of_rule
 from iterlin.training.losses import check_loss
 from iterlin.training.schedules import Schedule, reads_params
 from iterlin.training.state import TrainState
@@ -121,11 +122,4 @@ def check_outputs(task: Task, params: PyTree) -> None:
     outputs = output_shape(task.f, params, task.data[0])
     check_loss(task.loss, outputs, task.data[1])
     check_finite_examples(task.f, params, task.data[0])
-    if task.solved is None or task.solved.accuracy is None:
-        return
-    y = task.data[1]
-    if not jax.tree_util.all_leaves([y]) or y.shape != outputs.shape[:-1]:
-        raise ValueError(
-            "the rule `Solved` counts right labels, one for each row of outputs "
-            f"{outputs.shape}: with other targets give Solved(accuracy=None, gradient=...)"
-        )
+    check_targets_of_rule(task.solved, outputs, task.data[1])

@@ -197,7 +197,7 @@ class GradientFlow(KernelProductEngine):
         return position._replace(failed=not flow.solved and bool(flow.time == before))
 
     def with_progress(self, position: Position) -> Position:
-        flow, size = position.inner, self.task.step_size
+        flow, size = position.inner, float(self.task.step_size)
         return position._replace(
             steps=round(float(flow.time) / size),
             evaluations=int(flow.evaluations),

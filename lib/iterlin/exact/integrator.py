@@ -272,7 +272,7 @@ def _task(step: Step, data, tolerance: float, memory_limit: int | None) -> Task:
         loss=algorithm.loss,
         step_size=step_size,
         penalty=algorithm.penalty,
-        tolerance=tolerance,
+        tolerance=float(tolerance),
         memory_limit=default_memory() if memory_limit is None else memory_limit,
         solved=step.schedule.solved,
     )

@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 from iterlin.exact.calendar import Calendar
 from iterlin.exact.engines import Engine
 from iterlin.exact.task import Position
+from iterlin.training.loop import recorded
 from iterlin.training.state import TrainState
 from iterlin.training.step import all_finite
 
@@ -105,8 +106,7 @@ class ExactTrainer:
         return self.state  # no later step writes into its arrays
 
     def look(self, seconds: float) -> dict[str, np.ndarray]:
-        observed = jax.device_get(self.observe(self.state))
-        seen: dict[str, np.ndarray] = {name: np.asarray(v) for name, v in observed.items()}
+        seen = recorded(self.observe(self.state))
         evaluations = np.asarray(self.spent + self.position.evaluations)
         numbers = evaluations, np.asarray(self.position.stability), np.asarray(seconds)
         spent: dict[str, np.ndarray] = dict(zip(SPENT, numbers, strict=True))

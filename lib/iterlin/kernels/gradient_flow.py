@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
@@ -43,6 +42,7 @@ from iterlin.linearise.validation import (
     check_open_unit_interval,
     check_positive,
     check_positive_integer,
+    check_scalar,
     check_targets,
 )
 
@@ -89,6 +89,7 @@ class Eigenmodes(NamedTuple):
             ValueError: If the time is negative or NaN.
         """
         check_non_negative("time", time, infinity=True)
+        check_scalar("time", time)
         return self.displaced(flow_filter(self.eigenvalues, time))
 
     def descent(self, step_size, num_steps) -> PyTree:
@@ -96,7 +97,7 @@ class Eigenmodes(NamedTuple):
 
         Args:
             step_size: The step size eta > 0.
-            num_steps: The number of steps, a positive integer or an array of them.
+            num_steps: The number of steps, a positive integer.
 
         Returns:
             All parameters, with the fixed ones.
@@ -106,8 +107,8 @@ class Eigenmodes(NamedTuple):
                 integer.
         """
         check_positive("step_size", step_size)
-        if np.ndim(num_steps) == 0:
-            check_positive_integer("num_steps", num_steps, below=MAX_STEPS)
+        check_scalar("step_size", step_size)
+        check_positive_integer("num_steps", num_steps, below=MAX_STEPS)
         return self.displaced(descent_filter(self.eigenvalues, step_size, num_steps))
 
     def damped(self, damping) -> PyTree:
@@ -123,6 +124,7 @@ class Eigenmodes(NamedTuple):
             ValueError: If the damping is negative, infinite or NaN.
         """
         check_non_negative("damping", damping)
+        check_scalar("damping", damping)
         return self.displaced(damping_filter(self.eigenvalues, damping))
 
     def residual_ratio(self, step_size, num_steps) -> Float[Array, ""]:
@@ -142,12 +144,14 @@ class Eigenmodes(NamedTuple):
                 at least 0.
         """
         check_positive("step_size", step_size)
-        if np.ndim(num_steps) == 0:
-            check_non_negative_integer("num_steps", num_steps, below=MAX_STEPS)
+        check_scalar("step_size", step_size)
+        check_non_negative_integer("num_steps", num_steps, below=MAX_STEPS)
         steps, _ = steps_and_parity(num_steps)
         weights = (self.singular_values * self.coefficients) ** 2
         total = jnp.sum(weights)
-        contraction = jnp.exp(2 * steps * log_contraction(step_size * self.eigenvalues))
+        # A mode that one step ends has the logarithm -inf, which 0 steps would make NaN.
+        logs = jnp.maximum(log_contraction(step_size * self.eigenvalues), -1e30)
+        contraction = jnp.exp(2 * steps * logs)
         return jnp.where(
             total > 0, jnp.sqrt(jnp.sum(weights * contraction) / jnp.where(total > 0, total, 1)), 0
         )
@@ -168,7 +172,8 @@ def eigenmodes(
     """Decompose the linearised least-squares problem of a network.
 
     If J (N O, P) fits into memory_limit, its singular value decomposition is computed. Singular
-    values below eps max(N O, P) s_max count as zero. Otherwise the kernel J J^T is built in blocks
+    values below eps max(n, sqrt(m)) s_max count as zero, for the smaller n and the larger m of
+    N O and P. Otherwise the kernel J J^T is built in blocks
     and its eigendecomposition is computed. J is then not stored, but singular values below
     sqrt(eps N O) s_max cannot be told from zero.
 
@@ -215,7 +220,9 @@ def eigenmodes(
         matrix = jacobian(network, trained, x, independent=independent)
         check_finite("the Jacobian", matrix)
         left, values, right = thin_svd(matrix)
-        threshold = max(y.size, flat.size) * jnp.finfo(values.dtype).eps * jnp.max(values)
+        # Rounding errors of sums of n numbers grow like sqrt(n).
+        sizes = sorted([y.size, flat.size])
+        threshold = max(sizes[0], sizes[1] ** 0.5) * jnp.finfo(values.dtype).eps * jnp.max(values)
         values = jnp.where(values > threshold, values, 0)
         to_params = lambda weights: unravel(weights @ right)  # noqa: E731
     else:

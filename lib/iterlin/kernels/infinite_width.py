@@ -50,6 +50,7 @@ def relu_mlp_ntk(
             raise ValueError(f"{name} must be a matrix (N, D), got shape {x.shape}")
     if x1.shape[1] != x2.shape[1]:
         raise ValueError(f"x1 and x2 differ in width: {x1.shape[1]} and {x2.shape[1]}")
+    x1, x2 = (x.astype(jnp.result_type(x1, x2, float)) for x in (x1, x2))
     dim = x1.shape[1]
     sigma = x1 @ x2.T / dim
     variance1, variance2 = jnp.sum(x1**2, 1) / dim, jnp.sum(x2**2, 1) / dim

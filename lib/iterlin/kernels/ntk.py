@@ -223,9 +223,8 @@ class KernelMaker:
                 f"as a matrix and {size * sizes.factors} as factors: with what it takes to make "
                 f"it, more than memory_limit={self._limit}"
             )
-        if sizes.form == "matrix":
-            trained, fixed = parameters.partition(params, self._trainable)
-            check_finite_examples(parameters.bind_fixed(f, fixed), trained, x)
+        trained, fixed = parameters.partition(params, self._trainable)
+        check_finite_examples(parameters.bind_fixed(f, fixed), trained, x)
         return network, sizes.form
 
 

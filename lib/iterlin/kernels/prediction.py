@@ -100,12 +100,14 @@ def predict(
 def _filter(time, step_size, num_steps):
     if step_size is None and num_steps is None:
         check_non_negative("time", time, infinity=True)
+        check_scalar("time", time)
         return lambda eigenvalues: flow_filter(eigenvalues, time)
     if step_size is None or num_steps is None:
         raise ValueError(f"step_size and num_steps go together, got {step_size!r}, {num_steps!r}")
     if is_traced(time) or time != math.inf:
         raise ValueError(f"give either a time or step_size and num_steps, got also {time!r}")
     check_positive("step_size", step_size)
+    check_scalar("step_size", step_size)
     check_positive_integer("num_steps", num_steps, below=MAX_STEPS)
     return lambda eigenvalues: descent_filter(eigenvalues, step_size, num_steps)
 

@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, PyTree
 from iterlin.kernels.ntk import empirical_ntk
 from iterlin.linearise import examples
 from iterlin.linearise.devices import with_auto_axes
-from iterlin.linearise.linearization import Network
+from iterlin.linearise.linearization import Network, check_finite_examples, require_independent
+from iterlin.linearise.parameters import bind_fixed, partition
 
 
 @with_auto_axes
@@ -54,6 +55,10 @@ def sharded_ntk(
     devices = jax.devices() if devices is None else list(devices)
     if not devices:
         raise ValueError("devices must name at least one device")
+    trained, fixed = partition(params, settings.get("trainable"))
+    for x in [x1] if x2 is None else [x1, x2]:  # what the traced kernel below cannot check
+        require_independent(bind_fixed(f, fixed), trained, x)
+        check_finite_examples(bind_fixed(f, fixed), trained, x)
     mesh = Mesh(np.asarray(devices), ("rows",))
     sharded, replicated = PartitionSpec("rows"), PartitionSpec()
     count = examples.num_examples(x1, "x1")

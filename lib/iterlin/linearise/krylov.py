@@ -76,8 +76,8 @@ def power_iteration(
 
 
 def axpy(scale, a: PyTree, b: PyTree) -> PyTree:
-    """Return scale a + b for two pytrees of the same structure."""
-    return jax.tree.map(lambda u, v: scale * u + v, a, b)
+    """Return scale a + b for two pytrees of the same structure, in the types of b."""
+    return jax.tree.map(lambda u, v: (scale * u + v).astype(v.dtype), a, b)
 
 
 def dot(a: PyTree, b: PyTree) -> Array:

@@ -4,8 +4,10 @@ Calls that only group operations (jit, checkpoint) are inlined. Calls with a der
 control flow (custom_jvp, scan, while, cond) stay one operation each.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ INLINED = frozenset({"jit", "call", "closed_call", "checkpoint", "remat2"})
 # Files of JAX (relu, logsumexp, ...) and of this library (pooling) whose derivative rules close
 # over nothing that the text of the operation does not show.
 KNOWN_RULES = re.compile("jax/_src/(nn|numpy|scipy|lax/other)|iterlin/networks/convolution")
+KNOWN_FILES = re.compile("jax/_src/|iterlin/networks/convolution")
 
 
 class Operation(NamedTuple):
@@ -148,7 +151,9 @@ def opaque_parts(equation: JaxprEqn) -> Iterator[Any]:
     settings = equation.params
     if equation.primitive.name.startswith("custom_"):
         inside = settings.get("call_jaxpr")
-        if not KNOWN_RULES.search(str(inside and inside.jaxpr.debug_info)):
+        known = KNOWN_RULES.search(str(inside and inside.jaxpr.debug_info))
+        # Users may give a function of JAX a rule of their own.
+        if not known or not all(map(KNOWN_FILES.search, _files(tuple(settings.values()), set()))):
             yield equation
         settings = {"call_jaxpr": inside}
     for leaf in jax.tree.leaves(settings):
@@ -160,6 +165,24 @@ def opaque_parts(equation: JaxprEqn) -> Iterator[Any]:
                 yield from opaque_parts(inner)
         elif isinstance(leaf, np.ndarray | jax.Array) or _is_opaque_function(leaf):
             yield leaf
+
+
+def _files(part: Any, seen: set[int]) -> Iterator[str]:
+    """Yield the files of a function and of all that it closes over or wraps."""
+    if id(part) in seen:
+        return
+    seen.add(id(part))
+    if isinstance(part, FunctionType):
+        yield part.__code__.co_filename
+        for name in inspect.getclosurevars(part).nonlocals.values():
+            yield from _files(name, seen)
+    elif isinstance(part, partial):
+        yield from _files((part.func, *part.args), seen)
+    elif isinstance(part, tuple):
+        for inner in part:
+            yield from _files(inner, seen)
+    elif isinstance(getattr(part, "f", None), FunctionType):  # as JAX wraps rules
+        yield from _files(part.f, seen)
 
 
 def _is_opaque_function(part: Any) -> bool:

@@ -142,11 +142,13 @@ def from_linen(module, variables, *, streams: str | tuple[str, ...] = (), **sett
         ((5, 2), ['normalization'])
     """
     from flax import errors, linen
+    from flax.core import unfreeze
 
     if not isinstance(module, linen.Module):
         raise ValueError(f"from_linen takes a flax.linen.Module, got {module!r}")
     if not isinstance(variables, Mapping) or "params" not in variables:
         raise ValueError('variables must be what module.init gives: {"params": ..., ...}')
+    variables = unfreeze(dict(variables))
     streams = (streams,) if isinstance(streams, str) else tuple(streams)
     evaluation_settings = {k: not v if isinstance(v, bool) else v for k, v in settings.items()}
 
@@ -268,7 +270,9 @@ def _adapted(
 
     def apply(params, statistics, x, key=None):
         outputs, after = checked_call(params, statistics, x, key, not keyed or key is not None)
-        after = jax.tree.map(lambda new, old: new.astype(old.dtype), after, statistics)
+        after = jax.tree.map(
+            lambda new, old: jnp.asarray(new, jnp.result_type(old)), after, statistics
+        )
         return outputs, jax.lax.stop_gradient(after)
 
     def f(params, x, key=None):
@@ -291,7 +295,7 @@ def _adapted(
 
 def _is_key(leaf) -> bool:
     """Return whether a leaf is an array of typed PRNG keys."""
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
 
 
 def _with_new_keys(tree: PyTree, key: Array | None) -> PyTree:

@@ -225,7 +225,8 @@ class LinearProblem:
     def outputs(self, theta: PyTree) -> Array:
         """Return the outputs of the proxy, f(theta_s) + J_s (theta - theta_s), on the batch."""
         network = lambda p: self.algorithm.in_training(p, self.x, self.extra)[0]  # noqa: E731
-        displacement = tree_sub(theta, self.anchor)
+        # A line search may pass theta in a wider type.
+        displacement = jax.tree.map(lambda t, a: (t - a).astype(a.dtype), theta, self.anchor)
         outputs, change = jax.jvp(network, (self.anchor,), (displacement,))
         return outputs + change
 

@@ -15,6 +15,7 @@ from iterlin.linearise.linearization import check_finite_examples, output_shape
 from iterlin.linearise.parameters import partition
 from iterlin.linearise.validation import check_positive_integer, describe, is_traced, prefix_errors
 from iterlin.training.losses import check_labels, check_returns_scalar
+from iterlin.training.schedules import Solved
 from iterlin.training.state import TrainState
 from iterlin.training.step import Step
 from iterlin.training.watching import UPDATES, Watch, check_sets, check_watch, log_steps
@@ -90,9 +91,21 @@ def check_functions(
     if algorithm.regularizer is not None:
         check_returns_scalar("regularizer", algorithm.regularizer, params)
     check_labels(algorithm.loss, outputs, y)
+    check_targets_of_rule(step.schedule.solved, outputs, y)
     check_finite_examples(network, params, x)
     check_sets(watch, algorithm.loss, outputs_of)
     return outputs
+
+
+def check_targets_of_rule(rule: Solved | None, outputs: jax.ShapeDtypeStruct, y: PyTree) -> None:
+    """Require a label for each row of outputs if the rule counts right labels."""
+    if rule is None or rule.accuracy is None:
+        return
+    if not jax.tree_util.all_leaves([y]) or jnp.shape(y) != outputs.shape[:-1]:
+        raise ValueError(
+            "the rule `Solved` counts right labels, one for each row of outputs "
+            f"{outputs.shape}: with other targets give Solved(accuracy=None, gradient=...)"
+        )
 
 
 BATCHES = "data must be two, inputs and targets: give batches (x, y) as an iterator, iter(data)"

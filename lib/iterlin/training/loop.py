@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 from tqdm import tqdm
 
 from iterlin.linearise.validation import check_returns_bool, check_signature, describe
@@ -304,7 +304,7 @@ class StepTrainer:
         return _copy(self.state)  # the next steps take over the buffers
 
     def look(self, seconds: float) -> dict[str, np.ndarray]:
-        return {n: np.asarray(v) for n, v in jax.device_get(self.observe(self.state)).items()}
+        return recorded(self.observe(self.state))
 
     def save(self) -> tuple[PyTree, dict[str, float]]:
         return self.state, {"taken": self.step}
@@ -314,6 +314,15 @@ class StepTrainer:
 
     def status(self) -> str:
         return f"{int(jnp.sum(self.state.diverged_at >= 0))} diverged"
+
+
+def recorded(observed: dict[str, Array]) -> dict[str, np.ndarray]:
+    """Return what was observed as NumPy arrays, with bfloat16 and its like as float32.
+
+    NumPy's file format cannot name those.
+    """
+    arrays = {name: np.asarray(value) for name, value in jax.device_get(observed).items()}
+    return {n: a.astype(np.float32) if a.dtype.kind == "V" else a for n, a in arrays.items()}
 
 
 class _Report:

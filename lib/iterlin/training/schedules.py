@@ -39,9 +39,10 @@ NEVER = 2**31 - 1
 class Solved:
     """When a linear problem counts as solved: a rule for `when_solved`.
 
-    It is checked every `check_every` steps, by a flow after each of its own steps. Either criterion
-    suffices. With cross-entropy and no penalty a linear model that separates the data has no
-    minimiser, so that 'solve completely' means nothing without such a rule.
+    It is checked every `check_every` steps, counted by the engine "steps" from the start of the run
+    and by the others from the last linearisation; by a flow after each of its own steps. Either
+    criterion suffices. With cross-entropy and no penalty a linear model that separates the data has
+    no minimiser, so that 'solve completely' means nothing without such a rule.
 
     Args:
         check_every: Steps between two checks.
