@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from flax.core import freeze
 from iterlin.linearise.linearization import require_independent
 from iterlin.linearise.parameters import warn_about_batch_stats
 from iterlin.networks.adapters import Adapted, from_equinox, from_linen, from_nnx
@@ -279,6 +280,27 @@ def test_linen_streams_are_named_have_keys_of_their_own_and_match_its_apply():
     net = from_linen(module, {"params": net.params}, train=True)
     with pytest.raises(ValueError, match='streams="dropout"'):
         net.f(net.params, X)
+
+
+def test_linen_variables_may_be_frozen():
+    module = Linen((0.9, 0.9), 0.0)
+    variables = freeze(module.init(jax.random.key(0), X, train=False))
+    net = from_linen(module, variables, train=True)
+    expected, _ = module.apply(variables, X, train=True, mutable=["batch_stats"])
+    close(net.f(net.params, X), expected)
+
+
+def test_an_nnx_module_may_hold_numbers():
+    class Doubled(nnx.Module):
+        def __init__(self):
+            self.dense, self.factor = nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.Variable(2.0)
+
+        def __call__(self, x):
+            return self.factor.get_value() * self.dense(x)
+
+    module = Doubled()
+    net = from_nnx(module)
+    close(net.f(net.params, X), module(X))
 
 
 def test_noise_and_normalisation_are_trained_with_the_keys_of_the_run():
