@@ -68,7 +68,7 @@ def test_data_scaling_has_slopes_a_decade_against_k_1_and_of_the_finite_period_f
         return runs(axes, test * np.ones((1, 1, 4, 1)))
 
     small, large = grid({1: 8, 10: 7, 100: 12}), grid({1: 9, np.inf: 4})
-    found = data_scaling_helpers.add_statistics(small, large)
+    found = data_scaling_helpers.add_statistics(data_scaling_helpers.merged(small, large))
     np.testing.assert_allclose(found.slope_oracle, [[8] * 4, [7] * 4, [12] * 4])
     assert_statistics(found, {"finite_slope_oracle": 4, "lazy_slope_oracle": -5})
 
