@@ -29,6 +29,7 @@ def draw(ds):
             ls="-" if np.isfinite(period) else "--",
         )
     top.set(xscale="log", xlabel="steps (step 0 at the left edge)", ylabel="test accuracy (%)")
+    top.set_xlim(40, 1.25 * float(ds.step.max()))  # also where a partial record has no curve
     top.legend(loc="best")
 
     # A step of heavy-ball SGD takes the time eta / (1 - momentum).

@@ -34,8 +34,8 @@ FAULTS = {
     ),
     "K off by one": (
         "iterlin/training/schedules",
-        "return step % self.period == 0",
-        "return (step + 1) % self.period == 0",
+        "return step % as_argument(self.period",
+        "return (step + 1) % as_argument(self.period",
         "iterlin/test_schedules.py",
         "due_at_multiples",
     ),
