@@ -218,6 +218,8 @@ def draw_curves(axis, ds, name):
         one = curves.sel(period=period).transpose("seed", "evaluation")
         # As long as every run of the period goes on: a mean over survivors would mislead.
         one = one[at.diverged_at.sel(period=period).notnull().values]
+        if one.sizes["seed"] == 0:  # none of a partial record
+            continue
         one = one.where(one.notnull().all("seed"))
         step = at.step.sel(period=period).max("seed")
         style = {"color": colour, "ls": "-" if np.isfinite(period) else "--"}
