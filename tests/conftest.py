@@ -36,7 +36,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 FEW, MANY = "repeatable", "nightly"
 quiet = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile(FEW, derandomize=True, max_examples=12, **quiet)
-settings.register_profile(MANY, derandomize=False, max_examples=200, print_blob=True, **quiet)
+settings.register_profile(MANY, derandomize=False, max_examples=50, print_blob=True, **quiet)
 settings.load_profile(FEW)
 
 # Programs are compiled without most of XLA's optimisations: compiling is most of a test's time,
