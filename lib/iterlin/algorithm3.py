@@ -77,8 +77,8 @@ def train(
     After training the network predicts ``f(state.params, x)`` and its proxy
     ``linearize(f, state.anchor)(state.params, x)``. A run that becomes non-finite ends as diverged,
     without an error. Matrix products use full precision (`linearise.precision`). A second call
-    that computes the same compiles nothing, also with another period, parameters and data, and with
-    "steps" another step size. If f has derivative rules of its own, such as `jax.custom_jvp`, or an
+    that computes the same compiles nothing, also with another period, step size, positive penalty,
+    parameters and data. If f has derivative rules of its own, such as `jax.custom_jvp`, or an
     inner `jax.jit` that closes over arrays, this holds for calls with the same algorithm and the
     engine "steps".
 

@@ -90,17 +90,63 @@ def test_a_second_call_compiles_nothing_sees_what_changed_and_keeps_nothing(name
     assert not any(ref() is not None for ref in kept)
 
 
-def test_another_step_size_or_period_compiles_nothing():
-    def trained(step_size, schedule):
-        algorithm = iterlin.Algorithm(Scaled(0.5).apply, ENTROPY, step_size)
-        settings = {"schedule": schedule, "num_steps": 4, "progress": False}
-        return flat(iterlin.train(algorithm, PARAMS, (X, LABELS), **settings)[0].params)
+@pytest.mark.parametrize("engine", ["steps", "kept_steps", "closed_form", "flow", "minimum"])
+def test_another_step_size_penalty_or_period_compiles_nothing(engine):
+    def trained(step_size, penalty, schedule):
+        algorithm = iterlin.Algorithm(Scaled(0.5).apply, SQUARED, step_size, penalty=penalty)
+        run = {"schedule": schedule, "num_steps": 4, "progress": False, "engine": engine}
+        return flat(iterlin.train(algorithm, PARAMS, (X, Y), **run)[0].params)
 
-    first = trained(0.1, 2)
+    first = trained(0.1, 0.1, 2)
     with compilations() as found:
-        larger, rarer = trained(0.2, 2), trained(0.1, 3)
+        others = trained(0.2, 0.1, 2), trained(0.1, 0.2, 2), trained(0.1, 0.1, 3)
     assert not found
-    assert min(np.abs(first - larger).max(), np.abs(first - rarer).max()) > 1e-6
+    changes = [np.abs(other - first).max() for other in others]
+    told = changes[1:2] if engine == "minimum" else changes  # which has neither steps nor periods
+    assert min(told) > 1e-6
+
+
+SOLVERS = {
+    "damping": lambda number: iterlin.gauss_newton(F, PARAMS, X, Y, damping=number, **STEPS),
+    "cholesky": lambda number: iterlin.gauss_newton(
+        F, PARAMS, X, Y, damping=number, solver="cholesky", **STEPS
+    ),
+    "adaptive damping": lambda number: iterlin.gauss_newton(
+        F, PARAMS, X, Y, damping=iterlin.LevenbergMarquardt(number), **STEPS
+    ),
+    "step size": lambda number: iterlin.gauss_newton(
+        F, PARAMS, X, Y, step_size=number / 1e3, period=10, **STEPS
+    ),
+    "beta": lambda number: iterlin.truncated_gauss_newton(F, PARAMS, X, Y, beta=number, **STEPS),
+    "target": lambda number: iterlin.gauss_newton(
+        F, PARAMS, X, Y, damping=1, target_loss=number * 10, **STEPS
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_another_setting_of_a_solver_compiles_nothing(name):
+    first = SOLVERS[name](0.1)
+    with compilations() as found:
+        other = SOLVERS[name](0.7)
+    assert not found
+    assert np.abs(flat(other.params) - flat(first.params)).max() > 1e-6
+
+
+@pytest.mark.parametrize("engine", ["steps", "flow"])
+def test_another_rule_of_events_compiles_nothing(engine):
+    def updates(gradient, check_every):
+        rule = iterlin.schedules.Solved(check_every, accuracy=None, gradient=gradient)
+        run = {"schedule": iterlin.when_solved(rule, max_period=20), "num_steps": 40}
+        algorithm = iterlin.Algorithm(F, SQUARED, 0.05)
+        state, _ = iterlin.train(algorithm, PARAMS, (X, Y), engine=engine, progress=False, **run)
+        return int(state.updates)
+
+    often = updates(0.99, 2)
+    with compilations() as found:
+        rarely = updates(0.2, 3)
+    assert not found
+    assert often > rarely
 
 
 # The kernel is of the network as it is now.

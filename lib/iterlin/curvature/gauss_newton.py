@@ -15,6 +15,7 @@ from jaxtyping import Array, PyTree
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.curvature.outer_loop import Solution, Status, make_problem, run_outer_loop
 from iterlin.kernels.gradient_flow import eigenmodes
+from iterlin.linearise.compiled import as_argument
 from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.linearization import Network, jacobian, require_independent
 from iterlin.linearise.parameters import Trainable
@@ -125,6 +126,7 @@ def gauss_newton(
             check_positive("damping of the cholesky solver", damping)
     if step_size is not None or period is not None:
         _check_period(step_size, period, damping, solver)
+        step_size = as_argument(step_size)
 
     kept = {"independent": independent, "memory_limit": memory_limit}
 

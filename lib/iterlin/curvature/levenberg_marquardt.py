@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from iterlin.linearise.compiled import as_argument
 from iterlin.linearise.validation import check_positive, check_scalar
 
 
@@ -61,4 +62,4 @@ class LevenbergMarquardt:
 
     def initial_state(self, dtype) -> DampingState:
         """Return the damping of the first step, in the given floating point type."""
-        return DampingState(jnp.asarray(self.start, dtype), jnp.asarray(2, dtype))
+        return DampingState(as_argument(self.start, dtype), jnp.asarray(2, dtype))

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from iterlin.curvature.levenberg_marquardt import DampingState, LevenbergMarquardt
 from iterlin.curvature.products import loss_gradient_and_hessian
 from iterlin.linearise import examples
-from iterlin.linearise.compiled import SharedJit
+from iterlin.linearise.compiled import SharedJit, as_argument
 from iterlin.linearise.krylov import norm
 from iterlin.linearise.linearization import (
     Network,
@@ -180,7 +180,10 @@ def run_outer_loop(
     """
     check_positive_integer("max_steps", max_steps, below=2**31)
     check_non_negative("tolerance", tolerance)
-    target_loss = _checked_target(problem.loss, target_loss)
+    target_loss = as_argument(_checked_target(problem.loss, target_loss))
+    tolerance = as_argument(tolerance)
+    if not isinstance(damping, LevenbergMarquardt):
+        damping = as_argument(damping)
 
     def next_iterate(current: _Iterate) -> _Iterate:
         adapted = current.damping

@@ -12,6 +12,7 @@ from jaxtyping import Array, PyTree
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.curvature.outer_loop import Solution, make_problem, run_outer_loop
 from iterlin.curvature.products import loss_gradient_and_hessian, require_callable
+from iterlin.linearise.compiled import as_argument
 from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.krylov import axpy, conjugate_gradients, dot, norm
 from iterlin.linearise.linearization import Network, jacobian_products, tree_add, tree_sub
@@ -106,7 +107,7 @@ def truncated_gauss_newton(
             size, sum(leaf.size for leaf in jax.tree.leaves(problem.initial))
         )
     check_positive_integer("max_inner_steps", max_inner_steps, below=2**31)
-    limits = {"tolerance": beta, "max_steps": max_inner_steps}
+    limits = {"tolerance": as_argument(beta), "max_steps": max_inner_steps}
 
     def step(theta, damping):
         products = jacobian_products(problem.f, theta, x)

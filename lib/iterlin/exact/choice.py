@@ -43,7 +43,7 @@ def choose(task: Task, params: PyTree, period: int) -> tuple[str, str]:
     few = outputs.size <= FEW_OUTPUTS and fits
     if few and task.solved is None and is_quadratic(task, outputs):
         return "closed_form", f"a squared error of {outputs.size} outputs"
-    stability = task.step_size * _curvature(task, params)
+    stability = float(task.step_size) * _curvature(task, params)
     if not stability < SMALL_STEP:
         return "steps", f"step_size lambda_max = {stability:.2g} is not below {SMALL_STEP}"
     small = f"periods of {period} steps, step_size lambda_max = {stability:.2g}"

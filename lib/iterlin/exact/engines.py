@@ -28,7 +28,7 @@ from iterlin.exact.kernel_product_engine import KernelProductEngine
 from iterlin.exact.newton import Minimum
 from iterlin.exact.task import Position, Task, quadratic
 from iterlin.kernels.gradient_flow import eigenmodes
-from iterlin.linearise.compiled import SharedJit
+from iterlin.linearise.compiled import SharedJit, as_argument
 from iterlin.linearise.spectral_filters import descent_filter
 
 # Steps in one call of `forward`: integration steps of a flow, gradient steps of descent. Between
@@ -154,7 +154,7 @@ class Steps(KernelProductEngine):
             after = step(before)
             point = after.coordinates, after.image
             found = jax.lax.cond(
-                after.steps % rule.check_every == 0,
+                after.steps % as_argument(rule.check_every, jnp.int32) == 0,
                 lambda: solved(point, objective.slope(*point)),
                 lambda: before.solved,
             )

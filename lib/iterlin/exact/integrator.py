@@ -26,7 +26,7 @@ from iterlin.exact.engines import Engine
 from iterlin.exact.task import Task
 from iterlin.exact.trainer import SPENT, ExactTrainer, spent_by_steps
 from iterlin.linearise import examples
-from iterlin.linearise.compiled import SharedJit
+from iterlin.linearise.compiled import SharedJit, as_argument
 from iterlin.linearise.devices import to_auto_axes, with_auto_axes
 from iterlin.linearise.digests import program_digest
 from iterlin.linearise.linearization import output_shape
@@ -200,7 +200,7 @@ class Integrator:
             algorithm, target = self.step.algorithm, self.step.target_loss
             seen = observer(algorithm, self.watch._replace(sets={}, at=None), TAKEN)
             observe = SharedJit(lambda state: seen(combine_state(state, fixed), self.sets))
-            level = -jnp.inf if target is None else target
+            level = as_argument(-jnp.inf if target is None else target)
             x, y = task.data
             reached = SharedJit(lambda params: task.loss(task.f(params, x), y) <= level)
             self._latest = kind, (ENGINES[self.engine](task), observe, reached)
@@ -270,8 +270,8 @@ def _task(step: Step, data, tolerance: float, memory_limit: int | None) -> Task:
         f=algorithm.f,
         data=jax.tree.map(jnp.asarray, tuple(data)),
         loss=algorithm.loss,
-        step_size=step_size,
-        penalty=algorithm.penalty,
+        step_size=as_argument(step_size),
+        penalty=as_argument(algorithm.penalty) if algorithm.has_penalty else 0.0,
         tolerance=float(tolerance),
         memory_limit=default_memory() if memory_limit is None else memory_limit,
         solved=step.schedule.solved,

@@ -13,7 +13,7 @@ from iterlin.exact.flow import Objective
 from iterlin.exact.task import Position, Task, slice_size
 from iterlin.kernels.cached import CachedKernel
 from iterlin.kernels.ntk import KernelMaker
-from iterlin.linearise.compiled import SharedJit
+from iterlin.linearise.compiled import SharedJit, as_argument
 from iterlin.linearise.linearization import tree_add
 from iterlin.training.losses import training_accuracy
 from iterlin.training.schedules import Solved
@@ -112,11 +112,10 @@ class KernelProductEngine(ABC):
             found = jnp.asarray(False)
             if rule.accuracy is not None:
                 outputs = objective.model.outputs + displacement[1]
-                found |= (
-                    training_accuracy(objective.loss, outputs, objective.targets) >= rule.accuracy
-                )
+                accuracy = training_accuracy(objective.loss, outputs, objective.targets)
+                found |= accuracy >= as_argument(rule.accuracy)
             if rule.gradient is not None:
-                found |= objective.gradient_norm(*slope) <= rule.gradient * first
+                found |= objective.gradient_norm(*slope) <= as_argument(rule.gradient) * first
             return found
 
         return solved

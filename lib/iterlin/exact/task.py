@@ -36,7 +36,7 @@ class Task(NamedTuple):
     f: Network
     data: tuple[PyTree, PyTree]
     loss: Loss
-    step_size: float
+    step_size: float | Array
     penalty: float | Array
     tolerance: float
     memory_limit: int

@@ -138,20 +138,20 @@ class Algorithm:
         return of_key if self.normalization is None else (state.statistics, *of_key)
 
     @property
-    def _penalized(self) -> bool:
+    def has_penalty(self) -> bool:
         """Whether the penalty may be positive."""
         return is_traced(self.penalty) or bool(self.penalty > 0)
 
     @property
     def has_further_terms(self) -> bool:
         """Whether the objective has a penalty or a regularizer."""
-        return self._penalized or self.regularizer is not None
+        return self.has_penalty or self.regularizer is not None
 
     def further_terms(self, theta: PyTree, anchor: PyTree) -> Array | float:
         """Return the sum of the penalty and the regularizer."""
         total = 0.0
-        if self._penalized:
-            total = self.penalty * optax.tree.norm(tree_sub(theta, anchor), squared=True)
+        if self.has_penalty:
+            total = as_argument(self.penalty) * optax.tree.norm(tree_sub(theta, anchor), squared=True)
         return total if self.regularizer is None else total + self.regularizer(theta)
 
     def with_further_terms(self, gradient: PyTree, theta: PyTree, anchor: PyTree) -> PyTree:

@@ -14,6 +14,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, PyTree
 
+from iterlin.linearise.compiled import as_argument
 from iterlin.linearise.linearization import linearize, output_shape
 from iterlin.linearise.parameters import partition
 from iterlin.linearise.slices import in_slices
@@ -194,7 +195,7 @@ class Step:
 
         # A run that ends here keeps its state. At a linearisation proxy and network agree, so
         # that `value` is the loss of the network.
-        target = -jnp.inf if self.target_loss is None else self.target_loss
+        target = as_argument(-jnp.inf if self.target_loss is None else self.target_loss)
         reached = linearizing & (value <= target)
         finite = jnp.isfinite(value) & all_finite(params)
         moving = ~state.ended & finite & ~reached
@@ -223,7 +224,7 @@ class Step:
         if self.schedule.solved is None:
             return state.solved
         return jax.lax.cond(
-            (state.step + 1) % self.schedule.solved.check_every == 0,
+            (state.step + 1) % as_argument(self.schedule.solved.check_every, jnp.int32) == 0,
             lambda: self._meets_rule(state, anchor, params, data),
             lambda: state.solved & ~renewed,
         )
@@ -237,7 +238,7 @@ class Step:
         solved = jnp.asarray(False)
         if rule.accuracy is not None:
             outputs = in_slices(proxy, rule.slice_size)(params, x)
-            solved |= training_accuracy(algorithm.loss, outputs, y) >= rule.accuracy
+            solved |= training_accuracy(algorithm.loss, outputs, y) >= as_argument(rule.accuracy)
         if rule.gradient is not None:
 
             def norm(theta):
@@ -247,7 +248,7 @@ class Step:
                 gradient = loss_over_slices(gradient_of, algorithm.loss, rule.slice_size, x, y)
                 return optax.tree.norm(algorithm.with_further_terms(gradient, theta, anchor))
 
-            solved |= norm(params) <= rule.gradient * norm(anchor)
+            solved |= norm(params) <= as_argument(rule.gradient) * norm(anchor)
         return solved
 
 
