@@ -151,7 +151,8 @@ class Algorithm:
         """Return the sum of the penalty and the regularizer."""
         total = 0.0
         if self.has_penalty:
-            total = as_argument(self.penalty) * optax.tree.norm(tree_sub(theta, anchor), squared=True)
+            distance = optax.tree.norm(tree_sub(theta, anchor), squared=True)
+            total = as_argument(self.penalty) * distance
         return total if self.regularizer is None else total + self.regularizer(theta)
 
     def with_further_terms(self, gradient: PyTree, theta: PyTree, anchor: PyTree) -> PyTree:
