@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 ONE_THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONHASHSEED=0 JAX_PLATFORMS=cpu
 # A file of tests stays with one worker, which has its programs; the files come longest first. Three
 # on two cores: tests of processes wait a tenth of the time. What is compiled is kept, as by pages.
-KEEP_PROGRAMS := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/_build/compiled/$(shell uname -n) \
+KEEP_PROGRAMS := JAX_COMPILATION_CACHE_DIR="$(CURDIR)/_build/compiled/$(shell uname -n)" \
   JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 TF_CPP_MIN_LOG_LEVEL=3
 PYTEST := $(ONE_THREAD) $(KEEP_PROGRAMS) $(BIN)/python -m pytest -q -n 3 \
   --dist loadscope --no-loadscope-reorder
@@ -86,18 +86,18 @@ test: lint book ## everything: style, book, its links and looks, tests, pages ag
 	@$(BIN)/python -m iterlin_book.offline _build/html
 	@$(BIN)/python -m iterlin_book.browser _build/html
 	@$(PYTEST)
-	@PYTHONPATH=$(CURDIR) $(PYTEST) --nbval tests/notebooks/convergence/damping.ipynb
+	@PYTHONPATH="$(CURDIR)" $(PYTEST) --nbval tests/notebooks/convergence/damping.ipynb
 
 nightly: lint book ## the same at length: pages executed again, other tiers, random examples (hours)
 	@$(BIN)/python -m iterlin_book.offline _build/html
 	@$(BIN)/python -m iterlin_book.browser _build/html
 	@$(PYTEST) --nightly
-	@PYTHONPATH=$(CURDIR) $(PYTEST) --nbval tests/notebooks
+	@PYTHONPATH="$(CURDIR)" $(PYTEST) --nbval tests/notebooks
 	@$(BIN)/python -m pytest -q -rs tests/iterlin/test_gpu.py
 
 links: book ## ask other sites for what the book refers to (needs the network; no part of the tests)
-	@$(BIN)/jupyter-book build _build/source --path-output _build/links --config $(CURDIR)/_config.yml \
-	  --toc $(CURDIR)/_toc.yml --builder linkcheck --quiet
+	@$(BIN)/jupyter-book build _build/source --path-output _build/links --config "$(CURDIR)/_config.yml" \
+	  --toc "$(CURDIR)/_toc.yml" --builder linkcheck --quiet
 
 library: $(DEV) ## the library's tests alone: no book, no notebooks
 	@$(PYTEST) tests/iterlin

@@ -34,6 +34,8 @@ def main(arguments=None) -> int:
     given = dict(text.partition("=")[::2] for text in options.python)
     if unknown := set(given) - set(PEERS):
         parser.error(f"unknown peers {sorted(unknown)} (peers: {', '.join(PEERS)})")
+    if options.rounds < 1:
+        parser.error(f"rounds must be 1 or more, got {options.rounds}")
     if not options.cases and options.rounds < FEWEST_ROUNDS:
         parser.error(f"a record needs at least {FEWEST_ROUNDS} rounds, got {options.rounds}")
     try:
@@ -44,6 +46,10 @@ def main(arguments=None) -> int:
     # The record names this process's device, whose memory the workers need.
     jax.config.update("jax_platforms", PLATFORMS[options.tier])
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError):
+        parser.error(f"JAX finds no device for the tier {options.tier} (`make gpu` installs CUDA)")
     path = BUILT / f"{options.tier}.nc"
     start = starter(THREADS, given, PLATFORMS[options.tier])
     empty = run(selected, options, start, path)

@@ -105,8 +105,9 @@ class Report:
         return found.set_index("label", drop=False)
 
     def cases(self, word: str) -> list[str]:
-        """Return the names of cases that contain a word, in the order of the record."""
-        return [name for name in self.rows["case"].unique() if word in name]
+        """Return the names of cases that contain a word; those of first calls only for "first"."""
+        names = [name for name in self.rows["case"].unique() if word in name]
+        return [name for name in names if name.startswith("first ") == (word == "first")]
 
     def show_origin(self) -> None:
         """Say which record it is, and on what machine it was made."""
@@ -217,7 +218,7 @@ class Report:
 
     def show_memory(self, word: str) -> None:
         """Show time and memory of the cases whose names contain a word."""
-        rows = self.rows[self.rows["case"].str.contains(word, regex=False)]
+        rows = self.rows[self.rows["case"].isin(self.cases(word))]
         body = []
         for row in rows.itertuples():
             sizes = [size / 2**20 for size in (row.peak_bytes, row.peak_bytes - row.start_bytes)]

@@ -18,6 +18,8 @@ from iterlin_book import pages
 from iterlin_book.pages import BookError
 
 PRECISION = "JAX_DEFAULT_MATMUL_PRECISION"  # a variable that changes the numbers on a GPU
+IMPORT = re.compile(r"^\s*from ([\w.]+) import (\([^)]*\)|.*)", re.MULTILINE)
+NAME = re.compile(r"\w+")
 
 
 def digest(root, page, tier, notebook, values):
@@ -47,10 +49,20 @@ def library_files(root):
 
 
 def imported_files(root, code):
-    """Return the modules outside the library that cells import, such as bench/report.py."""
-    names = re.findall(r"^from ([\w.]+) import", code, re.MULTILINE)
-    paths = (root.joinpath(*name.split(".")).with_suffix(".py") for name in names)
-    return [path for path in paths if path.is_file()]
+    """Return the modules outside the library that cells import, and those that these import.
+
+    They are imported as ``from bench import report`` or ``from bench.report import Report``.
+    """
+    found, waiting = set(), [code]
+    while waiting:
+        imports = IMPORT.findall(waiting.pop())
+        names = {module for module, _ in imports}
+        names |= {f"{module}.{name}" for module, listed in imports for name in NAME.findall(listed)}
+        paths = {root.joinpath(*name.split(".")).with_suffix(".py") for name in names}
+        new = {path for path in paths if path.is_file()} - found
+        found |= new
+        waiting += [path.read_text("utf8") for path in new]
+    return sorted(found)
 
 
 def shown_files(root, page, code):

@@ -18,7 +18,7 @@ HOW_TO_RUN = """\
 **To run this notebook** take Python 3.11 or newer and a checkout of the project, whose \
 `data/results` holds the recorded runs that the pages show. In the checkout:
 
-    pip install ".[study]" jupyter
+    pip install -e ".[study]" jupyter
     PYTHONPATH="$PWD" jupyter lab
 
 and open the notebook in its folder. Image data (MNIST, CIFAR-10) are downloaded and checked when \

@@ -53,7 +53,7 @@ def remote(page):
     for tag in page.find_all(True):
         addresses = [one for name in LOADED for one in re.split(r",\s+", tag.get(name, ""))]
         if tag.name == "link" and LOADING_LINKS & {kind.lower() for kind in tag.get("rel", [])}:
-            addresses.append(tag["href"])
+            addresses.append(tag.get("href", ""))
         text = tag.get("style", "") + (tag.get_text() if tag.name == "style" else "")
         addresses += REMOTE_CSS.findall(text)
         if tag.name == "script":
@@ -65,7 +65,7 @@ def remote(page):
 
 def dead(page, path):
     for tag in page.select("a[href], link[href], img[src], script[src]"):
-        address = tag.get("href") or tag["src"]
+        address = tag["href"] if tag.has_attr("href") else tag["src"]
         parts = urlsplit(address)
         if parts.scheme or parts.netloc:
             continue

@@ -64,8 +64,10 @@ def write(root, path):
     chromium.found()
     import pikepdf
 
-    if status := render.sphinx(root, "singlehtml", root / "_build" / "print").returncode:
-        raise BookError(f"Sphinx ended with status {status}: `make book` first")
+    done = render.sphinx(root, "singlehtml", root / "_build" / "print")
+    if done.returncode:
+        print(render.warnings(done.stderr or done.stdout, root), file=sys.stderr)
+        raise BookError(f"Sphinx ended with status {done.returncode}")
     headings = asyncio.run(printed(root / "_build/print/_build/singlehtml", path))
     with pikepdf.open(path, allow_overwriting_input=True) as pdf:
         with pdf.open_outline() as outline:

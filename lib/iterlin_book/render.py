@@ -37,7 +37,7 @@ def render(root):
     shutil.rmtree(build / "new", ignore_errors=True)
     done = sphinx(root, "html", build / "new", strict=complete)
     if done.returncode:
-        print(_warnings(done.stderr or done.stdout, root), file=sys.stderr)
+        print(warnings(done.stderr or done.stdout, root), file=sys.stderr)
         return states.FAILED
     made = build / "new" / "_build" / "html"
     add_vega(made)
@@ -126,7 +126,7 @@ def trim_icons(html):
     script.write_text(ICON.sub(kept, script.read_text("utf8")), "utf8")
 
 
-def _warnings(text, root):
+def warnings(text, root):
     """Return Sphinx's warnings with the names of the pages' own files."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace(f"{root / '_build' / 'source'}/", "book/")
     text = re.sub(r"book/(\S+)\.ipynb(:\d+)?:", r"book/\1.md:", text)

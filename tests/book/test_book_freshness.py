@@ -44,6 +44,19 @@ def test_digests_follow_code_tags_parameters_tier_library_and_lock_but_not_prose
         found.add(digest(root))
 
 
+def test_digests_follow_the_helpers_that_a_page_imports_and_theirs(root):
+    (root / "book" / "one.py").write_text("from book import (\n    two as other,\n)\n")
+    (root / "book" / "two.py").write_text("")
+    (root / "book" / "three.py").write_text("")
+    code = "from book.one import other\nfrom book import three as x"
+    found = {digest(root, more=code)}
+    for name in ("one", "two", "three"):
+        path = root / "book" / f"{name}.py"
+        path.write_text(f"{path.read_text()}# changed\n")
+        found.add(digest(root, more=code))
+    assert len(found) == 4
+
+
 @pytest.mark.parametrize(
     ("code", "shown"),
     [

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import toy_book
-from iterlin_book import build, execute, pages, parameters
+from iterlin_book import execute, pages, parameters
 from iterlin_book.pages import BookError
 from iterlin_study.records import experiment_pages, records
 from toy_book import HEADER, ROOT
@@ -118,11 +118,3 @@ def test_the_command_answers_a_bad_name_with_one_line(book, capsys, arguments, n
     said = capsys.readouterr()
     assert named in said.err
     assert (said.out, said.err.count("\n")) == ("", 1)
-
-
-def test_results_check_every_page_before_the_first_runs(book, capsys):
-    (book / "book" / "other.laptop.yml").write_text("nothing: 1\n")
-    assert build.main(["results", "--tier", "laptop", "--root", str(book)]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "other.laptop.yml: unknown parameter 'nothing'" in said.err

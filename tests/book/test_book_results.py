@@ -19,7 +19,7 @@ from pathlib import Path
 import xarray as xr
 from iterlin_study.records import records
 
-Path("deadline").write_text(os.environ.get("ITERLIN_DEADLINE", "none"))
+Path(f"deadline-{tier}").write_text(os.environ.get("ITERLIN_DEADLINE", "none"))
 values = {"tier": tier, "missing": missing}
 runs = xr.Dataset({"loss": ("seed", [1.0])})
 records.save(runs, "grows", tier, parameters=values, wall_time=1, missing=missing)"""
@@ -76,7 +76,7 @@ def test_the_same_command_goes_on_until_all_is_done(book):
     line = "grows (gpu): partial: 7 runs missing; run the same command again to go on\n"
     assert line in output
     assert outcomes(output) == {"shows": "done", "grows": "partial", "breaks": "failed"}
-    assert (book / "deadline").read_text() == "none"
+    assert (book / "deadline-gpu").read_text() == "none"
 
     # Within a time, which its process is told; here the missing runs are made all the same.
     edit(book, "book/breaks.md", "1 / 0", "1 / 1")
@@ -86,7 +86,9 @@ def test_the_same_command_goes_on_until_all_is_done(book):
     assert done.returncode == 0, done.stderr
     assert started(done.stdout) == ["breaks", "grows"]
     assert outcomes(done.stdout) == {"shows": "done earlier", "grows": "done", "breaks": "done"}
-    assert begun + 599 < float((book / "deadline").read_text()) < time.time() + 600
+    assert begun + 599 < float((book / "deadline-gpu").read_text()) < time.time() + 600
+    # The quick run to be kept beside the record must be whole.
+    assert (book / "deadline-quick").read_text() == "none"
 
 
 def test_no_page_starts_after_the_deadline(book, monkeypatch):

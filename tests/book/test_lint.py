@@ -43,3 +43,11 @@ def test_the_style_check_names_page_and_line_and_mends_pages_in_place(tmp_path, 
     wanted = PAGE.replace("import os\n", "").replace("[1,2]", "[1, 2]")
     found = (root / "book" / "page.md").read_text()
     assert found.replace("inline\n\n", "inline\n") == wanted
+
+
+def test_a_cell_that_does_not_parse_is_named(tmp_path, capsys):
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book" / "page.md").write_text(PAGE.replace("x = [1,2]", "x = (1"))
+    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    assert lint.main(tmp_path, fix=False) == 1
+    assert "book/page.md:7: invalid-syntax" in capsys.readouterr().out
