@@ -360,13 +360,13 @@ def chosen(runs: xr.Dataset, axis: str, suffix: str = "") -> tuple[xr.DataArray,
 
     Args:
         runs: Has "validation_accuracy" and "test_accuracy" over "seed" and `axis`.
-        axis: Step sizes. One whose runs are all missing is not chosen.
+        axis: Step sizes. One of which a run is missing is not chosen.
         suffix: "_proxy" reads the accuracies of the proxy.
 
     Returns:
         Test accuracy (%) of each seed at the step size chosen, and that step size.
     """
-    score = runs[f"validation_accuracy{suffix}"].mean("seed").fillna(-1.0)
+    score = runs[f"validation_accuracy{suffix}"].mean("seed", skipna=False).fillna(-1.0)
     best = score.argmax(axis)
     accuracy = 100 * runs[f"test_accuracy{suffix}"].isel({axis: best}).drop_vars(axis)
     return accuracy, runs[axis][best]

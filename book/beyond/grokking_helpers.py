@@ -131,7 +131,8 @@ def generalised(ds: xr.Dataset) -> xr.Dataset:
     at = xr.where(reached, above.argmax("look"), ds.sizes["look"] - 1)
     then = ds[["updates", "step", "alignment", "concentration"]].isel(look=at)
     inside = {name: then[name].where(reached) for name in ("alignment", "concentration")}
-    return then.assign(reached=reached, **inside)
+    made = ds.test_accuracy.notnull().any("look")  # NaN of a run that is missing
+    return then.assign(reached=reached.where(made), **inside)
 
 
 def longest(reached: xr.DataArray) -> xr.DataArray:
@@ -139,7 +140,7 @@ def longest(reached: xr.DataArray) -> xr.DataArray:
 
     Updates at every step (0) and none (infinity) do not count. NaN if no period generalises.
     """
-    times = reached.time.where(np.isfinite(reached.time) & (reached.time > 0) & reached)
+    times = reached.time.where(np.isfinite(reached.time) & (reached.time > 0) & (reached == 1))
     return times.max("time", skipna=True)
 
 
@@ -181,7 +182,7 @@ def add_statistics(ds: xr.Dataset, step_size: float, few: float, long: float) ->
     ds["alignment_change"] = _over_seeds(at_one.alignment.sel(time=few) - first)
     ratio = at_one.step.sel(time=few) / at_one.step.sel(time=0)
     ds["steps_ratio"] = intervals.over_seeds(np.log2(ratio))
-    both = at_one.reached.sel(time=[0, few]).all("time")
+    both = at_one.reached.sel(time=[0, few]).min("time", skipna=False)
     ds["both_reach"] = intervals.over_seeds(both)
     return ds
 
@@ -207,6 +208,8 @@ def draw(ds: xr.Dataset, few: float, long: float) -> None:
     """Draw accuracy against steps and against updates, and the features of one period."""
     main = merging.of(ds, "main")[KEPT].sel(decay=1).transpose("time", "seed", "look")
     fig, (top, middle, bottom) = plotting.panels(3, height=2.9)
+    # Before there are lines: of runs that are missing they are NaN, which a log axis refuses.
+    middle.set(xscale="log", xlabel="linearisations")
     shown = zip((0, few, long, np.inf), plotting.COLOURS, strict=False)
     for time, colour in shown:
         at = main.sel(time=time)
@@ -221,7 +224,6 @@ def draw(ds: xr.Dataset, few: float, long: float) -> None:
     for axis in (top, middle):
         axis.set(ylabel="test accuracy (%)", ylim=(-3, 103))
     top.set(xlabel="steps")
-    middle.set(xscale="log", xlabel="linearisations")
     fig.legend(*top.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     spectra = ds.main_spectrum.sel(time=few).isel(seed=0).transpose("frequency", "look")
     steps = main.sel(time=few).step.isel(seed=0)
@@ -239,7 +241,7 @@ HEAD = ["features are updated", "runs that generalise", "updates until then", "s
 def _generalising(at: xr.Dataset, part: str) -> list[str]:
     """Return the cells of how many runs of one setting generalise, and of what they need."""
     reached = at[f"{part}_reached_then"]
-    then = [at[f"{part}_{name}_then"].where(reached) for name in ("updates", "step")]
+    then = [at[f"{part}_{name}_then"].where(reached == 1) for name in ("updates", "step")]
     count = f"{int(reached.sum())} of {reached.sizes['seed']}"
     return [count, *(tables.interval_text(each, 0) for each in then)]
 

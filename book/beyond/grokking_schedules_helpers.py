@@ -92,7 +92,8 @@ def with_needs(ds: xr.Dataset) -> xr.Dataset:
     reached = above.any("look")
     at = xr.where(reached, above.argmax("look"), ds.sizes["look"] - 1)
     needs = {"needed": ds.updates.isel(look=at), "needed_steps": ds.step.isel(look=at)}
-    return ds.assign(needs).assign(reached=reached)
+    made = ds.test_accuracy.notnull().any("look")  # NaN of a run that is missing
+    return ds.assign(needs).assign(reached=reached.where(made))
 
 
 def add_statistics(ds: xr.Dataset, growing: str, shrinking: str, fixed: str, event: str):
@@ -103,7 +104,7 @@ def add_statistics(ds: xr.Dataset, growing: str, shrinking: str, fixed: str, eve
         growing, shrinking, fixed, event: The schedules that are compared.
     """
     compared = ds.sel(schedule=[growing, shrinking, fixed])
-    ds["all_reach"] = intervals.over_seeds(compared.reached.all("schedule"))
+    ds["all_reach"] = intervals.over_seeds(compared.reached.min("schedule", skipna=False))
     needed, steps = (ds[name].sel(schedule=growing) for name in ("needed", "needed_steps"))
     ds["growing_needs"] = intervals.over_seeds(needed)
     ds["fixed_over_growing"] = intervals.over_seeds(ds.needed.sel(schedule=fixed) - needed)
@@ -138,7 +139,7 @@ def draw(ds: xr.Dataset) -> None:
     kinds = dict.fromkeys(families)
     for family, colour, marker in zip(kinds, plotting.COLOURS, "osD^v", strict=False):
         at = ds.isel(schedule=[name == family for name in families])
-        at = at.isel(schedule=at.reached.all("seed").values)
+        at = at.isel(schedule=(at.reached == 1).all("seed").values)
         if not at.sizes["schedule"]:
             continue
         needed, steps = at.needed.mean("seed"), at.needed_steps.mean("seed")
@@ -164,7 +165,7 @@ def table(ds: xr.Dataset) -> object:
     rows = []
     for name in ds.schedule.values:
         at = ds.sel(schedule=name)
-        needed = [each.where(at.reached) for each in (at.needed, at.needed_steps)]
+        needed = [each.where(at.reached == 1) for each in (at.needed, at.needed_steps)]
         count = f"{int(at.reached.sum())} of {ds.sizes['seed']}"
         row = [name, count, tables.interval_text(needed[0]), tables.interval_text(needed[1], 0)]
         rows.append([*row, tables.interval_text(100 * at.test_accuracy.max("look"), 0)])

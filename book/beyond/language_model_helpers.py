@@ -331,6 +331,12 @@ def grid(
     most = 1 + max(max(counts.values()) for counts in visits.values())
     shape = len(sizes), len(names), len(seeds), most
     found = {name: np.full(shape, np.nan) for name in HISTORY}
+    for kind, size in sizes.items():
+        asked, there = size * max(visits[kind].values()), len(text.train[0])
+        if kind != SAME and asked > there:
+            raise ValueError(
+                f"visits to {kind} data take {asked} sequences, of which {there} are there"
+            )
     first = initial(key_of(0), width, text.train[0].shape[1])
     trace = expansion.trace(first, *(part[:1] for part in text.train), 1.0)
     program = program_digest([trace.jaxpr])  # of network, loss and flow

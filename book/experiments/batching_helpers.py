@@ -18,12 +18,13 @@ def draw(ds):
         for period, colour in zip(ds.period.values, colours, strict=True):
             at = ds.sel(batch=batch, period=period)
             steps = at.step.isel(seed=0)
+            # As long as every run goes on: a mean over the others would rise where one diverges.
+            known = at.test_accuracy.notnull() | at.diverged_at.isnull()
+            accuracy = 100 * at.test_accuracy.where(known.all("seed"))
             label = plotting.period_label(period if period == 1 else factor * period)
-            plotting.band(own, steps, 100 * at.test_accuracy, color=colour, ls=dashes, label=label)
+            plotting.band(own, steps, accuracy, color=colour, ls=dashes, label=label)
             rescaled = {"label": plotting.period_label(period)} if batch == FULL else {}
-            plotting.band(
-                axes[2], steps / factor, 100 * at.test_accuracy, color=colour, ls=dashes, **rescaled
-            )
+            plotting.band(axes[2], steps / factor, accuracy, color=colour, ls=dashes, **rescaled)
     eta = ds.attrs["step_size"]
     highest = 160 * float(ds.test_accuracy.max())
     axes[0].set(title=rf"full batch, $\eta={eta:g}$", xlabel="steps")
@@ -70,7 +71,7 @@ def summary(ds):
     for name, period in zip(NAMES, ds.period.values, strict=True):
         best = ds.accuracy_oracle.sel(period=period)
         differences = [
-            tables.bounds_text(ds[f"difference_{reading}_{name}"])
+            intervals.text(ds[f"difference_{reading}_{name}"], 1)
             for reading in ("best", "end", "largest")
         ]
         accuracies = [tables.interval_text(best.sel(batch=batch)) for batch in (FULL, MINI)]

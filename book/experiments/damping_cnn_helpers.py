@@ -67,7 +67,7 @@ def summary(ds):
     """Return a table of how the runs end, and one of what damping gains."""
     small, large = np.atleast_1d(ds.attrs["compared"])
     rows = [
-        [words, tables.bounds_text(ds[name], 2)]
+        [words, intervals.text(ds[name], 2)]
         for words, name in (
             ("accuracy, best on the test set (points)", "gain_oracle"),
             ("accuracy, chosen by validation (points)", "gain_validated"),

@@ -69,7 +69,7 @@ def summary(ds):
     for name, base in (("sgd", SGD), ("adam", ADAM)):
         for rule, solver in (("fixed", FIXED), ("stopped", STOPPED)):
             cells = [
-                tables.bounds_text(ds[f"gap_{name}_{rule}_{reading}"])
+                intervals.text(ds[f"gap_{name}_{rule}_{reading}"], 1)
                 for reading in early_stopping.READINGS
             ]
             costs.append([f"{base} minus {solver}", *cells])

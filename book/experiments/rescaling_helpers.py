@@ -138,13 +138,13 @@ def compared(collapse, boundary, times):
 def ends(ds):
     """Return the orders as a sentence, and a table of differences of the accuracy at the end."""
     names = ("full_batch", "minibatch")
-    full, noisy = (tables.bounds_text(ds[f"order_{name}"], 2) for name in names)
+    full, noisy = (intervals.text(ds[f"order_{name}"], 2) for name in names)
     coarse, fine = float(ds.step_size.max()), float(ds.step_size.min())
     head = ["test accuracy at the end (points)", "K = 1"]
     head += [f"ηK = {time:g}" for time in ds.time_period.values[1:]]
     ball = f"momentum {ds.momentum:g} minus none, time of a step {ds.momentum_step_size:g}"
     rows = [
-        [label, *(tables.bounds_text(ds[f"{what}_{name}"]) for name in ("plain", "short", "long"))]
+        [label, *(intervals.text(ds[f"{what}_{name}"], 1) for name in ("plain", "short", "long"))]
         for what, label in {
             "collapse": f"η = {coarse:g} minus {fine:g}",
             "momentum": ball,
@@ -178,7 +178,7 @@ def summary(ds):
     parts = [tables.said(f"Largest distance over readings to the curve of η = {finest:g}:")]
     parts += [tables.table(head, rows)]
     parts += [
-        tables.said(f"The largest of all: {tables.bounds_text(ds.largest_distance)} points."),
+        tables.said(f"The largest of all: {intervals.text(ds.largest_distance, 1)} points."),
         tables.said("Share of unstable runs, by step size in units of 2/λₘₐₓ at initialisation:"),
     ]
     share = ds.unstable.mean("seed")

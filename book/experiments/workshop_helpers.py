@@ -300,7 +300,7 @@ def draw_reduction(ds):
 
 def findings(ds, rows):
     """Return a table of intervals of a record, of {words: name of the variable}."""
-    cells = [[words, tables.bounds_text(ds[name], 2)] for words, name in rows.items()]
+    cells = [[words, intervals.text(ds[name], 2)] for words, name in rows.items()]
     return tables.table(["", "found"], cells)
 
 
@@ -342,7 +342,7 @@ def any_amount(ds):
         "the same, best on the test set": "any_gap_oracle",
     }
     longest = f"{float(longest):g}, {float(updates.mean()):g}"
-    cells = [[words, tables.bounds_text(ds[name], 1)] for words, name in rows.items()]
+    cells = [[words, intervals.text(ds[name], 1)] for words, name in rows.items()]
     cells = [["the largest finite K, and its updates", longest], *cells]
     return tables.table(["", "found"], cells)
 

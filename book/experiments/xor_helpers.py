@@ -231,7 +231,7 @@ def table(ds):
                 diverged = int((~(at[f"train_mse_{axis}"] <= 1)).sum())
                 name = plotting.period_text(value) if axis == "period" else f"λ = {value:g}"
                 taken = np.median(at[f"linearizations_{axis}"])
-                measured = [tables.bounds_text(interval, 3) for interval in found]
+                measured = [intervals.text(interval, 3) for interval in found]
                 status = at[f"status_{axis}"]
                 converged = f"{int((status == Status.CONVERGED).sum())} of {status.size}"
                 rows.append([scale, name, *measured, f"{taken:.0f}", converged, diverged])

@@ -160,6 +160,18 @@ def test_conditions_of_a_record(record, name, expected):
     assert found.lower <= found.estimate <= found.upper
 
 
+def test_a_missing_run_is_neither_dead_nor_diverged_nor_unfitted():
+    whole = histories()
+    partial = whole.copy()
+    for name in ("train_accuracy", "other_train_accuracy", "diverged_at", "other_diverged_at"):
+        partial[name] = partial[name].where(xr.DataArray([True, False], dims="seed"))
+    partial.attrs["missing"] = 4
+    assert conditions.fit(partial).estimate == pytest.approx(80.0)  # of the seed that is there
+    assert np.isnan(conditions.diverged(partial).estimate)
+    assert np.isnan(conditions.dead(partial).estimate)
+    assert conditions.dead(whole).estimate == 1
+
+
 def test_a_statistic_that_is_not_a_number_is_refused_in_a_whole_record():
     with pytest.raises(ValueError, match="statistic 'drop' is not a number"):
         claims.judge(ROW, record(drop=(1.0, np.nan, 1.3)))

@@ -91,7 +91,7 @@ def test_the_command_lists_and_keeps(record, capsys):
     assert comparison.main(["--keep", "trial"]) == 0
     assert "trial: the quick run gives the same numbers" in capsys.readouterr().out
     assert comparison.main(["--keep", "other"]) == 2
-    assert "no record of other at tier quick" in capsys.readouterr().err
+    assert "other has no record" in capsys.readouterr().err
 
 
 def test_the_quick_runs_that_the_project_keeps_belong_to_its_records(monkeypatch):

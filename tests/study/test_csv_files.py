@@ -26,4 +26,5 @@ def test_every_value_stands_beside_its_variable_and_its_coordinates():
     assert np.isnan(accuracy.value.loc[np.inf, 3])
     assert table.loc["gap"].set_index("bound").value["lower"] == 0.5
     assert table.value["count"] == 7
-    assert len(table) == 8
+    assert table.loc["place"].set_index("period").value[np.inf] == 1
+    assert len(table) == 10

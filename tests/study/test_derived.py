@@ -159,6 +159,8 @@ def test_lost_runs_are_those_that_diverged_or_guess():
     record = record.isel(period=[0, 1, 1])
     record["train_accuracy"] = record.train_accuracy.where(record.seed > 0, 0.1)
     assert [estimate(record, f"lost_{p}") for p in ("standard", "moderate", "large")] == [1, 3, 3]
+    record["diverged_at"] = record.diverged_at.where(record.seed > 0)  # runs that are missing
+    assert np.isnan(estimate(record, "lost_large"))
 
 
 def test_three_seeds_of_a_stored_mean_have_no_interval():

@@ -42,12 +42,13 @@ def test_readings_may_begin_late():
 
 
 def test_accuracy_at_a_training_loss_is_read_between_two_looks():
-    """Losses of 1, 0.1 and 0.01 at 0.2, 0.4 and 0.5; a rise in between changes nothing."""
+    """Losses of 1, 0.1, 0.2 and 0.01: a loss below 0.1 is read between the last two."""
     losses = [1.0, 0.1, 0.2, 0.01]
     live = runs({"seed": [0, 1]}, [0.2, 0.4, 0.3, 0.5], train_loss=[losses, [*losses[:3], NAN]])
     wanted = xr.DataArray([[2.0, 10**-0.5, 10**-1.5, 0.001]] * 2, dims=("seed", "other"))
     found = at_loss(live, wanted)
-    assert_allclose(found, [[0.2, 0.3, 0.4, 0.5], [NAN] * 4], atol=1e-9)
+    late = 0.3 + 0.2 * math.log(0.2 / 10**-1.5) / math.log(0.2 / 0.01)
+    assert_allclose(found, [[0.2, 0.3, late, 0.5], [NAN] * 4], atol=1e-9)
 
 
 def test_a_training_loss_of_zero_is_read_like_any_other():

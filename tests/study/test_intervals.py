@@ -73,6 +73,11 @@ def test_bootstrap_of_a_mean_is_about_as_long_as_students(size):
     assert 0.9 < ratio < 1.1  # the plain percentile interval's is about 0.7 and 0.78
 
 
+def test_bootstrap_counts_the_samples_that_are_known():
+    few = np.array([1.3, 1.4, *[np.nan] * 28])
+    assert bootstrap_interval(np.nanmean, few)[1:] == (-np.inf, np.inf)
+
+
 def test_difference_of_shares_is_that_of_newcombe():
     # Newcombe 1998, method 10: 56 of 70 minus 48 of 80.
     found = difference_of_shares(56, 70, 48, 80)

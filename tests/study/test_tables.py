@@ -24,8 +24,6 @@ def test_intervals_in_words():
     assert tables.interval_text([1.0, 2.0, 3.0, np.nan]) == "2.0"
     assert tables.interval_text([np.nan, np.nan]) == "–"
     assert tables.interval_text(4 * [0.123], digits=2) == pair("0.12", "0.00")
-    assert tables.bounds_text(np.array([1.04, -2.0, np.inf])) == "1.0 [-2.0, inf]"
-    assert tables.bounds_text((0.125, 0.0, 0.25), 3) == "0.125 [0.000, 0.250]"
 
 
 def test_a_table_has_titled_columns_and_a_caption():

@@ -177,7 +177,8 @@ def converged(ds: xr.Dataset) -> Panel:
     for time in ds.time.values.tolist():
         run = ds.sel(time=time)
         # Runs end when they fit; what follows repeats their end.
-        ended = (run.flow_updates == run.flow_updates[..., -1]).all("seed").values
+        last = run.flow_updates[..., -1]  # NaN of a seed that is missing
+        ended = ((run.flow_updates == last) | last.isnull()).all("seed").values
         run = run.isel(flow_look=slice(0, int(np.argmax(ended)) + 1))
         name = {"name": f"ηK = {quantity(time)}"}  # the flow has no steps
         rows.append(_curve(run, time / asked["unit"], asked["unit"], "flow_") | name)

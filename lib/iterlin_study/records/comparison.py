@@ -63,8 +63,10 @@ def experiments() -> list[str]:
 def keep(experiment: str) -> None:
     """Keep the quick run of the last build beside the experiment's record.
 
-    Raises FileNotFoundError if the last build has none.
+    Raises FileNotFoundError if the last build has none, or there is no record.
     """
+    if records.best(experiment) is None:
+        raise FileNotFoundError(f"{experiment} has no record to keep a quick run beside")
     run = records.load(experiment, "quick")
     slim = run.drop_vars([name for name in run.variables if not _is_compared(run, name)])
     slim.attrs = {name: run.attrs[name] for name in KEPT}

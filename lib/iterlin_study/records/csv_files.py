@@ -15,12 +15,13 @@ def name_of(record: xr.Dataset) -> str:
 def text(record: xr.Dataset) -> str:
     """Return a record as CSV: a line for each value, with its variable and its place on each axis.
 
-    An axis that a variable does not have is left empty. Numbers have 12 digits.
+    Coordinates that are no axes have lines of their own. An axis that a variable does not have is
+    left empty. Numbers have 12 digits.
     """
     if record.sizes.get("bound") == len(BOUNDS):
         record = record.assign_coords(bound=BOUNDS)
     tables = []
-    for name, variable in record.data_vars.items():
+    for name, variable in record.reset_coords().data_vars.items():
         others = [coord for coord in variable.coords if coord not in variable.dims]
         one = variable.drop_vars(others).rename("value")
         table = (
@@ -29,4 +30,6 @@ def text(record: xr.Dataset) -> str:
         tables.append(table.assign(variable=name))
     axes = [str(axis) for axis in record.dims]
     found = pd.concat(tables).reindex(columns=["variable", *axes, "value"])
+    # pandas takes no float_format where some values are texts.
+    found["value"] = [f"{v:.12g}" if isinstance(v, float) else v for v in found["value"]]
     return found.to_csv(index=False, float_format="%.12g", lineterminator="\n")

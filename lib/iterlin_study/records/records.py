@@ -113,7 +113,7 @@ def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
     try:
         dataset = _read(source, state.st_ino, state.st_mtime_ns, state.st_size).copy(deep=True)
     except Exception as error:
-        reason = str(error).splitlines()[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{source} is damaged or not a record: {reason}") from error
     if dataset.attrs.get("format") != FORMAT:
         raise ValueError(f"{source} is not a record of this library (no '{FORMAT}' stamp)")

@@ -7,6 +7,7 @@ Each condition is read off the histories that a record keeps, so that it needs n
 import numpy as np
 import xarray as xr
 
+from iterlin_study.records import records
 from iterlin_study.report.intervals import Interval, exact, mean_interval
 
 ALIVE = 0.15
@@ -15,10 +16,8 @@ ALIVE = 0.15
 def fit(record: xr.Dataset) -> Interval:
     """Training accuracy of the network at the end (%), where it is lowest among the settings;
     infinite periods apart, which train no network. A run that diverged has fitted nothing."""
-    ends = [
-        _finite(history).isel({history.dims[-1]: -1}) for history in _kept(record, "train_accuracy")
-    ]
-    lowest = [end.fillna(0).min([d for d in end.dims if d != "seed"]) for end in ends]
+    ends = [_end(record, history) for history in _kept(record, "train_accuracy")]
+    lowest = [end.min([d for d in end.dims if d != "seed"], skipna=False) for end in ends]
     return mean_interval(100 * np.min([each.values for each in lowest], 0))
 
 
@@ -26,26 +25,26 @@ def updates(record: xr.Dataset) -> Interval:
     """Feature updates of a run, of the setting with the fewest, K = 1 apart."""
     history = _finite(record["updates"])
     last = history.isel({history.dims[-1]: -1})
-    return mean_interval(last.min([d for d in last.dims if d != "seed"]).values)
+    return mean_interval(last.min([d for d in last.dims if d != "seed"], skipna=False).values)
 
 
 def dead(record: xr.Dataset) -> Interval:
     """Runs of finite periods whose network ends at guessing, or nowhere: their number.
 
     Guessing is one of ten classes; up to 15 % counts, on the training set if it was looked at. Runs
-    of one linearisation, which train no network, are left out.
+    of one linearisation, which train no network, are left out. NaN if a run is missing.
     """
     try:
         histories = _kept(record, "train_accuracy")
     except KeyError:
         histories = _kept(record, "test_accuracy")
-    ends = [_finite(h).isel({h.dims[-1]: -1}) for h in histories if "lazy" not in str(h.name)]
-    return exact(float(sum(int((~(end > ALIVE)).sum()) for end in ends)))
+    ends = [_end(record, history) for history in histories if "lazy" not in str(history.name)]
+    return exact(sum(_count(end <= ALIVE, end) for end in ends))
 
 
 def diverged(record: xr.Dataset) -> Interval:
-    """Runs that diverged, of any setting: their number."""
-    return exact(float(sum(int((runs >= 0).sum()) for runs in _kept(record, "diverged_at"))))
+    """Runs that diverged, of any setting: their number; NaN if a run is missing."""
+    return exact(sum(_count(runs >= 0, runs) for runs in _kept(record, "diverged_at")))
 
 
 def time(record: xr.Dataset) -> Interval:
@@ -69,6 +68,18 @@ def _kept(record: xr.Dataset, name: str) -> list[xr.DataArray]:
     if not found:
         raise KeyError(name)
     return found
+
+
+def _end(record: xr.Dataset, history: xr.DataArray) -> xr.DataArray:
+    """Return the last values of finite periods: 0 of a run that diverged, NaN of a missing one."""
+    history = _finite(history)
+    end, first = (history.isel({history.dims[-1]: place}) for place in (-1, 0))
+    return end.fillna(0).where(first.notnull()) if records.missing_runs(record) else end.fillna(0)
+
+
+def _count(found: xr.DataArray, values: xr.DataArray) -> float:
+    """Return a number of runs; NaN if a value that it is read off is unknown."""
+    return float(found.sum()) if bool(values.notnull().all()) else np.nan
 
 
 def _finite(history: xr.DataArray) -> xr.DataArray:

@@ -118,7 +118,9 @@ def growing_over_fixed(record: xr.Dataset) -> Interval:
     gained = []
     for updates, own in zip(growing.taken.mean("seed").values, growing.accuracy, strict=True):
         weights = [np.interp(np.log(updates), places, unit) for unit in np.eye(len(places))]
-        beside = (fixed.accuracy * xr.DataArray(weights, dims="schedule")).sum("schedule")
+        beside = (fixed.accuracy * xr.DataArray(weights, dims="schedule")).sum(
+            "schedule", skipna=False
+        )
         gained.append((own - beside).transpose("seed").values)
     return mean_interval(np.mean(gained, axis=0))
 
@@ -202,14 +204,22 @@ KINDS = ("batch", "plain")
 
 def diverged_with_normalisation(record: xr.Dataset) -> Interval:
     """Share of runs of the large period that diverge with batch normalisation minus without."""
-    batch, plain = (record[f"diverged_at_{n}"].isel({f"period_{n}": -1}) >= 0 for n in KINDS)
+    runs = [record[f"diverged_at_{n}"].isel({f"period_{n}": -1}) for n in KINDS]
+    if any(bool(each.isnull().any()) for each in runs):  # a run is missing
+        return exact(np.nan)
+    batch, plain = (each >= 0 for each in runs)
     return intervals.difference_of_shares(
         int(batch.sum()), batch.size, int(plain.sum()), plain.size
     )
 
 
 def _lost(train_accuracy: xr.DataArray, diverged_at: xr.DataArray) -> Interval:
-    """Number of runs that diverged, or end at guessing; the accuracy is that of all looks."""
+    """Number of runs that diverged, or end at guessing; the accuracy is that of all looks.
+
+    NaN if a run is missing.
+    """
+    if bool(diverged_at.isnull().any()):
+        return exact(np.nan)
     alive = (train_accuracy[..., -1] > conditions.ALIVE) & (diverged_at < 0)
     return exact(float((~alive).sum()))
 

@@ -69,21 +69,22 @@ def bootstrap_interval(statistic, *samples, resamples: int = 2000) -> Interval:
     the interval is a function of the samples. The plain percentile interval of n samples is too
     short by sqrt((n - 1) / n) and by the ratio of normal and t quantiles; here the percentiles are
     moved outwards by both, so that the interval of a mean is about Student's. With fewer than
-    `FEWEST` samples the interval is the whole line.
+    `FEWEST` samples, NaN (dropped runs) left out, the interval is the whole line.
     """
     samples = [np.asarray(sample, dtype=float) for sample in samples]
     lengths = {len(sample) for sample in samples}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(f"samples must be of one length, 1 at least: got {sorted(lengths)}")
     size = len(samples[0])
-    if size < FEWEST:
+    known = min(int(np.isfinite(each).reshape(size, -1).any(1).sum()) for each in samples)
+    if known < FEWEST:
         return Interval(statistic(*samples), -np.inf, np.inf)
     rng = np.random.default_rng(0)
     draws = []
     for _ in range(resamples):
         chosen = rng.integers(0, size, size)
         draws.append(statistic(*(sample[chosen] for sample in samples)))
-    deviations = stdtrit(size - 1, 0.975) * math.sqrt(size / (size - 1))
+    deviations = stdtrit(known - 1, 0.975) * math.sqrt(known / (known - 1))
     tail = ndtr(-deviations)
     lower, upper = np.nanquantile(draws, [tail, 1 - tail])
     return Interval(statistic(*samples), lower, upper)

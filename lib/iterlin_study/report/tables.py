@@ -30,12 +30,6 @@ def interval_text(samples, digits: int = 1) -> str:
     return f"{mean}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{found.upper - found.estimate:.{digits}f}"
 
 
-def bounds_text(bounds, digits: int = 1) -> str:
-    """Return an interval (estimate, lower, upper) as text, such as '82.3 [81.9, 82.7]'."""
-    estimate, lower, upper = (f"{float(value):.{digits}f}" for value in bounds)
-    return f"{estimate} [{lower}, {upper}]"
-
-
 def said(text: str, *, emphasised: bool = False, csv: str = "") -> HTML:
     """Return a paragraph of plain text for a page to display; csv: a file to download with it."""
     shown = escape(_one_line(text))

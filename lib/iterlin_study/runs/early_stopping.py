@@ -54,9 +54,11 @@ def at_loss(dataset: xr.Dataset, loss: xr.DataArray) -> xr.DataArray:
     def one(losses, accuracies, wanted):
         if not np.isfinite([*losses, wanted]).all():
             return np.nan
-        falling = np.minimum.accumulate(losses)
-        places = np.log(falling[::-1] + 1e-12)
-        return np.interp(np.log(max(wanted, falling[-1]) + 1e-12), places, accuracies[::-1])
+        wanted = max(wanted, losses.min())
+        last = int(np.argmax(losses <= wanted))
+        part = slice(last, last - 2 if last > 1 else None, -1)  # and the evaluation before it
+        places = np.log(losses[part] + 1e-12)
+        return np.interp(np.log(wanted + 1e-12), places, accuracies[part])
 
     histories = dataset.train_loss, dataset.test_accuracy
     along = [["evaluation"], ["evaluation"], []]
