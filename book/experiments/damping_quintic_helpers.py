@@ -51,7 +51,7 @@ def draw_panel(axis, dials, errors):
         axis.fill_between(dials, *bounds[:, 1:].T, color=LOOKS[name]["color"], alpha=0.2, lw=0)
     for dial, count in zip(dials, np.isnan(errors).sum(1), strict=True):
         if count:
-            style = {"ha": "center", "va": "top", "color": "0.3"}
+            style = {"ha": "center", "va": "top", "color": "0.3", "fontsize": 7}
             place = (dial, 0.97)
             axis.annotate(f"{count}", place, xycoords=("data", "axes fraction"), **style)
 

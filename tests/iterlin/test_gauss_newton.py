@@ -328,6 +328,18 @@ def test_the_precision_is_that_of_the_parameters(solve):
         assert {leaf.dtype for leaf in leaves} == {jnp.dtype(jnp.float32)}
 
 
+@every_solver
+def test_parameters_of_two_types_take_the_step_of_one(solve):
+    f, params, x, y = network()
+    leaves, structure = jax.tree.flatten(params)
+    types = [jnp.dtype(("float32", "float64")[place % 2]) for place in range(len(leaves))]
+    mixed = [leaf.astype(kind) for leaf, kind in zip(leaves, types, strict=True)]
+    found = solve(f, jax.tree.unflatten(structure, mixed), x, y, max_steps=1, tolerance=0.0)
+    assert [leaf.dtype for leaf in jax.tree.leaves(found.params)] == types
+    expected = solve(f, params, x, y, max_steps=1, tolerance=0.0)
+    np.testing.assert_allclose(flat(found.params), flat(expected.params), rtol=1e-3, atol=1e-3)
+
+
 # Bad input.
 
 
@@ -344,6 +356,7 @@ NAMES = ("f", "params", "x", "y")
         (gauss_newton, {"solver": "cholesky"}, "damping of the cholesky solver must be"),
         (gauss_newton, {"solver": "lu"}, "solver 'lu'"),
         (gauss_newton, {"max_steps": 2.5}, "max_steps must be"),
+        (gauss_newton, {"memory_limit": 1}, "memory_limit of 1 bytes"),
         (TRUNCATED, {"beta": 1.0}, "beta must"),
         (PERIODIC, {"period": 0}, "period must be"),
         (PERIODIC, {"step_size": math.inf}, "step_size must be"),
