@@ -41,8 +41,8 @@ FAULTS = {
     ),
     "half the penalty": (
         "iterlin/training/algorithm",
-        "total = self.penalty * optax",
-        "total = self.penalty / 2 * optax",
+        "total = as_argument(self.penalty) * distance",
+        "total = as_argument(self.penalty) / 2 * distance",
         "iterlin/test_algorithm.py",
         "penalty_is_that_of",
     ),
