@@ -31,5 +31,8 @@ def text(record: xr.Dataset) -> str:
     axes = [str(axis) for axis in record.dims]
     found = pd.concat(tables).reindex(columns=["variable", *axes, "value"])
     # pandas takes no float_format where some values are texts.
-    found["value"] = [f"{v:.12g}" if isinstance(v, float) else v for v in found["value"]]
+    found["value"] = [
+        f"{value:.12g}" if isinstance(value, float) and pd.notna(value) else value
+        for value in found["value"]
+    ]
     return found.to_csv(index=False, float_format="%.12g", lineterminator="\n")

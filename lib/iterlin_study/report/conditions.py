@@ -24,8 +24,10 @@ def fit(record: xr.Dataset) -> Interval:
 def updates(record: xr.Dataset) -> Interval:
     """Feature updates of a run, of the setting with the fewest, K = 1 apart."""
     history = _finite(record["updates"])
-    last = history.isel({history.dims[-1]: -1})
-    return mean_interval(last.min([d for d in last.dims if d != "seed"], skipna=False).values)
+    last, first = (history.isel({history.dims[-1]: place}) for place in (-1, 0))
+    others = [d for d in last.dims if d != "seed"]
+    made = first.notnull().all(others)  # all runs of a seed
+    return mean_interval(last.min(others).where(made).values)
 
 
 def dead(record: xr.Dataset) -> Interval:
