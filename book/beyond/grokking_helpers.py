@@ -208,7 +208,7 @@ def draw(ds: xr.Dataset, few: float, long: float) -> None:
     """Draw accuracy against steps and against updates, and the features of one period."""
     main = merging.of(ds, "main")[KEPT].sel(decay=1).transpose("time", "seed", "look")
     fig, (top, middle, bottom) = plotting.panels(3, height=2.9)
-    # Before there are lines: of runs that are missing they are NaN, which a log axis refuses.
+    # Set the scale before drawing: a log axis refuses lines of missing runs, which are all NaN.
     middle.set(xscale="log", xlabel="linearisations")
     shown = zip((0, few, long, np.inf), plotting.COLOURS, strict=False)
     for time, colour in shown:

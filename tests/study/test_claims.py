@@ -163,10 +163,13 @@ def test_conditions_of_a_record(record, name, expected):
 def test_a_missing_run_is_neither_dead_nor_diverged_nor_unfitted():
     whole = histories()
     partial = whole.copy()
-    for name in ("train_accuracy", "other_train_accuracy", "diverged_at", "other_diverged_at"):
+    for name in ("train_accuracy", "updates", "diverged_at"):
+        partial[name] = partial[name].where(xr.DataArray([True, False], dims="seed"))
+    for name in ("other_train_accuracy", "other_diverged_at"):
         partial[name] = partial[name].where(xr.DataArray([True, False], dims="seed"))
     partial.attrs["missing"] = 4
     assert conditions.fit(partial).estimate == pytest.approx(80.0)  # of the seed that is there
+    assert conditions.updates(partial).estimate == 3
     assert np.isnan(conditions.diverged(partial).estimate)
     assert np.isnan(conditions.dead(partial).estimate)
     assert conditions.dead(whole).estimate == 1

@@ -43,7 +43,8 @@ def defaults(page: Path) -> dict:
                 raise ValueError(f"{page}: the parameters cell fails: {error}") from error
             assigned = (n for n in ast.walk(ast.parse(cell["code"])) if isinstance(n, ast.Name))
             names = dict.fromkeys(n.id for n in assigned if isinstance(n.ctx, ast.Store))
-            return {name: found[name] for name in names if name in found}  # not a loop's own
+            # The variables of a comprehension are not among what the cell defines.
+            return {name: found[name] for name in names if name in found}
     return {}
 
 
