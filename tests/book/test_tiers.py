@@ -80,6 +80,9 @@ beyond/grokking:
 beyond/grokking_period:
   {modulus: 7, width: 8, decays: [1.0, 2.0], shortest: [0.5, 0.5], scaled_decays: [2.0],
    scaled_shortest: [0.5], num_periods: 2, updates: 3, step_size: 0.02, num_seeds: 2}
+beyond/grokking_solves:
+  {modulus: 7, width: 8, decays: [0.01], judged: 0.01, times: [1.0, 2.0], problems: 3,
+   step_size: 0.02, num_seeds: 2}
 beyond/grokking_schedules:
   {modulus: 7, width: 8, fixed: [1.0], longest: [1.0], early_long: [2.0], thresholds: [0.75],
    transformer: {width: 8, hidden: 8, share: 0.7}, transformer_fixed: [0.2],
