@@ -111,7 +111,7 @@ def draw_key(axis: Axes, record) -> None:
 
 
 def _late(axis, record):
-    """Points of test accuracy lost, falling from 7 to 0 as the long period comes later"""
+    """Points of test accuracy lost, falling from 8 to 0 as the long period comes later"""
     alone = record.isel(setting=np.flatnonzero(record.place > 0)).sortby("place")
     plotting.points(axis, alone.place, alone.cost, color=plotting.COLOURS[0])
     axis.axhline(0, color="0.5", lw=0.8)
@@ -130,7 +130,7 @@ def _further(axis, record):
 
 
 def _grokked(axis, record):
-    """Test accuracy on new sums against steps: 100 % with eight updates, 0 without"""
+    """Test accuracy on new sums against steps: 100 % with eight updates, 4 % (guessing) without"""
     main = record.sel(decay=1)
     for time, name in ((0, "every step"), (record.few, "8 updates"), (np.inf, "never updated")):
         at = main.sel(time=time)
