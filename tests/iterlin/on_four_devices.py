@@ -58,6 +58,7 @@ def explicit_axes():
     calls = {
         "predict": predicted,
         "cached_ntk": lambda p, x, y: il.cached_ntk(f, p, x).product(y),
+        "in_slices": lambda p, x, y: in_slices(f, 3)(p, x),
         "ntk_product": lambda p, x, y: il.ntk_product(f, p, x)(y),
         "sharded_ntk": lambda p, x, y: il.sharded_ntk(f, p, x),
         "jacobian": lambda p, x, y: il.jacobian(f, p, x),

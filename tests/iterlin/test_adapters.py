@@ -290,6 +290,20 @@ def test_linen_variables_may_be_frozen():
     close(net.f(net.params, X), expected)
 
 
+def test_a_linen_module_may_update_other_collections():
+    class Counted(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            calls = self.variable("counter", "calls", lambda: 0)
+            calls.value += 1
+            return calls.value * nn.Dense(2)(x)
+
+    variables = Counted().init(jax.random.key(0), X)
+    net = from_linen(Counted(), variables)
+    expected, _ = Counted().apply(variables, X, mutable=["counter"])
+    close(net.f(net.params, X), expected)
+
+
 def test_an_nnx_module_may_hold_numbers():
     class Doubled(nnx.Module):
         def __init__(self):

@@ -177,3 +177,12 @@ def test_a_gpu_has_its_own_convolution_unless_another_way_is_told(
     for method, own in (("auto", direct), ("direct", True), ("patches", False)):
         program = jax.make_jaxpr(lambda *a, m=method: function(*a, method=m))(x, kernel)
         assert ("conv_general_dilated" in str(program)) == own
+
+
+def test_half_precision_is_as_accurate_by_itself_as_when_told():
+    shapes = (2, 8, 8, 16), (5, 5, 16, 16)
+    given = [jax.random.normal(jax.random.key(n), shape, "f2") for n, shape in enumerate(shapes)]
+    pooled = convolution.conv2d_max_pool2
+    exact = pooled(*(a.astype(float) for a in given), method="direct")
+    auto, direct = (jnp.abs(pooled(*given, method=m) - exact).max() for m in ("auto", "direct"))
+    assert auto < 3 * direct

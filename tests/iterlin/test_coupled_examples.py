@@ -102,6 +102,12 @@ def test_a_coupling_is_refused_in_float32_and_of_two_examples():
         require_independent(f, *single((params, X[:2])))
 
 
+def test_a_coupling_is_refused_of_sorted_examples_too():
+    f, params = COUPLED["both"]
+    with pytest.raises(ValueError, match="couples its examples"):
+        require_independent(f, params, jnp.repeat(X, 8, 0))
+
+
 Y = normal(4, 7, 5)
 GN = {"max_steps": 2, "tolerance": 0.0}
 DOORS = {

@@ -34,7 +34,7 @@ def printed():
 
 def test_four_devices_give_the_numbers_of_one(printed):
     """By every call on Explicit axes, by sharded kernels and by each way of training."""
-    assert len(printed) == 12 + 4 + 9
+    assert len(printed) == 13 + 4 + 9
     bounds = {name: 1e-9 if name.startswith("explicit/") else 1e-5 for name in printed}
     assert {name for name, (far, _) in printed.items() if far > bounds[name]} == {"two"}
 

@@ -8,7 +8,7 @@ from iterlin import ggn_product, ntk_product
 from iterlin.linearise.hutchinson import hutchinson
 from iterlin.linearise.parameters import partition
 from iterlin.training import losses
-from problems import bare, dense, flat, paired
+from problems import bare, compilations, dense, flat, paired
 
 KEY = jax.random.key(0)
 
@@ -59,3 +59,14 @@ def test_half_precision_is_summed_in_single():
     matrix = rows @ rows.T
     found = hutchinson(lambda v: matrix @ v, rows[:, 0], key=KEY, num_samples=2000)
     within(found.trace, found.trace_error, np.trace(np.asarray(matrix, np.float64)))
+
+
+def test_products_of_another_shape_are_refused_and_a_second_call_compiles_nothing():
+    with pytest.raises(ValueError, match=r"product\(v\) must have shape \(3,\), got \(3, 1\)"):
+        bare(hutchinson)(lambda v: v[:, None], jnp.ones(3), key=KEY, num_samples=2)
+    for scale, compiles in ((2.0, True), (3.0, False)):
+        weights = jnp.full(3, scale)
+        with compilations() as programs:
+            found = hutchinson(lambda v, w=weights: w * v, weights, key=KEY, num_samples=5)
+        assert float(found.trace) == 3 * scale
+        assert compiles or not programs

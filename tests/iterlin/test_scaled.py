@@ -48,3 +48,8 @@ def test_linearised_outputs_do_not_depend_on_the_scale_in_its_own_time():
 def test_a_scale_that_is_not_positive_is_refused(scale):
     with pytest.raises(ValueError, match="scale"):
         il.centred(NET.apply, START, scale)
+
+
+def test_a_scale_of_numpy_leaves_the_outputs_their_type():
+    f = il.centred(lambda p, x: p * x, jnp.float32(1), np.sqrt(2.0))
+    assert f(jnp.float32(2), jnp.ones(3, jnp.float32)).dtype == jnp.float32

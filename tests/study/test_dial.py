@@ -89,3 +89,13 @@ def test_without_javascript_there_is_a_picture(dial):
     picture = BeautifulSoup(dial, "html.parser").find("noscript").find("img")
     assert picture["src"].startswith("data:image/svg+xml;base64,")
     assert "feature updates): alignment" in picture["alt"]
+
+
+def test_the_period_of_sums_is_measured_in_decay_times():
+    rows = {row["stop"]: row for row in recorded.grokking(records.best("grokking")).rows}
+    times = {f"ηK = {time:g}" for time in (0.5, 1, 1.5, 3)}
+    assert set(rows) == {recorded.EVERY_STEP, recorded.NEVER, *times}
+    network, proxy = rows["ηK = 3"]["words"]
+    assert network.startswith("network 1.3")
+    assert proxy.startswith("proxy 97.5")
+    assert max(rows[recorded.EVERY_STEP]["elapsed"]) == 20

@@ -142,7 +142,7 @@ def _least_squares_step(products, y, limits) -> _InnerSolution:
         residual,
         image=jvp,
         gradient=vjp,
-        curvature=lambda direction, moved: jnp.sum(moved**2),
+        curvature=lambda direction, moved: dot(moved, moved),
         inner=dot,
         **limits,
     )

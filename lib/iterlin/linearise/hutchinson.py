@@ -8,8 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from iterlin.linearise.compiled import SharedJit
 from iterlin.linearise.linearization import tree_add, tree_sub
-from iterlin.linearise.validation import check_positive_integer, check_random_key
+from iterlin.linearise.precision import widened
+from iterlin.linearise.validation import (
+    check_positive_integer,
+    check_random_key,
+    check_same_tree,
+)
 
 
 class Estimate(NamedTuple):
@@ -50,7 +56,8 @@ def hutchinson(
         The estimates and their standard errors.
 
     Raises:
-        ValueError: If num_samples is not an integer of at least 2, or key is not a PRNG key.
+        ValueError: If num_samples is not an integer of at least 2, key is not a PRNG key, or
+            product(v) is not a pytree of the shapes of `like`.
 
     >>> matrix = jnp.array([[3.0, 0.1], [0.1, 1.0]])
     >>> key = jax.random.key(0)
@@ -62,6 +69,8 @@ def hutchinson(
     if num_samples < 2:
         raise ValueError("num_samples must be at least 2, so that there is a standard error")
     check_random_key("key", key)
+    shapes = jax.eval_shape(lambda tree: tree, like)
+    check_same_tree("product(v)", jax.eval_shape(product, shapes), shapes)
     leaves, structure = jax.tree.flatten(like)
 
     def sample(key):
@@ -71,12 +80,7 @@ def hutchinson(
             for k, leaf in zip(keys, leaves, strict=True)
         ]
         v = jax.tree.unflatten(structure, signs)
-        # In half precision the sums below would stall.
-        diagonal = jax.tree.map(
-            lambda a, b: (a * b).astype(jnp.promote_types(jnp.result_type(a, b), jnp.float32)),
-            v,
-            product(v),
-        )
+        diagonal = jax.tree.map(lambda a, b: widened(a * b), v, product(v))
         return sum(map(jnp.sum, jax.tree.leaves(diagonal))), diagonal
 
     def add(carry, index_and_key):
@@ -89,10 +93,13 @@ def hutchinson(
         further = jax.tree.map(jnp.multiply, moved, tree_sub(found, mean))
         return (mean, tree_add(squares, further)), None
 
-    keys = jax.random.split(key, num_samples)
-    shapes = jax.eval_shape(sample, keys[0])
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    (mean, squares), _ = jax.lax.scan(add, (zeros, zeros), (jnp.arange(num_samples), keys))
-    scale = num_samples * (num_samples - 1)
-    errors = jax.tree.map(lambda square: jnp.sqrt(square / scale), squares)
-    return Estimate(mean[0], errors[0], mean[1], errors[1])
+    def estimate(key):
+        keys = jax.random.split(key, num_samples)
+        shapes = jax.eval_shape(sample, keys[0])
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        (mean, squares), _ = jax.lax.scan(add, (zeros, zeros), (jnp.arange(num_samples), keys))
+        scale = float(num_samples) * (num_samples - 1)
+        errors = jax.tree.map(lambda square: jnp.sqrt(square / scale), squares)
+        return Estimate(mean[0], errors[0], mean[1], errors[1])
+
+    return SharedJit(estimate)(key)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from iterlin.linearise.precision import widened
 from iterlin.linearise.validation import check_positive_integer
 
 
@@ -67,10 +68,12 @@ def power_iteration(
 
     def iterate(_, carry):
         v, _ = carry
-        moved = product(v / jnp.maximum(jnp.linalg.norm(v), jnp.finfo(v.dtype).tiny))
-        return moved, jnp.linalg.norm(moved)
+        wide = widened(v)
+        unit = wide / jnp.maximum(jnp.linalg.norm(wide), jnp.finfo(wide.dtype).tiny)
+        moved = product(unit.astype(v.dtype))
+        return moved, jnp.linalg.norm(widened(moved))
 
-    zero = jnp.zeros((), start.dtype)
+    zero = widened(jnp.zeros((), start.dtype))
     direction, value = jax.lax.fori_loop(0, iterations, iterate, (start, zero))
     return value, direction
 
@@ -82,7 +85,8 @@ def axpy(scale, a: PyTree, b: PyTree) -> PyTree:
 
 def dot(a: PyTree, b: PyTree) -> Array:
     """Return the inner product of two pytrees of the same structure, a scalar."""
-    products = [jnp.sum(u * v) for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    products = [jnp.sum(widened(u) * widened(v)) for u, v in pairs]
     return sum(products[1:], products[0])
 
 

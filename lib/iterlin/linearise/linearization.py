@@ -21,7 +21,13 @@ from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.parameters import Trainable, bind_fixed, partition, trainable_mask
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.programs import Program, eval_program, trace_program
-from iterlin.linearise.validation import check_bools, describe, is_traced, prefix_errors
+from iterlin.linearise.validation import (
+    check_bools,
+    check_same_tree,
+    describe,
+    is_traced,
+    prefix_errors,
+)
 
 Network = Callable[[PyTree, Any], Array]
 
@@ -71,7 +77,9 @@ def linearize(f: Network, params: PyTree, *, trainable: Trainable = None) -> Net
     network = bind_fixed(f, fixed)
 
     def f_lin(theta: PyTree, x: Any) -> Array:
-        displacement = tree_sub(partition(theta, mask)[0], anchor)
+        moved, _ = partition(theta, mask)
+        check_same_tree("theta", moved, anchor)
+        displacement = jax.tree.map(lambda t, a: (t - a).astype(jnp.result_type(a)), moved, anchor)
         outputs, tangents = jax.jvp(lambda p: network(p, x), (anchor,), (displacement,))
         return outputs + tangents
 
@@ -273,7 +281,9 @@ def require_independent(f: Network, params: PyTree, x: Any) -> None:
     try:
         with jax.ensure_compile_time_eval():
             compare = jit_cached(_together_and_alone, *programs)
-            few = examples.take_slice(x, 0, number)
+            # Of sorted or padded data the first ones may be equal, which would hide a coupling.
+            spread = np.linspace(0, examples.num_examples(x) - 1, number).astype(int)
+            few = examples.take(x, spread)
             for at in (params, jax.tree.map(perturb, params)):
                 found.append([_difference(*pair) for pair in compare(at, few, weights)])
     except Exception as error:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import jax
+import jax.numpy as jnp
 
 
 def matmul_precision() -> str:
@@ -30,3 +31,13 @@ def full_precision() -> Iterator[None]:
     else:
         with jax.default_matmul_precision(matmul_precision()):
             yield
+
+
+def widened(leaf):
+    """Return an array of half precision in float32, anything else as it is.
+
+    In half precision a long sum stalls (bfloat16 from 256 ones on) or overflows (float16).
+    """
+    dtype = getattr(leaf, "dtype", None)
+    half = dtype is not None and jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return leaf.astype(jnp.float32) if half else leaf

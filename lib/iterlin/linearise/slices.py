@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from iterlin.linearise import examples
+from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.linearization import Network, tree_add
 from iterlin.linearise.parameters import bind_fixed
+from iterlin.linearise.precision import widened
 from iterlin.linearise.validation import check_positive_integer
 
 
@@ -29,6 +31,7 @@ class Sliced:
     f: Network
     size: int
 
+    @with_auto_axes
     def __call__(self, params: PyTree, x: PyTree, *key: Array | None) -> PyTree:
         """Evaluate f on all N examples.
 
@@ -40,7 +43,13 @@ class Sliced:
         divisible = count - count % size
         keys = jax.tree.map(lambda k: jax.random.split(k, divisible // size + 1), key)
         inputs = _split_into_slices(x, divisible, size), jax.tree.map(lambda k: k[:-1], keys)
-        outputs = jax.lax.map(lambda part: self.f(params, part[0], *part[1]), inputs)
+        wide = jax.tree.map(widened, params)  # so that a gradient adds up slices in float32
+
+        def of_slice(part):
+            narrow = jax.tree.map(_in_type_of, wide, params)
+            return self.f(narrow, part[0], *part[1])
+
+        outputs = jax.lax.map(of_slice, inputs)
         outputs = jax.tree.map(lambda a: a.reshape(divisible, *a.shape[2:]), outputs)
         if divisible == count:
             return outputs
@@ -82,6 +91,8 @@ def in_slices(f: Network, size: int) -> Sliced:
 def sum_over_slices(term: Callable[..., PyTree], size: int, *trees: PyTree) -> PyTree:
     """Compute a sum over examples slice by slice, keeping nothing of a slice but its sum.
 
+    The slices are added in float32 or wider.
+
     Args:
         term: ``term(*trees)`` returns a pytree of sums over the examples.
         size: The number of examples in a slice.
@@ -97,8 +108,14 @@ def sum_over_slices(term: Callable[..., PyTree], size: int, *trees: PyTree) -> P
     if examples.num_examples(trees, "arrays") <= size:
         return term(*trees)
     shapes = jax.eval_shape(term, *examples.take_slice(trees, 0, size))
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return fold_slices(lambda total, *part: tree_add(total, term(*part)), zero, size, *trees)
+    zero = jax.tree.map(lambda leaf: widened(jnp.zeros(leaf.shape, leaf.dtype)), shapes)
+    total = fold_slices(lambda total, *part: tree_add(total, term(*part)), zero, size, *trees)
+    return jax.tree.map(_in_type_of, total, shapes)
+
+
+def _in_type_of(leaf, like):
+    """Return a leaf that `widened` has changed, in the type that it had before."""
+    return leaf if leaf is like else leaf.astype(like.dtype)
 
 
 def fold_slices(step: Callable[..., PyTree], start: PyTree, size: int, *trees: PyTree) -> PyTree:

@@ -188,7 +188,7 @@ def check_random_key(name: str, value) -> None:
 
 def check_one_of(name: str, value, allowed) -> None:
     """Require one of the allowed names; the error lists them."""
-    if value not in allowed:
+    if value not in list(allowed):
         raise ValueError(f"unknown {name} {value!r}; allowed: {', '.join(sorted(allowed))}")
 
 

@@ -161,7 +161,7 @@ def from_linen(module, variables, *, streams: str | tuple[str, ...] = (), **sett
         if key is not None:
             keys = dict(zip(streams, jax.random.split(key, len(streams)), strict=True))
         arguments = settings if training else evaluation_settings
-        arguments = {"rngs": keys, "mutable": ["batch_stats"], **arguments}
+        arguments = {"rngs": keys, "mutable": linen.DenyList("params"), **arguments}
         try:
             outputs, after = module.apply(variables_of(params, statistics), x, **arguments)
         except errors.InvalidRngError as error:

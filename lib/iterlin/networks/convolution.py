@@ -145,9 +145,9 @@ def conv2d_max_pool2(
             (`winograd.corner_outputs`), for filters of at most 5 x 5. With 5 x 5 filters this takes
             0.36 times the multiplications. In float32 its rounding errors are two to three times as
             large, and exact ties may be broken. "auto" chooses on a CPU and for several images:
-            "winograd" between at least 16 channels C and O, "blocks" for at most 12 channels O, and
-            otherwise as `conv2d`. For a single image it chooses as `conv2d`, because `kernels`
-            reads the layers from the program of a single image.
+            "winograd" between at least 16 channels C and O in float32 or wider, "blocks" for at
+            most 12 channels O, and otherwise as `conv2d`. For a single image it chooses as
+            `conv2d`, because `kernels` reads the layers from the program of a single image.
 
     Returns:
         Outputs (N, h, w, O).
@@ -158,7 +158,7 @@ def conv2d_max_pool2(
     """
     check_one_of("method", method, POOLED_METHODS)
     if method == "auto" and len(x) > 1 and jax.default_backend() == "cpu":
-        method = _fastest_on_cpu(filters.shape)
+        method = _fastest_on_cpu(filters.shape, jnp.result_type(x, filters))
     if method not in ("blocks", "winograd"):
         return max_pool2(conv2d(x, filters, padding=padding, method=method))
     _pooled_size(_checked_output_size(x, filters, 1, padding))
@@ -175,11 +175,12 @@ def conv2d_max_pool2(
     return _max_of_corners(outputs.reshape(*outputs.shape[:3], 4, -1))
 
 
-def _fastest_on_cpu(shape: tuple[int, ...]) -> str:
-    """Return the fastest method for filters of this shape."""
+def _fastest_on_cpu(shape: tuple[int, ...], dtype) -> str:
+    """Return the fastest method for filters of this shape that is accurate in this type."""
     *size, inputs, outputs = shape
     wide = min(inputs, outputs) >= MIN_WINOGRAD_CHANNELS
-    if wide and min(size) > 1 and max(size) <= winograd.MAX_FILTER_SIZE:
+    accurate = jnp.finfo(dtype).bits >= 32
+    if wide and accurate and min(size) > 1 and max(size) <= winograd.MAX_FILTER_SIZE:
         return "winograd"
     return "blocks" if outputs <= MAX_BLOCKS_CHANNELS else "patches"
 

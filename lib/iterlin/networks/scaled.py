@@ -3,7 +3,7 @@
 from jaxtyping import Array, PyTree
 
 from iterlin.linearise.linearization import Network
-from iterlin.linearise.validation import check_positive
+from iterlin.linearise.validation import as_python, check_positive
 
 
 def centred(f: Network, start: PyTree, scale: float | Array = 1.0) -> Network:
@@ -34,4 +34,5 @@ def centred(f: Network, start: PyTree, scale: float | Array = 1.0) -> Network:
         [0. 0. 0. 0. 0.]
     """
     check_positive("scale", scale)
+    scale = as_python(scale)  # so that the outputs keep their type
     return lambda params, x: scale * (f(params, x) - f(start, x))

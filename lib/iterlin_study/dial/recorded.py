@@ -20,6 +20,7 @@ from iterlin_study.dial import charts
 from iterlin_study.dial.charts import Panel
 from iterlin_study.report.intervals import mean_interval
 from iterlin_study.report.tables import interval_text
+from iterlin_study.runs import merging
 from iterlin_study.runs.features import alignment
 
 EVERY_STEP, NEVER = "K = 1: new features at every step", "K = ∞: features are never updated"
@@ -185,6 +186,19 @@ def converged(ds: xr.Dataset) -> Panel:
     rows.append(_curve(ds, math.inf, asked["unit"], "lazy_"))
     name = f"{ds['size'].item():,} images"
     return Panel(charts.curves, f"{name} of CIFAR-10, until they fit", rows, name)
+
+
+def grokking(ds: xr.Dataset) -> Panel:
+    """Show test accuracy on sums modulo a prime by the period, at weight decay 1.
+
+    A unit of time is a decay time, of 1 / step size steps.
+    """
+    asked, runs = json.loads(ds.attrs["parameters"]), merging.of(ds, "main").sel(decay=1)
+    step, rows = asked["step_size"], []
+    for time in runs.time.values.tolist():
+        rows.append(_curve(runs.sel(time=time, drop=True), max(1.0, time / step), step))
+    name = f"Sums modulo {asked['modulus']}"
+    return Panel(charts.curves, f"{name}, trained with AdamW", rows, name)
 
 
 def _curve(run: xr.Dataset, period: float, step_time: float, kind: str = "") -> dict:
