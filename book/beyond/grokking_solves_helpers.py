@@ -118,47 +118,47 @@ def updates(test_accuracy: xr.DataArray) -> xr.DataArray:
     return until.where(test_accuracy.notnull().any("look"))  # NaN of a run that is missing
 
 
-def arms(ds: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
-    """Return the runs of each loss and each way to descend it, with a label."""
+def arms(ds: xr.Dataset) -> list[tuple[str, str, xr.Dataset]]:
+    """Return the runs of each way to descend and each loss, after the names of both."""
     adamw = merging.of(ds[[v for v in ds.data_vars if ds[v].dims != ("bound",)]], "adamw")
-    found = []
-    for loss in ds.loss.values:
-        found += [
-            (f"{loss}, gradient flow, $\\lambda$ = {decay:g}", ds.sel(loss=loss, decay=decay))
-            for decay in ds.decay.values
-        ]
-    return found + [(f"{loss}, AdamW", adamw.sel(loss=loss)) for loss in ds.loss.values]
+    runs = [(f"gradient flow, λ = {decay:g}", ds.sel(decay=decay)) for decay in ds.decay.values]
+    runs.append(("AdamW", adamw))
+    return [(name, loss, part.sel(loss=loss)) for name, part in runs for loss in ds.loss.values]
 
 
 def draw(ds: xr.Dataset) -> None:
-    """Draw test accuracy at the ends of periods against updates, a panel for each arm."""
-    found = arms(ds)
-    _, axes = plotting.panels(-(-len(found) // 2), 2, height=2.3, sharex=True, sharey=True)
-    for axis, (label, part) in zip(axes.flat, found, strict=False):
+    """Draw test accuracy at the ends of periods: a row for each descent, a column for each loss."""
+    columns = ds.sizes["loss"]
+    fig, axes = plotting.panels(
+        ds.sizes["decay"] + 1, columns, height=2.2, sharex=True, sharey=True
+    )
+    for axis, (name, loss, part) in zip(axes.flat, arms(ds), strict=True):
         for time, colour in zip(part.time.values, plotting.COLOURS, strict=False):
             samples = 100 * part.test_accuracy.sel(time=time).transpose("seed", "look")
             looks = np.arange(samples.sizes["look"])
-            plotting.band(axis, looks, samples, color=colour, label=f"{time:g} decay times")
-        axis.set(title=label, ylim=(-3, 103))
-        axis.legend(fontsize="x-small")
-    for axis in axes[:, 0]:
-        axis.set(ylabel="test accuracy (%)")
-    for axis in axes[-1]:
-        axis.set(xlabel="linear problems")
+            plotting.band(axis, looks, samples, color=colour, label=f"{time:g}")
+        head = f"{loss}\n{name}" if axis in axes[0] else name
+        axis.set(title=head, ylim=(-3, 103))
+    for axis in axes[:, -1]:  # in the row of AdamW periods are others
+        axis.legend(
+            title="decay times", loc="upper left", fontsize="x-small", title_fontsize="x-small"
+        )
+    fig.supylabel("test accuracy (%)")
+    fig.supxlabel("linear problems")
     plt.show()
 
 
 def table(ds: xr.Dataset) -> object:
     """Return a table of how well, and after how many updates, the runs of each arm generalise."""
-    head = ["loss and optimiser", "period (decay times)", "that generalise", "updates until then"]
+    head = ["descent", "loss", "period (decay times)", "that generalise", "updates until then"]
     head += ["best test accuracy (%)", "of the linearised network"]
     rows = []
-    for label, part in arms(ds):
+    for name, loss, part in arms(ds):
         for time in part.time.values:
             runs = part.sel(time=time)
             there = runs.best >= 100 * LEVEL
             count = f"{int(there.sum())} of {runs.sizes['seed']}"
-            row = [label.replace("$\\lambda$", "λ"), f"{time:g}", count]
+            row = [name, loss, f"{time:g}", count]
             row += [tables.interval_text(runs.updates.where(there), 0)]
             proxy = 100 * runs.test_accuracy_proxy.max("look")
             rows.append([*row, tables.interval_text(runs.best), tables.interval_text(proxy)])
