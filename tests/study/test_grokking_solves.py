@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 import xarray as xr
+from iterlin_study.report import derived
 
 from book.beyond import grokking_solves_helpers as helpers
 from book.beyond.grokking_helpers import network
@@ -36,6 +37,7 @@ def test_the_claims_are_judged_by_the_longest_period_and_the_judged_penalties():
 
     axes = {"loss": list(helpers.LOSSES), "time": [0.5, 3.0], "seed": range(4)}
     adamw = grid(run, axes).rename(time="adamw_time", test_accuracy="adamw_test_accuracy")
+    adamw["adamw_test_accuracy_proxy"] = adamw.adamw_test_accuracy
     flows = grid(run, axes | {"decay": [0.1, 1.0]})
     flows["train_accuracy_proxy"] = 0 * flows.test_accuracy + 0.98
     found = helpers.add_statistics(flows.merge(adamw), judged=0.5)
@@ -43,5 +45,7 @@ def test_the_claims_are_judged_by_the_longest_period_and_the_judged_penalties():
     expected |= {"adamw_squared_best": 96, "adamw_entropy_best": 40}
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, err_msg=name)
+    # A run that does not train has no linearised network that generalises.
+    np.testing.assert_allclose(derived.proxy_at_long_period(found), 40)
     never = found.updates.sel(loss=helpers.ENTROPY, time=3.0)
     assert (never == 3).all()

@@ -287,6 +287,12 @@ def updates_to_grok(record: xr.Dataset, modulus: int) -> Interval:
     return mean_interval(record.other_updates_then.sel(at))
 
 
+def proxy_at_long_period(record: xr.Dataset) -> Interval:
+    """Test accuracy (%) of AdamW's linearised network at its best, longest period, lower loss."""
+    best = 100 * record.adamw_test_accuracy_proxy.isel(adamw_time=-1).max("look")
+    return mean_interval(best.min("loss"))
+
+
 def without_interval(record: xr.Dataset, name: str) -> Interval:
     """A stored mean over seeds, whose interval counts from `intervals.FEWEST` seeds on."""
     stored = Interval(*record[name].values)
@@ -296,6 +302,7 @@ def without_interval(record: xr.Dataset, name: str) -> Interval:
 
 
 STATISTICS: dict[tuple[str, str], Callable[[xr.Dataset], Interval]] = {
+    ("grokking_solves", "adamw_proxy_best"): proxy_at_long_period,
     ("grokking_schedules", "fixed_needs"): partial(needed_with, compared="fixed"),
     ("grokking_schedules", "event_needs"): partial(needed_with, compared="event"),
     ("converged", "few_rise"): few_rise,
