@@ -77,7 +77,8 @@ def pytest_configure(config):
         settings.load_profile(MANY)
     xla.set_flags(quick=not config.option.nightly)
     jax.config.update(SWITCH, not config.option.nightly)
-    os.environ[SWITCH.upper()] = str(not config.option.nightly)  # of processes that tests start
+    # Of processes that tests start; nbval executes pages as a build does, to the same rounding.
+    os.environ[SWITCH.upper()] = str(not config.option.nightly and not config.option.nbval)
 
 
 def pytest_collection_modifyitems(config, items):
