@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from iterlin_study.records import environment
+from iterlin_study.records import comparison, environment, records
+from iterlin_study.report import claims
 
 from iterlin_book import execute, freshness, pages, states
 from iterlin_book.pages import BookError
@@ -44,6 +45,21 @@ def only_build(root):
         yield
 
 
+def check_records(root):
+    """Raise BookError for a damaged record or ledger: pages would fail on it, maybe after hours."""
+    try:
+        if (ledger := root / "book" / "claims.yml").is_file():
+            claims.load_claims(ledger)
+        for path in freshness.records(root):
+            if path.stem == pages.QUICK:
+                comparison.read(path)
+            else:
+                records.load(path.parent.name, path.stem, path)
+    except ValueError as error:
+        problem = pages.one_line(error)
+        raise BookError(f"{problem} (correct, restore or remove the file)") from None
+
+
 def run(root, tier, chosen, jobs=None, deadline=None, shares=1, profile=None, book=False):
     """Run the pages that are out of date; return the exit status. book: render them as well.
 
@@ -53,7 +69,7 @@ def run(root, tier, chosen, jobs=None, deadline=None, shares=1, profile=None, bo
     Raises BookError for a mistake in what is asked for, or in the files that it takes.
     """
     root = Path(root).resolve()
-    freshness.check_records(root)
+    check_records(root)
     digests = {page: execute.prepare(root, page, tier)[2] for page in chosen}
     arguments = _where(root, profile, jobs)
     if tier == pages.QUICK:  # several at a time, with the same results everywhere

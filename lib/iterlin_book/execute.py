@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import nbformat
-from iterlin_study.records import comparison, environment, records
+from iterlin_study.records import environment
 
 from iterlin_book import freshness, pages, parameters, states, xla
 from iterlin_book.pages import BookError
@@ -73,6 +73,8 @@ def check_record(root, page, tier):
 
     Raises Stopped if the record lacks runs.
     """
+    from iterlin_study.records import comparison, records  # they import JAX: not for a quick run
+
     name = Path(page).name
     if not records.path_of(name, tier).is_file():
         return

@@ -10,12 +10,7 @@ import os
 import re
 import sys
 
-from iterlin_study.records import comparison
-from iterlin_study.records import records as study_records
-from iterlin_study.report import claims
-
 from iterlin_book import pages
-from iterlin_book.pages import BookError
 
 PRECISION = "JAX_DEFAULT_MATMUL_PRECISION"  # a variable that changes the numbers on a GPU
 IMPORT = re.compile(r"^\s*from ([\w.]+) import (\([^)]*\)|.*)", re.MULTILINE)
@@ -81,21 +76,6 @@ def records(root):
     """The files of all records and of the quick runs kept beside them. A record that is being
     written has a hidden name."""
     return sorted((root / "data" / "results").glob("*/[!.]*.nc"))
-
-
-def check_records(root):
-    """Raise BookError for a damaged record or ledger: pages would fail on it, maybe after hours."""
-    try:
-        if (ledger := root / "book" / "claims.yml").is_file():
-            claims.load_claims(ledger)
-        for path in records(root):
-            if path.stem == pages.QUICK:
-                comparison.read(path)
-            else:
-                study_records.load(path.parent.name, path.stem, path)
-    except ValueError as error:
-        problem = pages.one_line(error)
-        raise BookError(f"{problem} (correct, restore or remove the file)") from None
 
 
 def _hash(path):

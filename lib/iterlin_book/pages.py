@@ -1,10 +1,10 @@
 """The pages of the book: which exist, how to read them, where their outputs are kept."""
 
+import os
 import sys
 from pathlib import Path
 
 import yaml
-from iterlin.training.files import atomic_write
 
 QUICK = "quick"
 TIERS = (QUICK, "laptop", "gpu", "paper")  # the same as iterlin_study.records.records.TIERS
@@ -127,5 +127,12 @@ def one_line(text):
 
 def write_atomically(path, text):
     """Write a file so that a reader, or a crash, sees the old text or the new one, never a mix."""
-    with atomic_write(path) as partial:
+    # Not by the library's `atomic_write`: its package imports JAX, and each page's process this.
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
         partial.write_text(text, "utf8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

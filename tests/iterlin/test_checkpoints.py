@@ -195,7 +195,7 @@ print("ready", flush=True)
 for name, kept in ((folder.name, folder), ("alone", None)):
     found = grids.grid(problem, {"period": [7, 50], "seed": [0, 1]}, make, folder=kept)
     found.attrs.clear()
-    found.to_netcdf(folder.with_name(f"{name}.nc"), engine="h5netcdf")
+    found.to_netcdf(folder.with_name(f"{name}.nc"), engine="netcdf4")
 """
 
 

@@ -1,7 +1,6 @@
 """Records come back as they were written, say where they came from, and are whole or not there."""
 
 import json
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -76,12 +75,12 @@ def test_a_failed_save_leaves_the_old_record_and_nothing_else(monkeypatch):
     path = records.path_of(EXPERIMENT, "laptop")
     before = path.read_bytes()
 
-    def half(path, content):
+    def half(dataset, path, **_):
         path.write_text("half a record")
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", half)
+        patch.setattr(xr.Dataset, "to_netcdf", half)
         with pytest.raises(records.NotWritten, match=str(path)):
             save(value=2.0)
     assert path.read_bytes() == before

@@ -1,7 +1,6 @@
 """Check the file of a record before it is read."""
 
 import math
-from io import BytesIO
 from pathlib import Path
 
 import h5py
@@ -12,7 +11,7 @@ NEEDED = ("format", "experiment", "tier", "device", "data", "date", "commit", "w
 NEEDED += ("missing", "parameters")
 
 
-def check(source: Path | BytesIO) -> None:
+def check(source: Path) -> None:
     """Require the attributes of a record, and arrays of numbers or texts that lie in this file.
 
     Raises ValueError if the file is not a record, OSError if it is not an HDF5 file.

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from io import BytesIO
 from pathlib import Path
 
 import xarray as xr
@@ -88,15 +87,14 @@ def save(
     compressed = {
         name: {"zlib": True} for name, v in stamped.variables.items() if v.dtype.kind in "fiu"
     }
-    content = BytesIO()  # HDF5 itself would tell of a full disk in many lines
-    stamped.to_netcdf(content, engine="h5netcdf", encoding=compressed)
-    record_file.check(content)
     target = path_of(experiment, tier) if path is None else Path(path)
     try:
         with atomic_write(target) as partial:
-            partial.write_bytes(content.getvalue())
-    except OSError as error:
-        raise NotWritten(f"{target} could not be written: {error.strerror or error}") from error
+            stamped.to_netcdf(partial, engine="netcdf4", encoding=compressed)
+            record_file.check(partial)
+    except (OSError, RuntimeError) as error:  # netCDF says of a full disk 'HDF error'
+        reason = getattr(error, "strerror", None) or f"{error} (is the disk full?)"
+        raise NotWritten(f"{target} could not be written: {reason}") from error
     return stamped
 
 
@@ -127,7 +125,7 @@ def load(experiment: str, tier: str, path: Path | None = None) -> xr.Dataset:
 @lru_cache(maxsize=64)
 def _read(source: Path, *state: int) -> xr.Dataset:
     record_file.check(source)
-    return xr.load_dataset(source, engine="h5netcdf")
+    return xr.load_dataset(source, engine="netcdf4")
 
 
 def tiers(experiment: str) -> dict[str, xr.Dataset]:

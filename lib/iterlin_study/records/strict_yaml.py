@@ -21,7 +21,7 @@ def load(text: str) -> object:
         raise ValueError(f"not valid YAML: {' '.join(str(error).split())}") from None
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.CSafeLoader):
     def construct_mapping(self, node, deep=False):
         seen = set()
         for key, _ in node.value:
