@@ -194,6 +194,7 @@ def test_filters_at_their_limits():
     values = jnp.asarray([0.0, 1e-300, 0.5, 2.0])
     for found, expected in (
         (descent_filter(values, 0.1, 7), [0.7, 0.7, (1 - 0.95**7) / 0.5, (1 - 0.8**7) / 2]),
+        (descent_filter(values, 2.0, 0), [0, 0, 0, 0]),
         (descent_filter(values[:1], 1.0, math.inf), [0]),
         (descent_filter(values[::2], 1.0, 10**300), [1e300, 2]),
         # At eta l = 2 the iterate jumps between two points for ever, however large K is.
@@ -215,6 +216,8 @@ def test_derivatives_of_the_filters_are_finite_on_both_sides_of_every_case():
     np.testing.assert_allclose(in_time, np.exp(-2 * values))
     in_size = jax.jacrev(lambda s: descent_filter(eigenvalues, s, 4))(1.0)
     np.testing.assert_allclose(in_size, 4 * (1 - values) ** 3, atol=1e-12)
+    of_one_step = jax.jacrev(lambda s: descent_filter(eigenvalues, s, 1))(1.0)
+    np.testing.assert_allclose(of_one_step, np.ones(6))
     in_damping = jax.jacrev(lambda d: damping_filter(eigenvalues, d))(0.0)
     np.testing.assert_allclose(in_damping, [0, *-(values[1:] ** -2)])
 

@@ -58,7 +58,8 @@ def descent_filter(eigenvalues: Float[Array, " R"], step_size, num_steps) -> Flo
     below = -jnp.expm1(steps * jnp.log1p(-jnp.where(x < 1, x, 0)))
     logarithm = steps * jnp.log(jnp.where(x > 1, x - 1, 1))
     beyond = jnp.where(odd, 1 + jnp.exp(logarithm), -jnp.expm1(logarithm))
-    power = jnp.where(x < 1, below, jnp.where(x > 1, beyond, 1))
+    at_one = jnp.where(steps == 1, x, steps > 0)  # x, not 1, for the derivative
+    power = jnp.where(x < 1, below, jnp.where(x > 1, beyond, at_one))
     at_zero = jnp.where(jnp.isinf(steps), 0.0, step_size * steps)
     return jnp.where(eigenvalues > 0, power / safe, at_zero)
 
