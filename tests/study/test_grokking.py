@@ -1,37 +1,50 @@
-"""Addition modulo p: its network, its features, and when a run counts as one that generalises."""
+"""Addition modulo p: networks, features, decay; when runs generalise, and what claims judge."""
 
+import iterlin as il
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+import pytest
 import xarray as xr
+from curves import assert_statistics
+from iterlin_study.report import derived
 from iterlin_study.runs import grids
 
-from book.beyond import grokking_helpers as helpers
+from book.beyond import (
+    grokking_helpers,
+    grokking_layers_helpers,
+    grokking_period_helpers,
+    grokking_schedules_helpers,
+    grokking_solves_helpers,
+)
+from book.beyond.grokking_layers_helpers import grid
 
 
 def test_the_network_is_one_hidden_layer_of_squares_on_one_hot_inputs():
-    params = helpers.initial(jax.random.key(0), 5, 7)
-    pairs, _ = helpers.table_of_sums(5)
+    params = grokking_helpers.initial(jax.random.key(0), 5, 7)
+    pairs, _ = grokking_helpers.table_of_sums(5)
     weights = np.concatenate([params["left"], params["right"]])
     inputs = np.concatenate([np.eye(5)[pairs[:, 0]], np.eye(5)[pairs[:, 1]]], 1)
     expected = (inputs @ weights) ** 2 @ np.asarray(params["out"])
-    np.testing.assert_allclose(helpers.network(params, pairs), expected, rtol=2e-5, atol=1e-6)
+    found = grokking_helpers.network(params, pairs)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
 
 
 def test_units_of_one_frequency_are_concentrated_and_noise_is_not():
     angles = 2 * np.pi * np.outer(np.arange(11), [1, 3, 3]) / 11
-    power = helpers.spectrum(jnp.cos(angles + 0.3))
-    np.testing.assert_allclose(helpers.concentration(power), 1, rtol=1e-5)
+    power = grokking_helpers.spectrum(jnp.cos(angles + 0.3))
+    np.testing.assert_allclose(grokking_helpers.concentration(power), 1, rtol=1e-5)
     np.testing.assert_array_equal(power.argmax(0), [0, 2, 2])
     noise = jax.random.normal(jax.random.key(0), (11, 500))
-    assert helpers.concentration(helpers.spectrum(noise)) < 0.6
+    assert grokking_helpers.concentration(grokking_helpers.spectrum(noise)) < 0.6
 
 
 def test_accuracy_on_the_other_pairs_follows_from_that_on_all():
     right = np.array([1, 0, 1, 1, 0, 1, 0, 0, 1])
     means = {"all_accuracy": right.mean(), "train_accuracy": right[:4].mean()}
     means |= {f"{name}_proxy": 0.5 for name in means}
-    found = helpers.with_test_accuracy(xr.Dataset(means), 4, 9)
+    found = grokking_helpers.with_test_accuracy(xr.Dataset(means), 4, 9)
     np.testing.assert_allclose(found.test_accuracy, right[4:].mean())
 
 
@@ -39,24 +52,21 @@ def test_a_run_generalises_at_the_first_look_above_the_level():
     accuracy = xr.DataArray([[0.1, 0.96, 0.5, 0.99], [0.1, 0.2, 0.3, 0.4]], dims=["seed", "look"])
     others = ["updates", "step", "alignment", "concentration"]
     ds = xr.Dataset({name: ("look", [0.0, 3.0, 6.0, 9.0]) for name in others})
-    found = helpers.generalised(ds.assign(test_accuracy=accuracy))
+    found = grokking_helpers.generalised(ds.assign(test_accuracy=accuracy))
     assert found.reached.values.tolist() == [True, False]
     assert found.updates.values.tolist() == [3, 9]
     np.testing.assert_array_equal(found.alignment, [3, np.nan])
 
 
 def test_the_longest_period_leaves_out_the_infinite_one():
-    reached = xr.DataArray(
-        [[True, True, False, True], [False] * 4],
-        {"time": [0.0, 1.0, 2.0, np.inf]},
-        ["seed", "time"],
-    )
-    np.testing.assert_array_equal(helpers.longest(reached), [1, np.nan])
+    times = {"time": [0.0, 1.0, 2.0, np.inf]}
+    reached = xr.DataArray([[True, True, False, True], [False] * 4], times, ["seed", "time"])
+    np.testing.assert_array_equal(grokking_helpers.longest(reached), [1, np.nan])
 
 
 def test_weight_decay_alone_shrinks_what_the_loss_does_not_see():
     # Only the embeddings of numbers that occur are seen; the row of number 4 is not.
-    problem = helpers.addition(5, 6, 1.0, 10)
+    problem = grokking_helpers.addition(5, 6, 1.0, 10)
     pairs, sums = problem.train
     seen = (pairs < 4).all(1)
     problem = problem.but(train=(pairs[seen], sums[seen]))
@@ -65,3 +75,142 @@ def test_weight_decay_alone_shrinks_what_the_loss_does_not_see():
     [result], _ = grids.run_all(problem, [run])
     first, last = result.history["row"][:, 0], result.history["row"][:, -1]
     np.testing.assert_allclose(last, first * (1 - 0.01 * 0.5) ** 30, rtol=1e-5)
+
+
+# Periods: the longest that generalises, and its exponent over the weight decay.
+
+DECAYS = np.array([0.5, 1.0, 2.0])
+
+
+def with_edges_at(edges):
+    """Return edges in cells of 10 % around given periods, over (decay, seed)."""
+    edge = xr.DataArray(edges, {"decay": DECAYS}, ["decay", "seed"])
+    return xr.Dataset({"low": edge / 1.05, "high": edge * 1.05, "edge": edge})
+
+
+@pytest.mark.parametrize(
+    ("best", "low", "high", "edge"),
+    [
+        ([1.0, 0.97, 0.93, 0.2], 200, 400, np.sqrt(200 * 400)),
+        ([0.5] * 4, 0, 100, np.nan),  # outside the grid
+        ([1.0] * 4, 800, np.inf, np.nan),
+    ],
+)
+def test_the_edge_is_where_the_best_accuracy_crosses_the_level(best, low, high, edge):
+    accuracy = xr.DataArray([[0.0] * 4, best], dims=["look", "place"])
+    periods = xr.DataArray([100, 200, 400, 800], dims="place")
+    found = grokking_period_helpers.edges(accuracy, periods)
+    np.testing.assert_allclose([found.low, found.high, found.edge], [low, high, edge])
+
+
+def test_the_exponent_of_a_power_law_lies_inside_what_its_cells_allow():
+    found = with_edges_at(np.outer(1000 * DECAYS**-1.3, np.ones(5)))
+    slopes, (mean, lower, upper) = grokking_period_helpers.exponents(found)
+    np.testing.assert_allclose(slopes, -1.3)
+    # The cell's width, log10(1.05) on both sides, over the weights of the outer decays.
+    half = np.log10(1.05) / np.log10(2)
+    np.testing.assert_allclose([mean, lower, upper], [-1.3, -1.3 - half, -1.3 + half])
+
+
+def test_an_edge_outside_the_grid_leaves_the_exponent_open():
+    edges = np.outer(1000 / DECAYS, np.ones(5))
+    edges[0, 0] = np.nan
+    slopes, (_, lower, upper) = grokking_period_helpers.exponents(with_edges_at(edges))
+    assert (lower, upper) == (-np.inf, np.inf)
+    assert grokking_period_helpers.over_all_seeds(slopes)[1].tolist() == [0, -np.inf, np.inf]
+
+
+# Schedules, and the transformer that they train.
+
+
+def test_a_run_needs_the_updates_of_its_first_look_above_the_level():
+    dims = ["schedule", "seed", "look"]
+    accuracy = [[[0.1, 0.97, 0.5, 1.0], [0.1, 0.2, 0.3, 0.9]]]
+    updates = np.broadcast_to([0, 2, 4, 6], (1, 2, 4))
+    ds = xr.Dataset({"test_accuracy": (dims, accuracy), "updates": (dims, updates)})
+    found = grokking_schedules_helpers.with_needs(ds.assign(step=("look", range(4))))
+    assert found.reached.values.tolist() == [[True, False]]
+    assert found.needed.values.tolist() == [[2, 6]]  # a run that falls short counts in full
+    assert found.needed_steps.values.tolist() == [[1, 3]]
+
+
+def test_the_transformer_tells_first_from_second_number_and_treats_pairs_alone():
+    params = grokking_schedules_helpers.transformer_params(jax.random.key(0), 5, 8, 8)
+    pairs = np.array([[1, 3], [3, 1], [0, 4]], np.int32)
+    logits = grokking_schedules_helpers.transformer(params, pairs)
+    assert not np.allclose(logits[0], logits[1])
+    alone = grokking_schedules_helpers.transformer(params, pairs[:1])
+    np.testing.assert_allclose(alone, logits[:1], rtol=1e-6)
+
+
+# Parts of a network that are trained alone.
+
+
+def test_a_seed_draws_a_training_set_and_all_other_sums():
+    _, (pairs, sums), (others, _) = grokking_layers_helpers.seeded(5, 4, 0.6, seed=3)
+    assert len(pairs) == 15
+    assert {tuple(pair) for pair in (*pairs, *others)} == set(np.ndindex(5, 5))
+    assert (sums == pairs.sum(1) % 5).all()
+
+
+def test_parts_are_judged_by_the_best_look_and_the_first_at_the_level():
+    helpers, seeds = grokking_layers_helpers, {"seed": range(4)}
+
+    def of_part(part, time, seed):
+        best = 0.99 if part == helpers.ALL else 0.1 * (1 + time)
+        looks = {"test_accuracy": [0.0, best, 0.05], "train_accuracy_proxy": [0.5, 0.98, 1.0]}
+        looks["step"] = [0, 100, 200]
+        return xr.Dataset({name: ("look", values) for name, values in looks.items()})
+
+    def of_half(half, half_time, seed):
+        looks = [0.0, 0.96, 0.5] if half == helpers.BOTH else [0.0, 0.3, 0.97 - 0.1 * half_time]
+        return xr.Dataset({"half_test_accuracy": ("look", looks)})
+
+    layers = grid(of_part, {"part": [helpers.ALL, *helpers.FITTING], "time": [0.0, 1.0]} | seeds)
+    halves = grid(of_half, {"half": list(helpers.HALVES), "half_time": [0.1, 1.0]} | seeds)
+    expected = {"all_best": 99, "part_best": 20, "alone_fit": 100}
+    expected |= {"single_best": 96, "single_later": 100}
+    assert_statistics(helpers.add_statistics(layers.merge(halves)), expected)
+
+
+# Full solves, with weights among the outputs.
+
+
+@pytest.mark.parametrize("loss", list(grokking_solves_helpers.LOSSES))
+def test_the_squares_of_the_weights_are_weight_decay(loss):
+    helpers = grokking_solves_helpers
+    start, sets = helpers.sets_of(5, 4, 0.6, seed=1)
+    start = jax.tree.map(lambda leaf: leaf.astype(float), start)
+    run = {"schedule": 3, "num_steps": 7}
+    rows = helpers.with_weights(sets["train"], 4)
+    found, _ = il.train(helpers.flow(loss, 0.2, 0.1), start, rows, **run)
+    descent = optax.chain(optax.add_decayed_weights(0.2), optax.sgd(0.1))
+    network, of_row = grokking_helpers.network, helpers.LOSSES[loss]
+    mean = il.Algorithm(network, lambda out, y: of_row(out, y).mean(), descent)
+    expected, _ = il.train(mean, start, sets["train"], **run)
+    for name, leaf in found.params.items():
+        np.testing.assert_allclose(leaf, expected.params[name], rtol=1e-12, atol=1e-14)
+
+
+def test_solves_are_judged_by_the_longest_period_and_the_judged_penalties():
+    helpers = grokking_solves_helpers
+
+    def run(loss, time, seed, decay=0.1):
+        good = loss == helpers.SQUARED and decay < 1
+        looks = [0.0, 0.1, 0.96, 0.5] if good else [0.0, 0.1, 0.3, 0.4]
+        if time < 1:
+            looks = [0.0, 0.1, 0.2, 0.98]
+        return xr.Dataset({"test_accuracy": ("look", looks)})
+
+    axes = {"loss": list(helpers.LOSSES), "time": [0.5, 3.0], "seed": range(4)}
+    adamw = grid(run, axes).rename(time="adamw_time", test_accuracy="adamw_test_accuracy")
+    adamw["adamw_test_accuracy_proxy"] = adamw.adamw_test_accuracy
+    flows = grid(run, axes | {"decay": [0.1, 1.0]})
+    flows["train_accuracy_proxy"] = 0 * flows.test_accuracy + 0.98
+    found = helpers.add_statistics(flows.merge(adamw), judged=0.5)
+    expected = {"solved_best": 96, "solved_updates": 1, "flow_fit": 98, "adamw_short_best": 98}
+    assert_statistics(found, expected | {"adamw_squared_best": 96, "adamw_entropy_best": 40})
+    # A run that does not train has no linearised network that generalises.
+    np.testing.assert_allclose(derived.proxy_at_long_period(found), 40)
+    never = found.updates.sel(loss=helpers.ENTROPY, time=3.0)
+    assert (never == 3).all()
