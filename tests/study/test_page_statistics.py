@@ -1,4 +1,4 @@
-"""What a page's claims are judged by, on made-up runs with known answers: one page a test."""
+"""What a page's claims are judged by, on made-up runs with known answers."""
 
 import numpy as np
 import pytest
@@ -9,11 +9,14 @@ from iterlin_study.runs import merging
 from book.experiments import (
     batching_helpers,
     damping_cnn_helpers,
+    damping_quintic_helpers,
     data_scaling_helpers,
     exact_solves_helpers,
     few_updates_helpers,
+    filters_helpers,
     full_solve_helpers,
     period_sweep_helpers,
+    rescaling_helpers,
     resnet_helpers,
     width_helpers,
 )
@@ -167,3 +170,88 @@ def test_wide_networks_have_gaps_below_sgd_at_the_end_and_at_equal_loss():
     way = np.log(2 / 0.5) / np.log(2 / 0.02)
     gaps = {"few_gap": 1, "long_gap": 20, "lazy_gap": 15, "few_gap_matched": 40 + 40 * way - 79}
     assert_statistics(found, gaps | {"few_fit": 100, "long_fit": 100, "first_fit": 96})
+
+
+def test_quintics_are_kept_that_fit_and_have_ratios_of_little_damping_over_much_in_decades():
+    def outcome(scale):
+        """Of 40 seeds: test errors spread about a scale; the last seed is dropped."""
+        spread, train = np.linspace(0.5, 1.5, 40), np.append(np.full(39, 2.0), 3.0)
+        return {"train_rmse": train, "test_rmse": scale * spread, "roughness": scale**2 * spread}
+
+    biases = ("zero", "random")
+    by_damping = [(outcome(scale), np.zeros((40, 7))) for scale in (100.0, 1.0)]
+    outcomes = {(span, bias): by_damping for span in ("[-4, 4]", "[-3.6, 3.8]") for bias in biases}
+    of_time = {bias: [outcome(scale) for scale in (10.0, 1.0)] for bias in biases}
+    live = damping_quintic_helpers.dataset_of(outcomes, of_time, [0.001, 1.0], [1000.0, 1.0], [1.0])
+    for suffix in ("", "_time"):
+        found = damping_quintic_helpers.kept(live, suffix)
+        assert np.isnan(found.test_rmse[..., -1]).all()
+        assert np.isfinite(found.roughness[..., :-1]).all()
+    found = damping_quintic_helpers.add_statistics(live)
+    for bias in biases:
+        expected = {f"{name}_ratio_{bias}": 2 for name in ("mean", "worst", "best")}
+        expected |= {f"{name}_ratio_time_{bias}": 1 for name in ("mean", "worst", "best")}
+        assert_statistics(found, expected | {f"roughness_ratio_{bias}": 4})
+
+
+def test_filters_have_a_change_a_cosine_and_the_fraction_at_which_k_1_has_moved_as_far():
+    times = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
+    start, along, across = np.eye(3 * 3 * 4)[:3].reshape(3, 3, 3, 1, 4)
+    directions = along, np.sqrt(0.75) * across + 0.5 * along  # 60 degrees apart
+    lengths = np.array([times, times / 2])
+    one = start + np.multiply.outer(lengths, np.ones(start.shape)) * np.array(directions)[:, None]
+    found = filters_helpers.measured(np.repeat(one[:, None], 4, axis=1), times, num_columns=2)
+    np.testing.assert_allclose(found.moved, np.repeat(lengths[:, None], 4, axis=1))
+    np.testing.assert_allclose(found.cosine, 0.5)
+    np.testing.assert_allclose(found.fraction, 0.5)
+    np.testing.assert_allclose(found.column_time, [2, 4])
+    np.testing.assert_allclose(found["filters"][0, 1], 4 * along[..., :3])
+    expected = {"change_ratio": 0.5, "cosine_final": 0.5}
+    assert_statistics(filters_helpers.add_statistics(found), expected)
+
+
+SIZES = [0.1, 0.01, 0.001]
+
+
+def test_orders_of_rescaling_are_the_exponents_of_the_errors():
+    eta = np.array(SIZES)
+    errors = np.array([[3 * seed * eta**0.9, seed * eta**0.6] for seed in (1.0, 2.0, 3.0, 4.0)])
+    errors = xr.DataArray(
+        errors, {"order_step_size": eta}, ("order_seed", "steps", "order_step_size")
+    )
+    expected = {"order_full_batch": 0.9, "order_full_batch_off": -0.1}
+    expected |= {"order_minibatch": 0.6, "order_minibatch_off": 0.1}
+    assert_statistics(rescaling_helpers.add_orders(xr.Dataset(), errors), expected)
+
+
+def boundary(**histories):
+    axes = {"multiple": [0.5, 2.0], "period": [1, 50]} | SEEDS
+    return runs(axes, np.zeros(3), **histories)
+
+
+def test_rescaled_curves_are_compared_with_those_of_the_smallest_step_size():
+    times = {"time_period": [0.0, 0.1, 0.5]} | SEEDS
+    test = along(3, [0.5, 0.8, 0.9]) * np.array([0.1, 1.0, 0.5])
+    still = boundary(train_loss_proxy=1.0, kernel_eigenvalue=np.array([2.0, 3.0, 1.0]))
+    collapse = runs({"step_size": SIZES} | times, test)
+    found = rescaling_helpers.compared(collapse, still, [0.0, 0.5, 1.0])
+    distances = found.distance_test_accuracy.sel(coarse_step_size=SIZES[:2])[..., 0, 0]
+    np.testing.assert_allclose(distances, [40, 10], 1e-5)
+    np.testing.assert_allclose(found.largest_distance, 40, 1e-5)
+    np.testing.assert_allclose(found.largest_ratio.sel(multiple=2.0), 3)
+    ends = rescaling_helpers.add_ends(found, runs(times, [0.1, 1.0, 0.6]), 0.01)
+    for name in ("plain", "short", "long"):
+        np.testing.assert_allclose(ends[f"collapse_{name}"], 100 * (0.25 - 0.45), 1e-5)
+        np.testing.assert_allclose(ends[f"momentum_{name}"], 100 * (0.6 - 0.4), 1e-5)
+
+
+def test_a_rescaled_run_is_unstable_whose_loss_grew_tenfold_or_that_diverged():
+    loss = np.ones((2, 2, 4, 3))
+    loss[0, 0, :, 1] = 9.0
+    loss[0, 1, :, 1] = 11.0
+    loss[1, 0, :, 1:] = np.nan
+    loss[1, 1] = np.nan  # missing
+    found = rescaling_helpers.unstable(boundary(train_loss_proxy=loss))[..., 0]
+    np.testing.assert_array_equal(found, [[0, 1], [1, np.nan]])
+    diverged = boundary(train_loss_proxy=1.0, diverged_at=7)
+    np.testing.assert_array_equal(rescaling_helpers.unstable(diverged), 1)
