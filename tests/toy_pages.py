@@ -26,6 +26,7 @@ FILES = {
     "book/experiments/trial.laptop.yml": "num_seeds: 3\nperiods: [5, 20]\n",
     "book/experiments/other.laptop.yml": "like: trial\nnum_seeds: 4\n",
 }
+VALUES = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}  # as in trial.laptop.yml
 # A row of a ledger, on that page.
 CLAIM = {
     "id": "C0",

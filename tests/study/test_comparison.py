@@ -10,16 +10,15 @@ from iterlin_study.records import comparison, experiment_pages, records
 from iterlin_study.report.page import Page
 
 pytestmark = pytest.mark.usefixtures("root")
-VALUES = {"num_seeds": 3, "periods": (5, 20)}
 
 
-def run(tier="quick", *, values=VALUES, scale=1.0):
+def run(tier="quick", *, scale=1.0):
     """A run of the page, recorded."""
     live = toy_pages.results() * scale
     live["status"] = "period", ["first", "last"]
     live["seconds"] = "period", np.random.default_rng().random(2)
     live["bad"] = "period", [np.nan, np.inf]
-    return Page("trial", values | {"tier": tier}).save(live)
+    return Page("trial", toy_pages.VALUES | {"tier": tier}).save(live)
 
 
 @pytest.fixture
@@ -103,8 +102,7 @@ def test_the_quick_runs_that_the_project_keeps_belong_to_its_records(monkeypatch
         assert comparison.kept(experiment).attrs["experiment"] == experiment
 
 
-def test_a_damaged_file_is_named(root, record):
-    path = comparison.kept_path("trial")
-    path.write_bytes(b"half")
+def test_a_damaged_file_is_named(record):
+    comparison.kept_path("trial").write_bytes(b"half")
     with pytest.raises(ValueError, match=r"quick\.nc is damaged or not a record"):
         comparison.kept("trial")

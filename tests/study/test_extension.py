@@ -13,6 +13,7 @@ from iterlin_study.report.page import Page
 from iterlin_study.runs import grids
 from test_exact_runs import by_engines
 from test_grids import STEPS, problem
+from toy_pages import VALUES
 
 
 @pytest.fixture(autouse=True)
@@ -43,22 +44,13 @@ def test_seeds_that_are_left_out_are_not_trained_and_the_others_are_as_ever(grid
     part = grid([0, 1, 2])
     assert list(part.data_vars) == list(whole.data_vars)
     assert part.missing == 0
-    for name in whole.data_vars:
-        assert part[name].dims == whole[name].dims
-        if name == "step":
-            np.testing.assert_array_equal(part.step, whole.step)
-        elif name != "seconds":
-            np.testing.assert_array_equal(part[name].sel(seed=1), whole[name].sel(seed=1))
-            assert part[name].sel(seed=[0, 2]).isnull().all()
+    part, whole = (ds.drop_vars("seconds", errors="ignore").drop_attrs() for ds in (part, whole))
+    xr.testing.assert_equal(part.sel(seed=1), whole.sel(seed=1))
+    assert part.drop_vars("step").sel(seed=[0, 2]).isnull().all().to_array().all()
     # Completed from a record of them, it is the whole, down to types.
-    held = whole.sel(seed=[0, 2])
-    full = extension.completed(part.drop_vars("seconds", errors="ignore"), held, [0, 2])
-    xr.testing.assert_identical(
-        full.drop_attrs(), whole.drop_vars("seconds", errors="ignore").drop_attrs()
-    )
-    assert {n: v.dtype for n, v in full.variables.items()} == {
-        n: v.dtype for n, v in whole.variables.items() if n != "seconds"
-    }
+    full = extension.completed(part, whole.sel(seed=[0, 2]), [0, 2])
+    xr.testing.assert_identical(full, whole)
+    assert full.dtypes == whole.dtypes
 
 
 def recorded(diverged=((-1, 5), (0, -1)), other=(-1, -1), **attributes):
@@ -96,8 +88,7 @@ def test_whole_seeds_of_the_same_parameters_are_taken():
 
 def whole_run(num_seeds, known=()):
     """A record of so many seeds; returns it, and the data set before it was completed."""
-    values = {"tier": "laptop", "num_seeds": num_seeds, "periods": (5, 20)}
-    page = Page("trial", values, extends=True)
+    page = Page("trial", VALUES | {"num_seeds": num_seeds}, extends=True)
     assert page.seeds == list(known)
     live = toy_pages.results(num_seeds=num_seeds).assign(picture=("row", [1.5, 2.5]))
     live["diverged_at"] = ("period", "seed"), np.full(live.loss.shape, -1)
@@ -133,12 +124,11 @@ def test_a_record_that_gets_more_seeds_is_the_record_of_all(root):
 def test_a_partial_record_keeps_its_whole_seeds_without_a_store(root):
     """Of four seeds one lacks a run, one both: the other two are taken, and all come out whole."""
     apart = whole_run(4)
-    values = {"tier": "laptop", "num_seeds": 4, "periods": (5, 20)}
     live = toy_pages.results(num_seeds=4).assign(picture=("row", [1.5, 2.5]))
     unknown = np.array([[-1, np.nan, -1, np.nan], [-1, -1, -1, np.nan]])
     live["diverged_at"] = ("period", "seed"), unknown
     live["loss"] = live.loss.where(np.isfinite(unknown))
-    Page("trial", values).save(live, seconds=40.0, missing=3)
+    Page("trial", VALUES | {"num_seeds": 4}).save(live, seconds=40.0, missing=3)
     more = whole_run(4, known=[0, 2])
     xr.testing.assert_identical(more.drop_attrs(), apart.drop_attrs())
     assert (more.attrs["missing"], more.attrs["wall_time"]) == (0, 80.0)
@@ -147,24 +137,22 @@ def test_a_partial_record_keeps_its_whole_seeds_without_a_store(root):
 
 def test_quick_runs_damaged_records_and_pages_that_do_not_ask_take_nothing(root, monkeypatch):
     whole_run(2)
-    more = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
-    assert Page("trial", more, extends=True).seeds == [0, 1]
-    assert Page("trial", more | {"tier": "quick"}, extends=True).seeds == []
+    assert Page("trial", VALUES, extends=True).seeds == [0, 1]
+    assert Page("trial", VALUES | {"tier": "quick"}, extends=True).seeds == []
     live = toy_pages.results()
-    assert Page("trial", more).completed(live) is live
+    assert Page("trial", VALUES).completed(live) is live
     with monkeypatch.context() as patched:  # products of another precision are not mixed
         patched.setattr(page_module, "matmul_precision", lambda: "tensorfloat32")
-        assert Page("trial", more, extends=True).seeds == []
+        assert Page("trial", VALUES, extends=True).seeds == []
     records.path_of("trial", "laptop").write_bytes(b"damaged")
-    assert Page("trial", more, extends=True).seeds == []
+    assert Page("trial", VALUES, extends=True).seeds == []
 
 
 def test_nothing_is_taken_once_the_quick_run_gives_other_numbers(root):
     whole_run(2)
-    quick = Page("trial", {"tier": "quick", "num_seeds": 2, "periods": (5, 20)})
+    quick = Page("trial", VALUES | {"tier": "quick"})
     quick.save(toy_pages.results())
     comparison.keep("trial")
-    more = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
-    assert Page("trial", more, extends=True).seeds == [0, 1]
+    assert Page("trial", VALUES, extends=True).seeds == [0, 1]
     quick.save(toy_pages.results() * 2)
-    assert Page("trial", more, extends=True).seeds == []
+    assert Page("trial", VALUES, extends=True).seeds == []

@@ -10,9 +10,9 @@ from iterlin.training.loop import OutOfTime
 from iterlin_study.records import environment, records
 from iterlin_study.report import claims
 from iterlin_study.report.page import Page
+from toy_pages import VALUES
 
 pytestmark = pytest.mark.usefixtures("root")
-VALUES = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
 
 
 def test_a_record_holds_every_parameter_of_the_cell_and_nothing_else():
