@@ -1,4 +1,4 @@
-"""Grids by exact engines: the runs of `grids.grid`, kept, resumed, and refused by name."""
+"""Grids by exact engines: the runs of `grids.grid`, kept and resumed."""
 
 from dataclasses import replace
 
@@ -60,22 +60,17 @@ def test_training_accuracy_is_that_on_a_run_s_own_examples():
             np.testing.assert_allclose(at, loss, rtol=1e-5)
 
 
-def test_the_deadline_leaves_holes(tmp_path, monkeypatch):
-    monkeypatch.setattr(environment, "out_of_time", lambda: any(tmp_path.glob("*.npz")))
-    part = by_engines(axes={"period": (5,), "seed": (0, 1)}, folder=tmp_path)
-    assert part.missing == 1
-    assert np.isfinite(part.test_loss.sel(seed=0)).all()
-    assert np.isnan(part.test_loss.sel(seed=1)).all()
-
-
-def test_a_run_stopped_on_its_way_goes_on(tmp_path, monkeypatch):
-    axes = {"period": (5,), "seed": (0,)}
+def test_a_run_stopped_on_its_way_is_a_hole_and_goes_on(tmp_path, monkeypatch):
+    axes = {"period": (5,), "seed": (0, 1)}
     whole = by_engines(axes=axes)
     monkeypatch.setattr(loop, "CHECKPOINT", 0.0)
-    looks = iter([False] * 3 + [True])  # the grid asks, too
-    monkeypatch.setattr(environment, "out_of_time", lambda: next(looks, False))
+    # The first run is kept, and the second on its way.
+    monkeypatch.setattr(environment, "out_of_time", lambda: len(list(tmp_path.glob("*"))) == 2)
     part = by_engines(axes=axes, folder=tmp_path)
     assert part.missing == 1
     assert part.keys() == whole.keys()
+    assert np.isfinite(part.test_loss.sel(seed=0)).all()
+    assert np.isnan(part.test_loss.sel(seed=1)).all()
+    monkeypatch.undo()
     again = by_engines(axes=axes, folder=tmp_path)
     np.testing.assert_array_equal(again.test_loss, whole.test_loss)
