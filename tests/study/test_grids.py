@@ -26,18 +26,17 @@ def subset(size, seed):
     return np.random.default_rng(seed).permutation(24)[:size]
 
 
+COMMON = {
+    "loss": ENTROPY,
+    "evaluate": {"test": (X[:7], Y[:7])},
+    "metrics": {"loss": ENTROPY, "accuracy": losses.accuracy},
+    "batch_size": 6,
+}
+
+
 def problem(**changes):
-    settings = {
-        "f": MODEL.apply,
-        "init": MODEL.init,
-        "train": (X, Y),
-        "loss": ENTROPY,
-        "evaluate": {"test": (X[:7], Y[:7])},
-        "metrics": {"loss": ENTROPY, "accuracy": losses.accuracy},
-        "batch_size": 6,
-        "subset": subset,
-    }
-    return roads.problem(**settings | changes)
+    settings = {"f": MODEL.apply, "init": MODEL.init, "train": (X, Y), "subset": subset}
+    return roads.problem(**settings | COMMON | changes)
 
 
 RUNS = [
@@ -57,17 +56,14 @@ def alone(run, optimizer=None, schedule=None):
         MODEL.apply,
         MODEL.init(key),
         (X[chosen], Y[chosen]),
-        loss=ENTROPY,
         optimizer=optimizer or grids.OPTIMIZERS[run.optimizer](run.step_size),
         schedule=schedule or every(run.period),
         num_steps=run.eval_steps[-1],
         eval_steps=list(run.eval_steps),
-        batch_size=6,
         key=jax.random.fold_in(key, 1),
-        evaluate={"test": (X[:7], Y[:7])},
-        metrics={"loss": ENTROPY, "accuracy": losses.accuracy},
         penalty=run.penalty,
         progress=False,
+        **COMMON,
     )[1]
 
 
@@ -90,19 +86,10 @@ def test_a_grid_has_its_axes_and_marks_what_diverged():
         return Run(seed, period, 1e300 if seed == 1 else 0.1, STEPS)
 
     # Squared error diverges where cross-entropy only grows.
-    squared = losses.mean(losses.squared_error)
-    targets = jax.nn.one_hot(Y, 2)
-    grid = grids.grid(
-        problem(
-            loss=squared,
-            train=(X, targets),
-            evaluate={"test": (X, targets)},
-            metrics={"loss": squared},
-            diagnose=5,
-        ),
-        {"period": [1, math.inf], "seed": [0, 1, 2]},
-        make,
-    )
+    squared, data = losses.mean(losses.squared_error), (X, jax.nn.one_hot(Y, 2))
+    changes = {"train": data, "evaluate": {"test": data}, "metrics": {"loss": squared}}
+    changed = problem(loss=squared, diagnose=5, **changes)
+    grid = grids.grid(changed, {"period": [1, math.inf], "seed": [0, 1, 2]}, make)
     assert grid.test_loss.dims == ("period", "seed", "evaluation")
     assert grid.step.values.tolist() == [[list(STEPS)] * 3] * 2
     assert (grid.diverged_at.values >= 0).tolist() == [[False, True, False]] * 2
@@ -116,15 +103,9 @@ def test_a_grid_has_its_axes_and_marks_what_diverged():
 
 def test_a_changed_run_is_another_run(tmp_path):
     run = Run(0, 2, 0.1, (2,))
-    others = [
-        run._replace(seed=1),
-        run._replace(period=3),
-        run._replace(step_size=0.2),
-        run._replace(eval_steps=(1, 2)),
-        run._replace(penalty=0.1),
-        run._replace(examples=12),
-        run._replace(halve_after=(1,)),
-    ]
+    changed = {"seed": 1, "period": 3, "step_size": 0.2, "eval_steps": (1, 2), "penalty": 0.1}
+    changed |= {"examples": 12, "halve_after": (1,)}
+    others = [run._replace(**{name: value}) for name, value in changed.items()]
     grids.run_all(problem(), [run, *others], folder=tmp_path, memory=1)
     assert len(list(tmp_path.iterdir())) == 1 + len(others)
 
