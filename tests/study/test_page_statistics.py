@@ -255,3 +255,16 @@ def test_a_rescaled_run_is_unstable_whose_loss_grew_tenfold_or_that_diverged():
     np.testing.assert_array_equal(found, [[0, 1], [1, np.nan]])
     diverged = boundary(train_loss_proxy=1.0, diverged_at=7)
     np.testing.assert_array_equal(rescaling_helpers.unstable(diverged), 1)
+
+
+def test_a_grid_comes_out_of_the_merged_data_set_as_it_went_in():
+    parts = {"first": ([1, 5], [0.1, 0.2, 0.3]), "second": ([7], [0.4, 0.5])}
+    grids = {name: runs({"period": p} | SEEDS, test) for name, (p, test) in parts.items()}
+    merged = xr.merge([merging.named(ds.drop_attrs(), name) for name, ds in grids.items()])
+    own = {f"{name}_{axis}" for name in parts for axis in ("period", "evaluation")}
+    assert set(merged.dims) == own | {"seed"}
+    for name, ds in grids.items():
+        xr.testing.assert_identical(merging.of(merged, name), ds.drop_attrs())
+    # Only the axes that are asked for get the name.
+    named = merging.named(grids["second"], "large", ["period"])
+    assert named.large_test_accuracy.dims == ("large_period", "seed", "evaluation")
