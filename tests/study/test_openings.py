@@ -1,13 +1,11 @@
 """A page begins with the claims that it judges and with the figure of its record."""
 
-import numpy as np
 import pytest
 import xarray as xr
 from iterlin_study.records import provenance, records
 from iterlin_study.report import claims, openings
 
 BOOK = provenance.project_root() / "book"
-RECORD = xr.Dataset({"drop": ("bound", np.array([1.0, 0.7, 1.3]))})
 
 
 def test_a_page_opens_with_a_closed_line_for_each_of_its_claims(displayed):
@@ -19,16 +17,12 @@ def test_a_page_opens_with_a_closed_line_for_each_of_its_claims(displayed):
         openings.show("index")
 
 
-def test_a_figure_is_drawn_of_the_record_that_there_is(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(records, "best", {"trial": RECORD}.get)
+def test_a_figure_is_drawn_of_the_record_there_is_or_what_it_lacks_is_said(monkeypatch, displayed):
+    record, drawn = xr.Dataset({"drop": 1.0}), []
+    monkeypatch.setattr(records, "best", {"trial": record}.get)
     openings.figure("experiments/trial", drawn.append)
     openings.figure("experiments/other", drawn.append)
-    assert drawn == [RECORD]
-
-
-def test_what_an_older_record_lacks_is_said(monkeypatch, displayed):
-    monkeypatch.setattr(records, "best", {"trial": RECORD}.get)
+    assert drawn == [record]
     openings.figure("experiments/trial", lambda record: record["new"])
     assert "older than this page: it lacks" in displayed[0].data
 
