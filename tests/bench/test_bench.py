@@ -96,10 +96,8 @@ def test_a_failing_peer_is_named_and_left_out():
         "good": (lambda run: 2.0, {"gradient": np.array([3.0, 4.0005])}),
     }
     outcome, _ = compared(peers)
-    assert {label: len(samples) for label, samples in outcome.seconds.items()} == {
-        "ours": 5,
-        "good": 5,
-    }
+    measured = {label: len(samples) for label, samples in outcome.seconds.items()}
+    assert measured == {"ours": 5, "good": 5}
     assert outcome.facts["good"]["disagreement"] == pytest.approx(1e-4)
     reasons = {"absent": "installed", "wrong": "ours", "shapeless": "ours", "breaking": "status 9"}
     assert outcome.left_out.keys() == reasons.keys()
@@ -142,14 +140,13 @@ def test_a_record_holds_what_was_measured(measured, shown):
 
 def test_the_summary_names_the_cases_in_which_a_peer_is_faster(shown):
     report = page.Report(None)
-    rows = [
-        ("slow", "against a", 2.0, "yes"),
-        ("slow", "against b", 0.5, "no"),
-        ("quick", "against a", 3.0, "yes"),
-        ("quick", "share of the floor", 0.4, "no"),  # not a peer
-    ]
-    names = ["compared_in", "compared", "median", "met"]
-    report.compared = pd.DataFrame(rows, columns=names)
+    table = {
+        "compared_in": ["slow", "slow", "quick", "quick"],
+        "compared": ["against a", "against b", "against a", "share of the floor"],  # no peer
+        "median": [2.0, 0.5, 3.0, 0.4],
+        "met": ["yes", "no", "yes", "no"],
+    }
+    report.compared = pd.DataFrame(table)
     report.show_summary()
     (text,) = shown
     assert "1 of 2" in text
@@ -190,23 +187,14 @@ def test_the_cases_are_consistent(tier):
 SMALL = {"network": [64, 8, 10], "hidden": 8, "examples": 12, "batch": 4, "step_size": 0.01}
 SMALL |= {"steps": 2, "seeds": 2, "max_steps": 2, "damping": 1.0, "target": 0.0}
 SMALL |= {"period": 2, "matmul": 4, "structure": "full"}
-KINDS = {
-    "step": {"step": "linearised"},
-    "training": {},
-    "product": {"product": "ggn"},
-    "posterior": {},
-    "matmul": {},
-    "sweep": {},
-    "ntk": {"form": "trace"},
-    "gauss_newton": {"double": True},
-}
+# What single kinds ask for besides.
+SMALL |= {"step": "linearised", "product": "ggn", "form": "trace"}
 
 
 @pytest.mark.parametrize("kind", library.KINDS)
 def test_the_library_can_prepare_every_kind_of_case(kind, monkeypatch):
     monkeypatch.setattr(library, "precision", lambda settings: None)
-    settings = SMALL | KINDS[kind]
-    ready = library.KINDS[kind](settings, library.INPUTS.get(kind, lambda _: {})(settings))
+    ready = library.KINDS[kind](SMALL, library.INPUTS.get(kind, lambda _: {})(SMALL))
     found = ready.results(ready.run())
     assert all(np.all(np.isfinite(array)) for array in found.values())
 
@@ -253,9 +241,7 @@ worker.serve(
 
 
 def test_a_worker_answers_whatever_it_prints_or_raises(tmp_path):
-    script = tmp_path / "peer.py"
-    script.write_text(PEER)
-    worker = Worker([sys.executable, str(script)], {"PYTHONPATH": str(ROOT)}, tmp_path)
+    worker = Worker([sys.executable, "-c", PEER], {"PYTHONPATH": str(ROOT)}, tmp_path)
     versions, start = worker.ask("hello")
     assert set(versions) == {"python", "numpy"}
     assert start > 2**26  # what was computed first counts
