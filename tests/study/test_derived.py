@@ -33,20 +33,15 @@ def converged():
     dims = ("time", "size", "seed")
     accuracy = np.stack([np.stack([30 + SEEDS, 40 + SEEDS]), np.stack([24 + SEEDS, 30 + SEEDS])])
     looks = np.array([1.0, 2.0])[:, None, None, None] * np.ones((2, 2, 4, 3))
-    return of(
-        "converged",
-        {
-            "accuracy": (dims, accuracy),
-            "sgd_accuracy": (("size", "seed"), np.stack([30 + SEEDS, 44 + SEEDS])),
-            "lazy_accuracy": (("size", "seed"), np.stack([25 + SEEDS, 36 + SEEDS])),
-            "flow_moved": ((*dims, "flow_look"), 3 * looks),
-            "sgd_moved": (("size", "seed", "sgd_look"), np.full((2, 4, 3), 2.0)),
-            "taken": (dims, np.ones((2, 2, 4)) * [[[4.0]], [[5.0]]] + [[[0.0], [2.0]]]),
-        },
-        {"time": [50, 1000], "size": [250, 500]},
-        few=50,
-        long=1000,
-    )
+    variables = {
+        "accuracy": (dims, accuracy),
+        "sgd_accuracy": (("size", "seed"), np.stack([30 + SEEDS, 44 + SEEDS])),
+        "lazy_accuracy": (("size", "seed"), np.stack([25 + SEEDS, 36 + SEEDS])),
+        "flow_moved": ((*dims, "flow_look"), 3 * looks),
+        "sgd_moved": (("size", "seed", "sgd_look"), np.full((2, 4, 3), 2.0)),
+        "taken": (dims, np.ones((2, 2, 4)) * [[[4.0]], [[5.0]]] + [[[0.0], [2.0]]]),
+    }
+    return of("converged", variables, {"time": [50, 1000], "size": [250, 500]}, few=50, long=1000)
 
 
 @pytest.mark.parametrize(
@@ -65,20 +60,12 @@ def test_of_networks_that_fit(name, expected):
 
 def test_what_goes_when_the_step_is_halved():
     """The gap is 10 where the step is halved in the third problem and 4 at the next look."""
-    large = np.array([0.1, 0.2, 0.2, 0.3, 0.3, 0.36, 0.36])
-    first = np.full(7, 0.4)
-    accuracy = np.stack([first, large])[:, None] + 0 * SEEDS[:, None]
-    record = of(
-        "few_updates",
-        {
-            "test_accuracy": (("period", "seed", "evaluation"), accuracy),
-            "time": ("evaluation", np.array([0, 25, 50, 75, 100, 112.5, 125])),
-        },
-        {"period": [1, 1000]},
-        halve_after=[1, 2],
-        step_size=0.005,
-        momentum=0.9,
-    )
+    curves = [7 * [0.4], [0.1, 0.2, 0.2, 0.3, 0.3, 0.36, 0.36]]
+    accuracy = np.array(curves)[:, None] + 0 * SEEDS[:, None]
+    variables = {"test_accuracy": (("period", "seed", "evaluation"), accuracy)}
+    variables["time"] = "evaluation", np.array([0, 25, 50, 75, 100, 112.5, 125])
+    settings = {"halve_after": [1, 2], "step_size": 0.005, "momentum": 0.9}
+    record = of("few_updates", variables, {"period": [1, 1000]}, **settings)
     assert estimate(record, "gap_paid_by_halving") == pytest.approx(6)
     assert estimate(record, "first_level") == pytest.approx(40)
 
@@ -88,25 +75,20 @@ def schedules():
     taken = np.array([16.0, 2.0, 4.0, 8.0, 4.0])
     accuracy = 20 + np.log2(taken)[:, None] + SEEDS
     accuracy[2:4] += 3 + 0.1 * SEEDS
-    families = ["fixed", "fixed", "growing", "growing", "event"]
-    return of(
-        "when_to_relinearise",
-        {
-            "taken": (("schedule", "seed"), taken[:, None] + 0 * SEEDS),
-            "accuracy": (("schedule", "seed"), accuracy),
-            "sgd_accuracy": ("seed", 20 + SEEDS),
-            # The fewest of a setting, between two settings, above the fewest of the last size.
-            "enough_by_size": (
-                ("size", "of_family", "bound"),
-                [[[2.0, 1, 3]], [[1.9, 1, 3]], [[9.0, 8, 10]]],
-            ),
-        },
-        {
-            "family": ("schedule", families),
-            "value": ("schedule", [1.0, 8.0, 4.0, 2.0, 1.0]),
-            "of_family": ["fixed"],
-        },
-    )
+    # The fewest of a setting, between two settings, above the fewest of the last size.
+    enough = [[[2.0, 1, 3]], [[1.9, 1, 3]], [[9.0, 8, 10]]]
+    variables = {
+        "taken": (("schedule", "seed"), taken[:, None] + 0 * SEEDS),
+        "accuracy": (("schedule", "seed"), accuracy),
+        "sgd_accuracy": ("seed", 20 + SEEDS),
+        "enough_by_size": (("size", "of_family", "bound"), enough),
+    }
+    coordinates = {
+        "family": ("schedule", ["fixed", "fixed", "growing", "growing", "event"]),
+        "value": ("schedule", [1.0, 8.0, 4.0, 2.0, 1.0]),
+        "of_family": ["fixed"],
+    }
+    return of("when_to_relinearise", variables, coordinates)
 
 
 def test_of_schedules_at_as_many_updates():
@@ -120,14 +102,10 @@ def test_of_schedules_at_as_many_updates():
 def test_full_solves_are_paired_with_flows_by_seed(monkeypatch):
     flows = converged()
     flows["seed"] = [0, 1, 2, 3]
-    minima = of(
-        "exact_solves",
-        {
-            "damped_accuracy": (("time", "seed"), [[0.0] * 5, [25.0, 27.0, 27.0, 29.0, 90.0]]),
-            "sgd_accuracy": ("seed", np.arange(5.0)),
-        },
-        {"seed": [0, 1, 2, 3, 4]},
-    )
+    damped = [[0.0] * 5, [25.0, 27.0, 27.0, 29.0, 90.0]]
+    variables = {"damped_accuracy": (("time", "seed"), damped)}
+    variables["sgd_accuracy"] = "seed", np.arange(5.0)
+    minima = of("exact_solves", variables, {"seed": [0, 1, 2, 3, 4]})
     monkeypatch.setattr(records, "best", lambda name: flows if name == "converged" else None)
     found = derived.statistic(minima, "minimum_over_long")
     np.testing.assert_allclose(found, mean_interval([1.0, 2.0, 1.0, 2.0]))

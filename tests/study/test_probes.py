@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
+from curves import assert_statistics
 from iterlin.training import losses
 from iterlin_study.networks import convnets
 from iterlin_study.runs import probes
@@ -106,11 +107,15 @@ def test_linearly_separable_features_are_learnt_and_others_than_finite_give_no_a
         assert np.isnan(probe((train, y), (x, y), (test, y), classes=3).test)
 
 
+def network(size):
+    """Parameters of a small LeNet, and images."""
+    model = convnets.lenet((8, 8, 1), channels=3, kernel_size=3, padding="SAME", hidden=(5,))
+    return model.init(jax.random.key(0)), jax.random.normal(jax.random.key(1), (size, 8, 8, 1))
+
+
 def test_features_are_the_flat_activations():
     size = probes.SLICE + 2
-    model = convnets.lenet((8, 8, 1), channels=3, kernel_size=3, padding="SAME", hidden=(5,))
-    params = model.init(jax.random.key(0))
-    x = jax.random.normal(jax.random.key(1), (size, 8, 8, 1))
+    params, x = network(size)
     found = probes.lenet_features(params, x, padding="SAME")
     for name, layer in convnets.lenet_activations(params, x, padding="SAME").items():
         np.testing.assert_allclose(found[name], layer.reshape(size, -1), rtol=1e-6, atol=1e-7)
@@ -125,19 +130,15 @@ def test_wrong_penalties_and_labels_are_refused():
 
 
 def test_layers_are_probed_by_their_features():
-    model = convnets.lenet((8, 8, 1), channels=3, kernel_size=3, padding="SAME", hidden=(5,))
-    params = model.init(jax.random.key(0))
-    x = jax.random.normal(jax.random.key(1), (60, 8, 8, 1))
+    params, x = network(60)
     y = jax.random.randint(jax.random.key(2), (60,), 0, 10)
     parts = {"train": slice(40), "validation": slice(40, 50), "test": slice(50, 60)}
     sets = {name: (x[part], y[part]) for name, part in parts.items()}
     found = probes.of_layers(params, sets, l2=[1.0, 0.1], padding="SAME")
+    features = probes.lenet_features(params, x, padding="SAME")
     for layer in probes.LAYERS:
-        features = {
-            name: (probes.lenet_features(params, images, padding="SAME")[layer], labels)
-            for name, (images, labels) in sets.items()
-        }
-        expected = probe(**features, l2=(1.0, 0.1))
+        of_layer = {name: (features[layer][part], y[part]) for name, part in parts.items()}
+        expected = probe(**of_layer, l2=(1.0, 0.1))
         assert float(found[layer].test) == float(expected.test)
         assert float(found[layer].l2) == float(expected.l2)
 
@@ -147,19 +148,11 @@ def test_gaps_are_at_the_end_over_training_and_at_equal_movement():
     accuracies = np.empty((2, 4, 2, 3))
     accuracies[0], accuracies[1] = [50, 70, 80], [50, 60, 65]
     moved = np.array([[[0.0, 0.4, 0.8]] * 4, [[0.0, 0.1, 0.2]] * 4])
-    found = add_statistics(
-        xr.Dataset(
-            {
-                "probe_accuracy": (dims, accuracies),
-                "filters_moved": (("period", "seed", "snapshot"), moved),
-                "time": ("snapshot", [0.0, 2.0, 8.0]),
-            },
-            {"period": [1, 50], "seed": range(4), "layer": ["conv1", "conv2"]},
-        )
-    )
+    live = {"probe_accuracy": (dims, accuracies), "time": ("snapshot", [0.0, 2.0, 8.0])}
+    live["filters_moved"] = ("period", "seed", "snapshot"), moved
+    axes = {"period": [1, 50], "seed": range(4), "layer": ["conv1", "conv2"]}
+    found = add_statistics(xr.Dataset(live, axes))
     # K = 1 has moved 0.2 at the time 1: an eighth of training, with 60 % there.
-    np.testing.assert_allclose(found.fraction_reached, 1 / 8)
-    for layer in ("conv1", "conv2"):
-        np.testing.assert_allclose(found[f"final_gap_{layer}"], 15)
-        np.testing.assert_allclose(found[f"area_gap_{layer}"], 0.25 * 5 + 0.75 * 12.5)
-        np.testing.assert_allclose(found[f"match_{layer}"], 60 - 65)
+    expected = {"final_gap": 15, "area_gap": 0.25 * 5 + 0.75 * 12.5, "match": 60 - 65}
+    expected = {f"{name}_{k}": value for name, value in expected.items() for k in axes["layer"]}
+    assert_statistics(found, {"fraction_reached": 1 / 8} | expected)
