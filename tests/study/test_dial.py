@@ -30,13 +30,10 @@ def dial(found):
     return charts.html("Period", "Weights", panels)
 
 
-def spec_of(html):
-    return json.loads(BeautifulSoup(html, "html.parser").find("script").string)
-
-
 def told(html):
     """What a dial says: {choice: {stop: (all results, lines above the charts)}}."""
-    (words,) = (one["value"] for one in spec_of(html)["signals"] if one["name"] == "words")
+    spec = json.loads(BeautifulSoup(html, "html.parser").find("script").string)
+    (words,) = (one["value"] for one in spec["signals"] if one["name"] == "words")
     return {choice: {stop: rest for stop, *rest in stops} for choice, stops in words.items()}
 
 

@@ -41,10 +41,7 @@ def test_readings_of_runs():
     ds["diverged_at"] = (("period", "seed"), [4 * [-1], [50, -1, -1, -1]])
     ds["accuracy_oracle"] = 100 * ds.test_accuracy.max("evaluation")
     ds["accuracy_validated"] = ds.accuracy_oracle - 1
-    shown = tables.readings(ds, title="All runs")
-    _, first, second = cells(shown)
-    assert read(shown).caption.get_text() == "All runs"
-    assert tables.FOOT in shown.data
+    _, first, second = cells(tables.readings(ds, title="All runs"))
     assert first[:2] == ["K = 1", "100"]
     assert first[-2:] == [pair("1.0", "0.0"), "0"]
     assert (second[0], second[-1]) == ("K = ∞", "1")
