@@ -1,12 +1,14 @@
 """Records come back as they were written, say where they came from, and are whole or not there."""
 
 import json
+from io import StringIO
 
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
-from iterlin_study.records import experiment_pages, records
+from iterlin_study.records import csv_files, experiment_pages, records
 from iterlin_study.report import intervals
 
 EXPERIMENT = "trial"
@@ -26,10 +28,7 @@ def results(value=1.0):
 
 
 def save(tier="laptop", value=1.0, **changes):
-    settings = {
-        "parameters": experiment_pages.parameters(EXPERIMENT, tier),
-        "wall_time": 125.0,
-    }
+    settings = {"parameters": experiment_pages.parameters(EXPERIMENT, tier), "wall_time": 125.0}
     return records.save(results(value), EXPERIMENT, tier, **(settings | changes))
 
 
@@ -67,9 +66,6 @@ def test_best_is_the_highest_complete_record_and_never_quick():
     assert list(records.tiers(EXPERIMENT)) == ["paper", "gpu", "laptop"]
 
 
-# Failures leave what was there.
-
-
 def test_a_failed_save_leaves_the_old_record_and_nothing_else(monkeypatch):
     save(value=1.0)
     path = records.path_of(EXPERIMENT, "laptop")
@@ -79,10 +75,9 @@ def test_a_failed_save_leaves_the_old_record_and_nothing_else(monkeypatch):
         path.write_text("half a record")
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(xr.Dataset, "to_netcdf", half)
-        with pytest.raises(records.NotWritten, match=str(path)):
-            save(value=2.0)
+    monkeypatch.setattr(xr.Dataset, "to_netcdf", half)
+    with pytest.raises(records.NotWritten, match=str(path)):
+        save(value=2.0)
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == ["laptop.nc"]
 
@@ -135,3 +130,25 @@ def test_a_record_of_another_format_experiment_or_tier_is_refused():
     craft(lambda file: file.attrs.update(format="iterlin record 1"))
     with pytest.raises(ValueError, match="not a record of this library"):
         records.load(EXPERIMENT, "laptop")
+
+
+def test_as_csv_every_value_stands_beside_its_variable_and_its_coordinates():
+    record = xr.Dataset(
+        {
+            "accuracy": (("period", "seed"), np.array([[0.5, 0.25], [np.nan, 1.0]])),
+            "gap": ("bound", [1.0, 0.5, 1.5]),
+            "count": 7,
+        },
+        {"period": [1.0, np.inf], "seed": [3, 4], "place": ("period", [0, 1])},
+        {"experiment": "trial", "tier": "laptop"},
+    )
+    assert csv_files.name_of(record) == "trial-laptop.csv"
+    table = pd.read_csv(StringIO(csv_files.text(record))).set_index("variable")
+    assert list(table.columns) == ["period", "seed", "bound", "value"]
+    accuracy = table.loc["accuracy"].set_index(["period", "seed"])
+    assert accuracy.value.loc[1.0, 4] == 0.25
+    assert np.isnan(accuracy.value.loc[np.inf, 3])
+    assert table.loc["gap"].set_index("bound").value["lower"] == 0.5
+    assert table.value["count"] == 7
+    assert table.loc["place"].set_index("period").value[np.inf] == 1
+    assert len(table) == 10

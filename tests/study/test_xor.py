@@ -1,10 +1,29 @@
-"""The factor between two curves is found again, whatever the axes."""
+"""Alignment of eq. (11) against its definition; the factor between two curves is found again."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
+from iterlin_study.runs.features import RANDOM_ALIGNMENT, alignment
 
 from book.experiments.xor_helpers import STEP_SIZE, add_statistics, stretch
+
+CORNERS = np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]]) / np.sqrt(2)
+
+
+def test_alignment_is_the_largest_cosine_to_a_corner():
+    limits = [[[3.0, 3.0], [-2.0, 2.0], [0.0, 5.0], [-1e-3, 0.0]]]
+    weights = np.concatenate([np.random.default_rng(0).normal(size=(5, 4, 2)), limits])
+    cosines = weights @ CORNERS.T / np.linalg.norm(weights, axis=-1, keepdims=True)
+    np.testing.assert_allclose(alignment(jnp.asarray(weights)), cosines.max(-1), rtol=1e-12)
+    assert np.isnan(alignment(jnp.zeros(2)))
+
+
+def test_mean_alignment_of_random_features():
+    angles = (np.arange(10_000) + 0.5) / 10_000 * 2 * np.pi
+    found = alignment(jnp.stack([jnp.cos(angles), jnp.sin(angles)], 1))
+    np.testing.assert_allclose(found.mean(), RANDOM_ALIGNMENT, rtol=1e-6)
+
 
 AXIS = np.geomspace(0.1, 1e4, 26)
 THIRDS = np.geomspace(1.0, 3e3, 13)  # of a decade, and shorter
@@ -28,16 +47,16 @@ def test_the_exchange_rate_is_that_of_the_runs_that_fit():
     times = STEP_SIZE * periods
     dampings = np.append(rate / times, 2.0)
     dampings[dampings.argmin()] = 2e-4
-    alignment = {"period": bend(times), "damping": bend(rate / dampings)}
+    curves = {"period": bend(times), "damping": bend(rate / dampings)}
     coordinates = {"period": periods, "damping": dampings, "scale": ["small"], "seed": range(12)}
     live = xr.Dataset(coords=coordinates)
-    for axis, values in alignment.items():
+    live["test_accuracy_period"] = ("scale", "period", "seed"), np.ones((1, 17, 12))
+    for axis, values in curves.items():
         shape = (1, len(values), 12)
         fit = np.where(np.arange(12) < 11, 0.5, 2.0) * np.ones(shape)  # the last seed does not fit
         full = np.where(fit > 1, 0.1, values[:, None])[..., None]
         live[f"alignment_{axis}"] = ("scale", axis, "seed", "unit"), full
         live[f"train_mse_{axis}"] = ("scale", axis, "seed"), fit
-    live["test_accuracy_period"] = ("scale", "period", "seed"), np.ones((1, 17, 12))
     found = add_statistics(live)
     assert float(found.exchange_rate[0]) == pytest.approx(rate, rel=0.05)
     drop = bend(times[0]) - bend(times[-1])
