@@ -2,15 +2,14 @@
 
 import numpy as np
 import pytest
-import xarray as xr
 from iterlin_study.records import experiment_pages
 from iterlin_study.runs import groups, problems, two_periods
 from problems import bare, flat
+from test_problems import NETWORK
 from toy_book import ROOT
 
 FIRST, *OTHERS = "few_updates", "probes", "filters"
 OWN = {"probe_size", "num_snapshots", "penalties", "num_columns"}
-NETWORK = {"name": "lenet", "channels": 2, "kernel_size": 3, "padding": "SAME", "hidden": [5]}
 
 
 @pytest.fixture(autouse=True)
@@ -28,19 +27,29 @@ def test_the_pages_make_their_runs_of_the_same_parameters(page):
 SETTINGS = {"step_size": 0.1, "momentum": 0.75, "num_seeds": 2}
 
 
-def test_the_runs_start_alike_are_looked_at_twice_a_period_and_have_filters():
+def test_the_runs_start_alike_are_halved_and_looked_at_at_the_same_steps_and_have_filters(
+    monkeypatch,
+):
+    made, grid = {}, two_periods.grid
+
+    def noted(problem, axes, make, **settings):
+        made.update({period: make(period, 0).halve_after for period in axes["period"]})
+        return grid(problem, axes, make, **settings)
+
+    monkeypatch.setattr(two_periods, "grid", noted)
     sizes = {"train": 20, "test": 10}
-    times = {"period": 4, "linearizations": 3, "halve_after": [2]}
+    times = {"period": 4, "linearizations": 3, "halve_after": [2, 2.75]}
     problem, ds = two_periods.run("digits", NETWORK, **sizes, **times, **SETTINGS)
-    assert np.all(ds.step == [0, 2, 4, 6, 8, 12, 16])
-    np.testing.assert_allclose(ds.time, [0, 0.8, 1.6, 2.4, 3.2, 4.0, 4.8])
-    assert ds.updates.isel(evaluation=-1, seed=0).values.tolist() == [15, 2]
+    assert made == {1: (8, 14), 4: (2, 2.75)}
+    assert np.all(ds.step == [0, 2, 4, 6, 8, 12, 14, 18])
+    np.testing.assert_allclose(ds.time, [0, 0.8, 1.6, 2.4, 3.2, 4.0, 4.4, 4.8])
+    assert ds.updates.isel(evaluation=-1, seed=0).values.tolist() == [17, 2]
     start, end = ds.snapshot.values[..., 0], ds.snapshot.values[..., -1]
     np.testing.assert_array_equal(start[0], start[1])
     assert not np.any(np.all(start[0] == end, axis=-1))
 
     weights = two_periods.filters(problem, ds.snapshot)
-    assert weights.shape == (2, 2, 7, 3, 3, 1, 2)
+    assert weights.shape == (2, 2, 8, 3, 3, 1, 2)
     last = problems.restored(problem, end[1, 0])
     np.testing.assert_array_equal(flat(last), end[1, 0])
     np.testing.assert_array_equal(weights[1, 0, -1], last["conv1"]["kernel"])
@@ -50,20 +59,7 @@ def test_the_runs_start_alike_are_looked_at_twice_a_period_and_have_filters():
     np.testing.assert_allclose(moved[1, 0, -1], apart / np.linalg.norm(weights[1, 0, 0]))
 
 
-def test_steps_are_halved_at_the_same_steps_at_both_periods(monkeypatch):
-    made = {}
-
-    def grid(problem, axes, make, **_):
-        made.update({period: make(period, 0) for period in axes["period"]})
-        return xr.Dataset()
-
-    monkeypatch.setattr(two_periods, "grid", grid)
-    monkeypatch.setattr(two_periods, "image_problem", lambda *_, **settings: None)
-    times = {"period": 4, "linearizations": 4, "halve_after": [2, 2.75]}
-    bare(two_periods.run)("digits", NETWORK, **times, **SETTINGS)
-    assert made[1].halve_after == (8, 14)
-    assert made[4].halve_after == (2, 2.75)
-    assert made[1].eval_steps == made[4].eval_steps == (0, 2, 4, 6, 8, 12, 14, 18, 26, 34)
+def test_places_are_rounded_down_to_whole_steps():
     assert groups.steps_at([2.3], 100).tolist() == [230]  # not a float below 230
     assert groups.steps_at([0.5, 1.5], 5).tolist() == [2, 7]
 
