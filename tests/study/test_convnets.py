@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 from iterlin.networks.mlp import parameter_count
 from iterlin_study.networks import convnets
-from problems import bare
+from problems import bare, normal
 from test_convolution import by_windows, value_and_derivatives
-
-
-def images(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
 
 
 def perturbed(params, seed=0, scale=0.3):
@@ -62,7 +58,7 @@ def test_lenet_and_its_derivatives_are_those_written_out(case, method):
     shape, settings = LENETS[case]
     padding = settings["padding"]
     model = convnets.lenet(shape, channels=4, classes=3, method=method, **settings)
-    params, x = perturbed(model.init(jax.random.key(0))), images(5, *shape)
+    params, x = perturbed(model.init(jax.random.key(0))), normal(5, *shape)
 
     def ours(params):
         features = convnets.lenet_activations(params, x, padding=padding)
@@ -161,7 +157,7 @@ def resnet_problem(normalization):
     settings = {"normalization": normalization, "method": "direct"}  # The quicker to compile.
     model = convnets.resnet18((9, 8, 2), width=2, classes=3, **settings)
     params = perturbed(jax.jit(model.init)(jax.random.key(0)), scale=0.1)
-    return model, params, direction(params), images(4, 9, 8, 2)
+    return model, params, direction(params), normal(4, 9, 8, 2)
 
 
 close = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10)
@@ -188,12 +184,11 @@ def test_running_statistics_follow_the_moments_and_evaluation_uses_them(normaliz
     close(value, outputs)
     close(pushed, derivative)
     assert jax.tree.structure(initial) == jax.tree.structure(running)
-    jax.tree.map(
-        lambda new, old, seen: close(new, 0.9 * old + 0.1 * seen), running, initial, moments
-    )
+    expected = jax.tree.map(lambda old, seen: 0.9 * old + 0.1 * seen, initial, moments)
+    jax.tree.map(close, running, expected)
     # Moving theta away from the anchor moves nothing to first order.
     assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(moved))
-    other = images(3, 9, 8, 2, seed=7)
+    other = normal(3, 9, 8, 2)
     outputs, derivative, _ = numpy_resnet(params, tangent, other, normalization, running)
     value, pushed = pushforward(lambda p: evaluate(p, running, other), params, tangent)
     close(value, outputs)
