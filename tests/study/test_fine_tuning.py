@@ -153,10 +153,8 @@ def test_a_file_of_weights_becomes_the_parameters(tmp_path, monkeypatch):
     scale = arrays[f"{layer}.output.LayerNorm.weight"]
     np.testing.assert_array_equal(found["norm"]["scale"], scale)
     first = helpers.embed(encoder.params["embedding"], jnp.asarray([[5]]))[0, 0]
-    summed = sum(
-        arrays[f"embeddings.{name}_embeddings.weight"][row]
-        for name, row in (("word", 5), ("position", 0), ("token_type", 0))
-    )
+    rows = {"word": 5, "position": 0, "token_type": 0}
+    summed = sum(arrays[f"embeddings.{name}_embeddings.weight"][row] for name, row in rows.items())
     scaled = (summed - summed.mean()) / summed.std()
     wanted = scaled * arrays["embeddings.LayerNorm.weight"] + arrays["embeddings.LayerNorm.bias"]
     np.testing.assert_allclose(first, wanted, rtol=1e-5, atol=1e-6)
@@ -229,15 +227,10 @@ def test_sizes_that_do_not_fit_are_refused(packages, train, message):
 
 def test_the_step_size_is_chosen_by_validation_alone():
     """At 0.2 validation is best on average; the test set would take 0.3, one seed 0.1."""
-    axes = ("seed", "step_size")
-    runs = xr.Dataset(
-        {
-            "validation_accuracy": (axes, [[0.9, 0.8, 0.5, np.nan], [0.1, 0.8, 0.6, np.nan]]),
-            "test_accuracy": (axes, [[0.2, 0.4, 0.9, 1.0], [0.3, 0.6, 0.9, 1.0]]),
-        },
-        {"step_size": [0.1, 0.2, 0.3, 0.4]},
-    )
-    accuracy, step_size = helpers.chosen(runs, "step_size")
+    validation = [[0.9, 0.8, 0.5, np.nan], [0.1, 0.8, 0.6, np.nan]]
+    test = [[0.2, 0.4, 0.9, 1.0], [0.3, 0.6, 0.9, 1.0]]
+    axes = {"seed": [0, 1], "step_size": [0.1, 0.2, 0.3, 0.4]}
+    curves = {"validation_accuracy": ([*axes], validation), "test_accuracy": ([*axes], test)}
+    accuracy, step_size = helpers.chosen(xr.Dataset(curves, axes), "step_size")
     assert float(step_size) == 0.2
     np.testing.assert_allclose(accuracy, [40.0, 60.0])
-    assert accuracy.dims == ("seed",)

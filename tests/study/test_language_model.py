@@ -51,7 +51,7 @@ def test_no_paragraph_is_in_two_files():
 def test_statistics_compare_the_arms_that_their_claims_name():
     nan = np.nan
     new = [[4, 3.6, 3.4, 3.2], [4, 3, 2.8, 2.6], [4, 2.9, 2.5, nan], [4, 3, 2.9, 2.7]]
-    new += [[4, 3.5, 3.0, 2.7]]
+    new.append([4, 3.5, 3.0, 2.7])
     same = [*new[:2], [4, 3.1, 3.3, nan], *new[3:]]
     train = np.full((2, 5, 4), nan)
     train[1, 1], train[1, 2] = [nan, 3, 2, 1], [nan, 2.5, 1, nan]
@@ -69,9 +69,8 @@ def test_statistics_compare_the_arms_that_their_claims_name():
 
 
 def test_a_level_that_is_not_reached_has_no_visit():
-    losses = xr.DataArray(
-        [[3.0, 2.0, 1.0], [3.0, 2.9, np.nan]], {"visit": [0, 1, 2]}, ["s", "visit"]
-    )
+    losses = [[3.0, 2.0, 1.0], [3.0, 2.9, np.nan]]
+    losses = xr.DataArray(losses, {"visit": [0, 1, 2]}, ["s", "visit"])
     np.testing.assert_array_equal(helpers.first_below(losses, 2.0, "visit"), [1, np.nan])
 
 
