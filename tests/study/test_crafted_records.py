@@ -59,8 +59,7 @@ def poisoned_record(record, *, kept=()):
 def test_no_text_of_a_record_acts_on_a_page(root, monkeypatch, displayed):
     (root / "book" / "claims.yml").write_text(yaml.safe_dump([toy_pages.CLAIM]))
     monkeypatch.setattr(report, "display", displayed.append)
-    values = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}
-    page = page_module.Page("trial", values)
+    page = page_module.Page("trial", toy_pages.VALUES)
     live = toy_pages.results().assign(drop=("bound", [1.0, 0.9, 1.1]))
     live = page.save(live.assign_coords(kind=("period", ["a", "b"])))
     part = {"device": "d", "date": "2031-01-01", "commit": "0123456+changes"}
@@ -97,15 +96,13 @@ def test_no_text_of_a_record_acts_on_a_page(root, monkeypatch, displayed):
 def test_the_findings_hold_nothing_of_a_record_but_numbers(monkeypatch):
     """They alone are shown as Markdown, because the README tells them too."""
     best = records.best
-    monkeypatch.setattr(records, "best", lambda name: in_place_of_numbers(best(name), TEXT))
+
+    def with_texts(name):
+        record = best(name)
+        numbers = [name for name, value in record.attrs.items() if not isinstance(value, str)]
+        texts = record.map(lambda variable: xr.full_like(variable, TEXT, object))
+        return texts.assign_attrs(record.attrs | dict.fromkeys(numbers, TEXT))
+
+    monkeypatch.setattr(records, "best", with_texts)
     with pytest.raises((ValueError, TypeError)):
         list(told([*FIRST, *CARDS], ""))
-
-
-def in_place_of_numbers(record, text):
-    values = {name: text for name, value in record.attrs.items() if not isinstance(value, str)}
-    data = {
-        name: (variable.dims, np.full(variable.shape, text, object))
-        for name, variable in record.data_vars.items()
-    }
-    return record.assign(data).assign_attrs(values)
