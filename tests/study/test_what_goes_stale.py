@@ -21,11 +21,7 @@ def f(params, x):
     return MODEL.apply([params[name] for name in LAYERS], x)
 
 
-def start(key):
-    return dict(zip(LAYERS, MODEL.init(key), strict=True))
-
-
-PARAMS = start(jax.random.key(0))
+PARAMS = dict(zip(LAYERS, MODEL.init(jax.random.key(0)), strict=True))
 X = jnp.asarray(np.random.default_rng(1).normal(size=(12, 3)))
 DATA = X, (X[:, 0] * X[:, 1] > 0).astype(jnp.int32)
 
