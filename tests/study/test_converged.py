@@ -5,10 +5,10 @@ import numpy as np
 import xarray as xr
 from curves import along, assert_statistics, runs
 from iterlin_study.runs import problems
+from test_problems import NETWORK
 
 from book.experiments.converged_helpers import add_statistics, from_other_weights, kept, probed
 
-NETWORK = {"name": "lenet", "channels": 2, "kernel_size": 3, "padding": "SAME", "hidden": [5]}
 TIMES, SIZES, SEEDS = [1, 20], [30, 300], range(4)
 
 
@@ -37,19 +37,17 @@ def live():
     task, ends = problem(), np.array([0.2, 1.0])
     axes = {"size": SIZES, "seed": SEEDS}
     flow = np.array([[0.48, 0.70], [0.45, 0.60]])[..., None, None] * ends
-    parts = {
-        "flow": with_snapshots(task, runs({"time": TIMES} | axes, flow, train_loss=[2, 0.5]), 1.5),
-        "sgd": with_snapshots(
-            task, runs(axes, along(2, [0.5, 0.8]) * ends, train_loss=[2, 0.5]), 2
-        ),
-        "lazy": with_snapshots(task, runs(axes, along(2, [0.3, 0.4]) * ends), 1.0),
+    losses = {"train_loss": [2, 0.5]}
+    parts = {  # runs, and how much their filters grow
+        "flow": (runs({"time": TIMES} | axes, flow, **losses), 1.5),
+        "sgd": (runs(axes, along(2, [0.5, 0.8]) * ends, **losses), 2.0),
+        "lazy": (runs(axes, along(2, [0.3, 0.4]) * ends), 1.0),
     }
-    found = xr.merge([kept(task, ds, name) for name, ds in parts.items()])
+    found = xr.merge([kept(task, with_snapshots(task, *part), n) for n, part in parts.items()])
     layers = {"layer": ["conv1", "conv2"]}
-    found["sgd_probe"] = xr.DataArray([[60.0, 70.0]] * 4, {"seed": SEEDS} | layers)
-    found["flow_probe"] = xr.DataArray(
-        [[[58.0, 69.0]] * 4, [[50.0, 60.0]] * 4], {"time": TIMES, "seed": SEEDS} | layers
-    )
+    seeds, of_flow = {"seed": SEEDS} | layers, [[[58.0, 69.0]] * 4, [[50.0, 60.0]] * 4]
+    found["sgd_probe"] = xr.DataArray([[60.0, 70.0]] * 4, seeds)
+    found["flow_probe"] = xr.DataArray(of_flow, {"time": TIMES} | seeds)
     other = {"size": [30], "seed": SEEDS}
     few = runs({"time": [20]} | other, 0.40 * ends)
     others = from_other_weights(few, runs(other, 0.1 * ends), runs(other, 0.48 * ends))
