@@ -59,10 +59,19 @@ def outcomes(output):
     return dict(re.match(r"(\S+) +(\w+( \w+)*)", line).groups()[:2] for line in lines)
 
 
-def test_the_same_command_goes_on_until_all_is_done(book):
+ENDS = {
+    "killed": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
+    "crashes": "import os\nos._exit(1)",
+    "long": "class OutOfTime(Exception):\n    pass\n\nraise OutOfTime('at step 4')",
+}
+
+
+def test_the_others_run_when_one_ends_and_the_same_command_goes_on_until_all_is_done(book):
     add(book, "breaks", "1 / 0")
     add(book, "grows", SAVES, "missing: 7\n")
     add(book, "shows", WAITS)
+    for name, code in ENDS.items():
+        add(book, name, code)
     prioritise(book, "shows", "xor", "grows")
     process = toy_book.begin(book, "build", *GPU)
     # The line is here while the page that printed it waits for an answer.
@@ -70,15 +79,22 @@ def test_the_same_command_goes_on_until_all_is_done(book):
     (book / "seen").touch()
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 1
-    assert re.findall(r"^(\S+) \(gpu\): started$", output, re.M) == ["shows", "grows", "breaks"]
+    order = ["shows", "grows", "breaks", *ENDS]
+    assert re.findall(r"^(\S+) \(gpu\): started$", output, re.M) == order
     assert "shows: the end\n" in errors
     assert "breaks: cell 3 (from line 22 of book/breaks.md) failed: ZeroDivisionError" in errors
     line = "grows (gpu): partial: 7 runs missing; run the same command again to go on\n"
     assert line in output
-    assert outcomes(output) == {"shows": "done", "grows": "partial", "breaks": "failed"}
+    why = "its process ended: interrupted, killed (out of memory?) or crashed"
+    assert f"crashes: {why}\n" in errors
+    assert "long: out of time before there was anything to record: at step 4" in output
+    found = dict(zip(order, ["done", "partial", *3 * ["failed"], "partial"], strict=True))
+    assert outcomes(output) == found
     assert (book / "deadline-gpu").read_text() == "none"
 
     # Within a time, which its process is told; here the missing runs are made all the same.
+    for name in ENDS:
+        edit(book, "_toc.yml", f"  - file: {name}\n", "")
     edit(book, "book/breaks.md", "1 / 0", "1 / 1")
     edit(book, "book/grows.md", "1, missing=missing)", "1, missing=0)")
     begun = time.time()
@@ -100,24 +116,6 @@ def test_no_page_starts_after_the_deadline(book, monkeypatch):
     assert outcomes(done.stdout) == {"page": "not started"}
 
 
-def test_the_others_run_when_one_is_killed_or_crashes(book):
-    add(book, "killed", "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
-    add(book, "crashes", "import os\nos._exit(1)")
-    add(book, "long", "class OutOfTime(Exception):\n    pass\n\nraise OutOfTime('at step 4')")
-    add(book, "short", "1 + 1")
-    done = run(book, "build", *GPU)
-    assert done.returncode == 1
-    assert outcomes(done.stdout) == {
-        "killed": "failed",
-        "crashes": "failed",
-        "long": "partial",
-        "short": "done",
-    }
-    why = "interrupted, killed (out of memory?) or crashed"
-    assert f"crashes: its process ended: {why}\n" in done.stderr
-    assert "long: out of time before there was anything to record: at step 4" in done.stdout
-
-
 def test_a_page_is_what_its_shares_are_until_it_records(tmp_path):
     def state(name=None, status=states.DONE):
         if name:
@@ -135,6 +133,7 @@ def test_a_page_is_what_its_shares_are_until_it_records(tmp_path):
 
 
 def test_pages_without_priority_come_last_in_the_order_of_the_contents(book):
+    assert pages.by_priority(toy_book.ROOT, []) == []  # the project's order names its pages
     names = ["index", "experiments/xor", "other", "last"]
     assert pages.by_priority(book, names) == names
     prioritise(book, "last", "xor")
@@ -146,10 +145,6 @@ def test_a_wrong_order_is_refused(book, text):
     (book / "book" / "priority.yml").write_text(text)
     with pytest.raises(BookError, match=r"priority\.yml: "):
         pages.by_priority(book, [])
-
-
-def test_the_order_of_the_project_names_its_pages():
-    pages.by_priority(toy_book.ROOT, [])
 
 
 # Shares: the same record, from runs that three processes made.
