@@ -25,11 +25,15 @@ print(x, y)
 """
 
 
+def book(root, page):
+    (root / "book").mkdir()
+    (root / "book" / "page.md").write_text(page)
+    (root / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    return root
+
+
 def test_the_style_check_names_page_and_line_and_mends_pages_in_place(tmp_path, capsys):
-    root = tmp_path
-    (tmp_path / "book").mkdir()
-    (tmp_path / "book" / "page.md").write_text(PAGE)
-    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    root = book(tmp_path, PAGE)
     assert lint.main(root, fix=False) == 1
     told = [line.split(": ", 1) for line in capsys.readouterr().out.splitlines()]
     assert [(where, what.split()[0]) for where, what in told] == [
@@ -46,8 +50,5 @@ def test_the_style_check_names_page_and_line_and_mends_pages_in_place(tmp_path, 
 
 
 def test_a_cell_that_does_not_parse_is_named(tmp_path, capsys):
-    (tmp_path / "book").mkdir()
-    (tmp_path / "book" / "page.md").write_text(PAGE.replace("x = [1,2]", "x = (1"))
-    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
-    assert lint.main(tmp_path, fix=False) == 1
+    assert lint.main(book(tmp_path, PAGE.replace("x = [1,2]", "x = (1")), fix=False) == 1
     assert "book/page.md:7: invalid-syntax" in capsys.readouterr().out
