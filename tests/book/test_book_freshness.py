@@ -24,34 +24,29 @@ def digest(root, tier="quick", values=None, more=""):
 
 
 def test_digests_follow_code_tags_parameters_tier_library_and_lock_but_not_prose(root):
-    first = digest(root)
-    found = {
-        first,
-        digest(root, "laptop"),
-        digest(root, "laptop", {"a": 1}),
-        digest(root, more="1"),
-    }
+    first, tier = digest(root), digest(root, "laptop")
+    found = {first, tier, digest(root, "laptop", {"a": 1}), digest(root, more="1")}
     assert len(found) == 4
     toy_book.edit(root, "book/other.md", "# Second page", "# Another title\n\nProse.")
     assert digest(root) == first
-    for file, old, new in (
-        ("lib/iterlin/gamma.py", "return -x", "return -x - 1"),
-        ("requirements.lock", "numpy==1", "numpy==2"),
-        ("book/other.md", "ipython3\n", "ipython3\n:tags: [hide-input]\n\n"),
-    ):
+    edits = {
+        "lib/iterlin/gamma.py": ("-x", "-x - 1"),
+        "requirements.lock": ("numpy==1", "numpy==2"),
+    }
+    edits["book/other.md"] = "ipython3\n", "ipython3\n:tags: [hide-input]\n\n"
+    for file, (old, new) in edits.items():
         toy_book.edit(root, file, old, new)
         assert digest(root) not in found
         found.add(digest(root))
 
 
 def test_digests_follow_the_helpers_that_a_page_imports_and_theirs(root):
-    (root / "book" / "one.py").write_text("from book import (\n    two as other,\n)\n")
-    (root / "book" / "two.py").write_text("")
-    (root / "book" / "three.py").write_text("")
     code = "from book.one import other\nfrom book import three as x"
+    paths = [root / "book" / f"{name}.py" for name in ("one", "two", "three")]
+    for path in paths:
+        path.write_text("from book import (\n    two as other,\n)\n" if path == paths[0] else "")
     found = {digest(root, more=code)}
-    for name in ("one", "two", "three"):
-        path = root / "book" / f"{name}.py"
+    for path in paths:
         path.write_text(f"{path.read_text()}# changed\n")
         found.add(digest(root, more=code))
     assert len(found) == 4
