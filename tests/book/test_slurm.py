@@ -68,11 +68,9 @@ if share in ("2", "3") and not Path(f"met-{share}").exists():
 
 
 def free_ports(count):
-    with_ports = [socket.socket() for _ in range(count)]
-    for each in with_ports:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in with_ports]
-    for each in with_ports:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in held]
+    for each in held:
         each.close()
     return ports
 
@@ -107,10 +105,9 @@ def slurm(tmp_path_factory):
         )
         path.chmod(0o755)
     environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
-    munge = [f"--{name}={folder}/munge.{name}" for name in ("socket",)]
-    munge += [f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "log", "seed")]
+    munge = [f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "log", "seed")]
     commands = [
-        ["munged", "--foreground", "--force", *munge],
+        ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *munge],
         ["slurmctld", "-D", "-i", "-f", configuration],
         ["slurmd", "-D", "-N", host, "-f", configuration],
     ]
@@ -168,7 +165,8 @@ def test_jobs_that_are_cancelled_or_out_of_time_go_on_and_the_record_is_the_same
     ) as process:
         try:
             wait_for("the second share", 300, lambda: written(root / "met-2"))
-            before = {path: path.stat().st_mtime_ns for path in runs(root)}
+            runs = (root / "_build" / "runs").glob("*.npz")
+            before = {path: path.stat().st_mtime_ns for path in runs}
             ask("scancel", (root / "met-2").read_text())
             output, _ = process.communicate(timeout=900)
         finally:
@@ -185,10 +183,6 @@ def test_jobs_that_are_cancelled_or_out_of_time_go_on_and_the_record_is_the_same
     assert done.returncode == 0, done.stdout + done.stderr
     assert shared_page.kept(root) == shared_page.kept(here)
     xr.testing.assert_identical(shared_page.record(root), shared_page.record(here))
-
-
-def runs(root):
-    return (root / "_build" / "runs").glob("*.npz")
 
 
 def written(path):

@@ -299,6 +299,4 @@ def test_a_record_gets_more_seeds_without_those_that_it_has(checkout, page):
         for each in (more, whole)
     ]
     xr.testing.assert_allclose(*alike, rtol=1e-3, atol=1e-5)
-    assert {n: v.dtype for n, v in more.variables.items()} == {
-        n: v.dtype for n, v in whole.variables.items()
-    }
+    assert more.dtypes == whole.dtypes
