@@ -75,20 +75,6 @@ def dependencies(installed, folder):
     return folder
 
 
-def run(code, installed, tmp_path, modules):
-    """Run code with the wheel, what it declares, and Python's own library, in an empty folder."""
-    shown = dependencies(installed, tmp_path / "dependencies")
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", IS_BARE + code, installed, shown, *modules],
-        cwd=empty,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def test_wheel_and_archive_hold_the_library_its_data_and_its_licence(built):
     names = set(zipfile.ZipFile(built[1]).namelist())
     about = {name for name in names if name.startswith(f"iterlin-{iterlin.__version__}.dist-info/")}
@@ -135,4 +121,10 @@ def test_the_library_imports_and_the_readme_s_python_runs_with_the_library_alone
     assert blocks
     promised = 'assert history["evaluations"][-1] < 3000'  # "about a thousand products"
     names = [path.removesuffix(".py").removesuffix("/__init__") for path in SOURCES]
-    run("\n".join([*blocks, promised]), installed, tmp_path, [n.replace("/", ".") for n in names])
+    modules = [name.replace("/", ".") for name in names]
+    shown, empty = dependencies(installed, tmp_path / "dependencies"), tmp_path / "empty"
+    empty.mkdir()
+    code = "\n".join([IS_BARE, *blocks, promised])
+    command = [sys.executable, "-I", "-S", "-c", code, installed, shown, *modules]
+    done = subprocess.run(command, cwd=empty, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
