@@ -31,16 +31,13 @@ FIGURE = (
 WIDE = """<p><b id="wide" style="display: inline-block; width: 500px">wide</b></p>
 <div style="overflow-x: auto" tabindex="0"><p style="width: 900px">scrolls</p></div>"""
 PALE = '<details><summary>More</summary><p id="pale" style="color: #999">folded</p></details>'
+TABLE = '<table><tr><th id="corner"></th><th>A</th></tr><tr><th>B</th><td>1</td></tr></table>'
+ELSEWHERE = "http://elsewhere.example/a.css"
 BOTH, DESK, PHONE = "1360 390", "1360", "390"
 
 # name -> (body, widths with the fault, end of the selector, pattern of what is wrong)
 FAULTS = {
-    "asks": (
-        '<link rel="prefetch" href="http://elsewhere.example/a.css">',
-        BOTH,
-        "http://elsewhere.example/a.css",
-        "asked of another site",
-    ),
+    "asks": (f'<link rel="prefetch" href="{ELSEWHERE}">', BOTH, ELSEWHERE, "asked of another site"),
     "raises": ("<script>undefinedThing()</script>", BOTH, "script", "is not defined"),
     "small": (DRAWN.format("100%", 3000), PHONE, "svg > text", r"text of \d\.\d pixels"),
     "wide": (WIDE, PHONE, "#wide", "scrolls sideways, 5.. in 390"),
@@ -52,20 +49,10 @@ FAULTS = {
     ),
     "unset": ('<span class="math" id="unset">x</span>', BOTH, "#unset", "TeX is left as it is: x"),
     "wordless": ('<button id="wordless"></button>', BOTH, "#wordless", "button-name"),
-    "corner": (
-        '<table><tr><th id="corner"></th><th>A</th></tr><tr><th>B</th><td>1</td></tr></table>',
-        BOTH,
-        "#corner",
-        "empty-table-header",
-    ),
+    "corner": (TABLE, BOTH, "#corner", "empty-table-header"),
     "folded": (PALE, DESK, "#pale", "color-contrast: .*#999999"),
     "night": ('<p id="night">dim</p>', PHONE, "#night", "color-contrast: .*#444444"),
-    "aside": (
-        TURNS.replace("OPTIONS", 'tabindex="-1"'),
-        BOTH,
-        "#dial",
-        "Tab does not reach it",
-    ),
+    "aside": (TURNS.replace("OPTIONS", 'tabindex="-1"'), BOTH, "#dial", "Tab does not reach it"),
     "silent": (DIAL.replace("TURNED", ""), BOTH, "#dial", "nothing shown changes"),
     "then": (TURNS.replace("=> {", "=> { " + ADDS + ";"), BOTH, "button", "button-name"),
 }
@@ -108,11 +95,3 @@ def test_command_names_faults_and_a_missing_browser(folder, tmp_path, monkeypatc
     monkeypatch.setattr(chromium, "NAMES", ("no-such-browser",))
     assert browser.main([str(tmp_path)]) == 0
     assert "no chromium" in capsys.readouterr().out
-
-
-def test_one_page_of_source_code_stands_for_all(tmp_path):
-    for name in ("a", "_modules/b", "_modules/c", "_static/template"):
-        path = tmp_path / f"{name}.html"
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
-    assert browser.names(tmp_path) == ["_modules/b.html", "a.html"]
