@@ -48,8 +48,8 @@ FAULTS = {
     ),
     "linearised outputs with the sign of J v flipped": (
         "iterlin/linearise/linearization",
-        "tree_sub(partition(theta, mask)[0], anchor)",
-        "tree_sub(anchor, partition(theta, mask)[0])",
+        "(t - a).astype(jnp.result_type(a))",
+        "(a - t).astype(jnp.result_type(a))",
         "iterlin/test_linearization.py",
         "exact_on_a_model_affine",
     ),
