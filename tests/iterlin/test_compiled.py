@@ -51,10 +51,7 @@ CALLS = {
     "steps": lambda f, params: by_engine("steps", f, params),
     "sweep": lambda f, params: (
         iterlin.train_sweep(
-            iterlin.Algorithm(f, ENTROPY, 0.1),
-            lambda key: params,
-            (X, LABELS),
-            **SWEEP,
+            iterlin.Algorithm(f, ENTROPY, 0.1), lambda key: params, (X, LABELS), **SWEEP
         )[0].params
     ),
     "closed_form of a part": lambda f, params: by_engine("closed_form", f, params, of_head),

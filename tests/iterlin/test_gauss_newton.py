@@ -12,15 +12,7 @@ from iterlin import every, gauss_newton, truncated_gauss_newton
 from iterlin.curvature.gauss_newton import Status
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.training import losses
-from problems import (
-    affine,
-    affine_problem,
-    bare,
-    dense,
-    flat,
-    network,
-    paired,
-)
+from problems import affine, affine_problem, bare, dense, flat, network, paired
 from roads import train
 
 # NIST Statistical Reference Datasets, nonlinear regression: data, second start, certified values.

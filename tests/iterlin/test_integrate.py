@@ -298,10 +298,7 @@ def moved_far(state):
 
 @pytest.mark.parametrize(
     ("schedule", "stopped_by"),
-    [
-        (schedules.every(700), "crash"),
-        (schedules.when(moved_far, check_every=100), "deadline"),
-    ],
+    [(schedules.every(700), "crash"), (schedules.when(moved_far, check_every=100), "deadline")],
 )
 def test_resume_is_bit_identical(schedule, stopped_by, tmp_path, monkeypatch):
     """The checkpoint is written at a deadline, however recent the last, and regularly before."""

@@ -35,10 +35,7 @@ def moved_far(state):
 
 @pytest.mark.parametrize(
     ("engine", "loss", "max_period"),
-    [
-        ("function_space", ENTROPY, 27),
-        ("closed_form", SQUARED, np.inf),
-    ],
+    [("function_space", ENTROPY, 27), ("closed_form", SQUARED, np.inf)],
 )
 def test_a_schedule_is_followed_as_by_the_steps_of_train(engine, loss, max_period):
     problem, watch = setting(loss)

@@ -22,10 +22,7 @@ PARAMS = {
     "frozen": jnp.asarray(RNG.normal(size=(FROZEN, 4))),
     "vocabulary": jnp.arange(FROZEN),  # integers are never trained
 }
-X = {
-    "inputs": jnp.asarray(RNG.normal(size=(EXAMPLES, FEATURES))),
-    "tokens": jnp.arange(EXAMPLES),
-}
+X = {"inputs": jnp.asarray(RNG.normal(size=(EXAMPLES, FEATURES))), "tokens": jnp.arange(EXAMPLES)}
 LABELS = jnp.asarray(RNG.integers(CLASSES, size=(EXAMPLES, PLACES)))
 WEIGHTED = {"values": jnp.sin(jnp.arange(EXAMPLES) * 1.0), "weights": jnp.geomspace(0.01, 0.1, 6)}
 

@@ -66,11 +66,7 @@ def test_all_factors_between_product_and_bias_count():
     np.testing.assert_allclose(rows, [[*(1.5 * x[0]), 1]], rtol=1e-14)
 
 
-NHWC, NCHW, MIXED = (
-    ("NHWC", "HWIO", "NHWC"),
-    ("NCHW", "OIHW", "NCHW"),
-    ("HWNC", "IOHW", "CWNH"),
-)
+NHWC, NCHW, MIXED = (("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("HWNC", "IOHW", "CWNH"))
 
 
 @pytest.mark.parametrize(

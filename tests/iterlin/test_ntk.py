@@ -292,10 +292,7 @@ def test_matrix_is_the_full_kernel_in_another_order():
 
 @given(
     drawn.shapes(
-        [(3, 2, 9), (3, 2, 6), (5, 3, 4)],
-        st.integers(1, 5),
-        st.integers(1, 3),
-        st.integers(1, 9),
+        [(3, 2, 9), (3, 2, 6), (5, 3, 4)], st.integers(1, 5), st.integers(1, 3), st.integers(1, 9)
     ),
     st.integers(0, 99),
 )

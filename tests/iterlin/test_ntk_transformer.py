@@ -89,11 +89,7 @@ def assert_forms(f, x, other=None, forms=("full",), trainable=None, **settings):
 
 
 @pytest.mark.parametrize(
-    ("f", "forms"),
-    [
-        (transformer, ("full", "diagonal", "trace")),
-        (first, ("matrix", "trace")),
-    ],
+    ("f", "forms"), [(transformer, ("full", "diagonal", "trace")), (first, ("matrix", "trace"))]
 )
 def test_outputs_of_any_rank_in_every_form(f, forms):
     assert_forms(f, X, forms=forms)

@@ -13,14 +13,7 @@ from iterlin import every, for_time, never
 from iterlin.algorithm3 import train, train_sweep
 from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
-from iterlin.training.schedules import (
-    NEVER,
-    Solved,
-    as_schedule,
-    periods_array,
-    when,
-    when_solved,
-)
+from iterlin.training.schedules import NEVER, Solved, as_schedule, periods_array, when, when_solved
 from iterlin.training.step import Step
 from iterlin.training.watching import Watch
 from iterlin_study.runs import grids

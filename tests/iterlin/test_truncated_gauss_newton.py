@@ -51,8 +51,7 @@ def solve(f, params, x, y, *, max_steps=1, tolerance=0.0, **settings):
 
 
 @pytest.mark.parametrize(
-    ("loss", "beta"),
-    [(losses.squared_error, 0.7), (losses.cross_entropy, 1e-10), (quartic, 0.5)],
+    ("loss", "beta"), [(losses.squared_error, 0.7), (losses.cross_entropy, 1e-10), (quartic, 0.5)]
 )
 def test_a_step_solves_the_dense_equations_to_its_certificate(loss, beta):
     f, params, x, y = posed(loss)
