@@ -1,4 +1,4 @@
-"""f_lin and products with the Jacobian against dense Jacobians; coupled examples are refused."""
+"""f_lin and products with the Jacobian against dense Jacobians; couplings of any size are seen."""
 
 from functools import partial
 
@@ -30,12 +30,30 @@ def test_linearize_takes_other_inputs_and_moves_with_the_parameters():
     np.testing.assert_allclose(np.ravel(linearize(f, params)(moved, other)), expected, atol=1e-13)
 
 
-@pytest.mark.parametrize("independent", [True, False])
-@pytest.mark.parametrize("widths", [(3, 5, 2), (1, 1)], ids=["wide", "tall"])
-def test_jacobian_equals_forward_mode(independent, widths):
-    f, params, x, _ = network(widths)
-    found = jacobian(f, params, x, independent=independent)
-    np.testing.assert_allclose(found, dense(f, params, x), atol=1e-14)
+def normalise(params, x):
+    """Batch normalisation in training mode: every output depends on the whole batch."""
+    h = x @ params
+    return (h - jnp.mean(h, 0, keepdims=True)) / jnp.std(h, axis=0, keepdims=True)
+
+
+WEIGHT, POINTS = (jax.random.normal(jax.random.key(seed), (2 + 2 * seed, 2)) for seed in (0, 1))
+WIDE, TALL = network()[:3], network((1, 1))[:3]
+
+
+@pytest.mark.parametrize(
+    ("problem", "independent"),
+    [
+        (WIDE, True),
+        (WIDE, False),
+        (TALL, True),
+        (TALL, False),
+        ((normalise, WEIGHT, POINTS), False),
+    ],
+    ids=["wide, by rows", "wide", "tall, by rows", "tall", "coupled"],
+)
+def test_jacobian_equals_forward_mode(problem, independent):
+    found = jacobian(*problem, independent=independent)
+    np.testing.assert_allclose(found, dense(*problem), atol=1e-13)
 
 
 @given(
@@ -59,23 +77,6 @@ def test_jacobian_products_are_those_of_the_dense_jacobian(shape, seed):
     np.testing.assert_allclose(products.vjp(u), matrix.T @ np.ravel(u), atol=1e-13)
 
 
-def normalise(params, x):
-    """Batch normalisation in training mode: every output depends on the whole batch."""
-    h = x @ params
-    return (h - jnp.mean(h, 0, keepdims=True)) / jnp.std(h, axis=0, keepdims=True)
-
-
-def test_jacobian_refuses_coupled_examples_unless_told():
-    params, x = (
-        jax.random.normal(jax.random.key(0), (2, 2)),
-        jax.random.normal(jax.random.key(1), (4, 2)),
-    )
-    with pytest.raises(ValueError, match=r"couples its examples.*independent=False"):
-        jacobian(normalise, params, x)
-    found = jacobian(normalise, params, x, independent=False)
-    np.testing.assert_allclose(found, dense(normalise, params, x), atol=1e-12)
-
-
 @pytest.mark.parametrize(("outputs", "sign"), [((1e3, 0.0), 1), ((-1e3, -1e3), -1)])
 def test_a_coupling_of_any_sign_is_seen_and_rounding_is_none(outputs, sign):
     """Rounding is in proportion to the largest output, and may differ with the batch."""
@@ -92,12 +93,11 @@ def test_a_coupling_of_any_sign_is_seen_and_rounding_is_none(outputs, sign):
 
 def test_a_coupling_is_seen_where_jax_traces_around_params_and_inputs():
     """As under `jax.jit` of another argument; of what f itself holds of that, nothing is known."""
-    params, x = jnp.asarray([[1.0, 2.0], [3.0, -1.0]]), jnp.asarray([[1.0, 2.0], [0.5, 3.0]])
 
     @jax.jit
     def called(scale):
-        require_independent(lambda p, x: scale * normalise(p, x), params, x)
-        require_independent(normalise, params, x)
+        require_independent(lambda p, x: scale * normalise(p, x), WEIGHT, POINTS)
+        require_independent(normalise, WEIGHT, POINTS)
 
     with pytest.raises(ValueError, match="couples its examples"):
         called(1.0)
