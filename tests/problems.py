@@ -7,6 +7,8 @@ from contextlib import contextmanager
 import jax
 import jax.numpy as jnp
 import numpy as np
+from iterlin import empirical_ntk, ntk_matrix
+from iterlin.linearise.parameters import combine, partition
 from iterlin.networks.mlp import mlp
 
 CASES = {  # examples, outputs, parameters, rank: N O < P, = P, > P, and rank deficient
@@ -57,6 +59,11 @@ def normal(*shape):
     return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape))
 
 
+def quartic(outputs, targets):
+    """A convex loss that the library does not know."""
+    return jnp.sum((outputs - targets) ** 4)
+
+
 def single(tree):
     """The tree with its floating point arrays in single precision."""
 
@@ -80,6 +87,36 @@ def dense(f, params, x):
 def _forward_mode(f, params, x):
     vector, unravel = jax.flatten_util.ravel_pytree(params)
     return jax.jacfwd(lambda p: f(unravel(p), x).reshape(-1))(vector)
+
+
+# Of the kernel (N1, N2, O, O) by pairs of examples and of outputs.
+FORMS = {"full": "ijoq->ijoq", "matrix": "ijoq->iojq", "diagonal": "ijoo->ijo", "trace": "ijoo->ij"}
+
+
+def dense_kernel(f, params, x1, x2=None, trainable=None):
+    """J(x1) J(x2)^T as (N1, N2, O, O), of the parameters that are trained."""
+    moving, fixed = partition(params, trainable)
+
+    def rows(x):
+        found = dense(lambda moving, x: f(combine(moving, fixed), x), moving, x)
+        return found.reshape(len(jax.tree.leaves(x)[0]), -1, found.shape[1])
+
+    first = rows(x1)
+    return np.einsum("iop,jqp->ijoq", first, first if x2 is None else rows(x2))
+
+
+def assert_forms(f, params, x, other=None, *, forms, trainable=None, **settings):
+    """Require each form of the kernel to be the dense one's, to 1e-12 of its largest entry."""
+    full = dense_kernel(f, params, x, other, trainable)
+    pairs, out = full.shape[:2], jax.eval_shape(f, params, x).shape[1:]
+    matrix = full.shape[0] * full.shape[2], full.shape[1] * full.shape[3]
+    shapes = {"full": pairs + out + out, "diagonal": pairs + out, "trace": pairs, "matrix": matrix}
+    for form in forms:
+        asked = {form: True} if form in ("trace", "diagonal") else {}
+        kernel = ntk_matrix if form == "matrix" else empirical_ntk
+        found = kernel(f, params, x, other, trainable=trainable, **asked, **settings)
+        expected = np.einsum(FORMS[form], full).reshape(shapes[form])
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(full).max())
 
 
 def assert_same_run(found, expected, tolerance):

@@ -8,6 +8,7 @@ from iterlin import empirical_ntk, ntk_matrix
 from iterlin.kernels import factors
 from iterlin.linearise.linearization import jacobian
 from iterlin.linearise.parameters import partition
+from problems import assert_forms
 
 WORDS, LENGTH, WIDTH, CLASSES = 40, 3, 4, 3
 
@@ -59,46 +60,17 @@ def first(p, x):
     return pooled(p, x)[:, 0]
 
 
-def reference(f, x, other, trainable):
-    """(N1, N2, O, O) from dense Jacobians."""
-    rows = jax.jit(lambda x: jacobian(f, PARAMS, x, trainable=trainable, independent=False))
-    x1, x2 = (rows(x) for x in (x, other or x))
-    kernel = np.asarray(x1 @ x2.T)
-    sizes = [len(side["ids"]) for side in (x, other or x)]
-    return kernel.reshape(sizes[0], -1, sizes[1], len(kernel) // sizes[0]).swapaxes(1, 2)
-
-
-def assert_forms(f, x, other=None, forms=("full",), trainable=None, **settings):
-    full = reference(f, x, other, trainable)
-    out = jax.eval_shape(f, PARAMS, x).shape[1:]
-    expected = {
-        "full": full.reshape(*full.shape[:2], *out, *out),
-        "diagonal": np.einsum("ijoo->ijo", full).reshape(*full.shape[:2], *out),
-        "trace": np.einsum("ijoo->ij", full),
-        "matrix": full.swapaxes(1, 2).reshape(full.shape[0] * full.shape[2], -1),
-    }
-    for form in forms:
-        settings |= {"trainable": trainable}
-        if form == "matrix":
-            found = ntk_matrix(f, PARAMS, x, other, **settings)
-        else:
-            asked = {} if form == "full" else {form: True}
-            found = empirical_ntk(f, PARAMS, x, other, **asked, **settings)
-        assert found.shape == expected[form].shape
-        np.testing.assert_allclose(found, expected[form], atol=1e-12 * np.abs(full).max())
-
-
 @pytest.mark.parametrize(
     ("f", "forms"), [(transformer, ("full", "diagonal", "trace")), (first, ("matrix", "trace"))]
 )
 def test_outputs_of_any_rank_in_every_form(f, forms):
-    assert_forms(f, X, forms=forms)
+    assert_forms(f, PARAMS, X, forms=forms)
 
 
 def test_uneven_parts_of_the_outputs_and_groups_of_examples():
     """9 outputs in parts of 2 and 1."""
     other = jax.tree.map(lambda leaf: leaf[1:4], X)
-    assert_forms(transformer, X, other, memory_limit=3_000)
+    assert_forms(transformer, PARAMS, X, other, forms=("full",), memory_limit=3_000)
 
 
 TRAINABLE = {
@@ -110,15 +82,13 @@ TRAINABLE = {
 
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_fixed_parameters_give_nothing(name):
-    assert_forms(pooled, X, trainable=TRAINABLE[name])
+    assert_forms(pooled, PARAMS, X, forms=("full",), trainable=TRAINABLE[name])
 
 
-def kinds_of_factors(f, params, x, **settings):
+def factors_of(f, params, x):
     moving, fixed = partition(params)
     network = factors.trace_network(f, moving, fixed, jax.tree.map(lambda leaf: leaf[:1], x))
-    settings = {"form": "full", "count": 5, "total": CLASSES} | settings
-    found = network.factors(x, jnp.arange(CLASSES), **settings)
-    return {name: getattr(found, name) for name in found._fields}
+    return network.factors(x, jnp.arange(CLASSES), form="full", count=5, total=CLASSES)
 
 
 FEATURES_FIRST = jax.lax.GatherDimensionNumbers(
@@ -165,16 +135,15 @@ def test_any_lookup_gives_the_products_of_the_jacobian(name):
         return jnp.sin(look_up(p["words"], x["ids"])).sum(1) @ p["out"]["weight"]
 
     params = {"words": PARAMS["words"], "out": PARAMS["out"]}
-    assert bool(kinds_of_factors(f, params, X)["lookups"]) == (name in LOOKUPS)
-    rows = jacobian(f, params, X)
-    np.testing.assert_allclose(ntk_matrix(f, params, X), rows @ rows.T, atol=1e-12)
+    assert bool(factors_of(f, params, X).lookups) == (name in LOOKUPS)
+    assert_forms(f, params, X, forms=("matrix",))
 
 
 def test_indices_of_a_type_that_cannot_count_the_rows():
     ids = jnp.asarray([[100, 3, 7], [120, 9, 1], [100, 9, 43]], jnp.int8)
     table = normal(300, WIDTH)
     f = lambda table, ids: jnp.take(table, ids, axis=0).sum(1)  # noqa: E731
-    assert kinds_of_factors(f, table, ids)["lookups"]
+    assert factors_of(f, table, ids).lookups
     # Not by the ids themselves: gathering by them is what XLA's generators do differently.
     rows = jacobian(f, table, ids.astype(jnp.int32))
     kernel = jax.jit(lambda table: ntk_matrix(f, table, ids))(table)
