@@ -11,13 +11,8 @@ from iterlin import gauss_newton, truncated_gauss_newton
 from iterlin.curvature.gauss_newton import Status
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.training import losses
-from problems import bare, flat, network
+from problems import bare, flat, network, quartic
 from scipy.optimize import minimize
-
-
-def quartic(outputs, targets):
-    """A convex loss that the library does not know."""
-    return jnp.sum((outputs - targets) ** 4)
 
 
 def posed(loss, examples=8):
