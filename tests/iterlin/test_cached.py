@@ -21,8 +21,7 @@ def convolutions():
 
 
 def dense():
-    f, params, x, _ = problems.network((3, 4, 2), examples=N)
-    return f, params, x
+    return problems.network((3, 4, 2), examples=N)[:3]
 
 
 def lookups():
@@ -34,11 +33,9 @@ def lookups():
 def places():
     """A layer at every position of a sequence, with fewer numbers by position than by row."""
     keys = jax.random.split(jax.random.key(0), 3)
-    params = {
-        "in": jax.random.normal(keys[0], (30, 40)),
-        "out": jax.random.normal(keys[1], (40, 6)),
-    }
-    x = jax.random.normal(keys[2], (N, 2, 30))
+    shapes = (30, 40), (40, 6), (N, 2, 30)
+    first, last, x = (jax.random.normal(*pair) for pair in zip(keys, shapes, strict=True))
+    params = {"in": first, "out": last}
     return lambda p, x: (jnp.tanh(x @ p["in"]) @ p["out"]).mean(1), params, x
 
 
@@ -48,30 +45,26 @@ def neither():
     return lambda p, x: jnp.sin(x @ jnp.diag(p["scale"]) + p["shift"]).sum(1), params, jnp.eye(N, 2)
 
 
-NETWORKS = {
-    "dense": dense,
-    "convolutions": convolutions,
-    "lookups": lookups,
-    "places": places,
-    "neither": neither,
-}
-FIELD = {"dense": "dense", "convolutions": "rows", "lookups": "lookups", "places": "positions"}
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_factors_give_the_products_of_the_dense_jacobian(name):
-    f, params, x = NETWORKS[name]()
+@pytest.mark.parametrize(
+    ("problem", "kind"),
+    [
+        (dense, "dense"),
+        (convolutions, "rows"),
+        (lookups, "lookups"),
+        (places, "positions"),
+        (neither, None),
+    ],
+)
+def test_factors_give_the_products_of_the_dense_jacobian(problem, kind):
+    f, params, x = problem()
     network, _ = ntk._plan_cache(f, params, x, None, 2**30)
     outputs = math.prod(network.result.shape[1:])
     factors = jax.jit(lambda x: cached.cache_factors(network, x, outputs))(x)
-    if name in FIELD:
-        assert len(getattr(factors, FIELD[name])) > 0
-    assert sum(leaf.size for leaf in jax.tree.leaves(factors)) == cached.factors_size(
-        network, x, outputs
-    )
-    jacobian = problems.dense(f, params, x)
-    shape = f(params, x).shape
-    v = jnp.cos(jnp.arange(1.0 * np.prod(shape))).reshape(shape)
+    assert kind is None or len(getattr(factors, kind)) > 0
+    size = sum(leaf.size for leaf in jax.tree.leaves(factors))
+    assert size == cached.factors_size(network, x, outputs)
+    jacobian, shape = problems.dense(f, params, x), f(params, x).shape
+    v = problems.normal(*shape)
     expected = (jacobian @ (jacobian.T @ v.reshape(-1))).reshape(shape)
     found = jax.jit(lambda v: cached.CachedKernel(factors=factors).product(v))(v)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
@@ -79,8 +72,7 @@ def test_factors_give_the_products_of_the_dense_jacobian(name):
 
 def test_matrix_and_factors_agree():
     trainable = lambda path: path.startswith("0/")  # noqa: E731
-    f, params, x, _ = problems.network((3, 40, 2), examples=60)
-    v = jnp.cos(jnp.arange(120.0)).reshape(60, 2)
+    f, params, x, v = problems.network((3, 40, 2), examples=60)
     few, many = (il.cached_ntk(f, params, x[:n], trainable=trainable) for n in (2, 60))
     assert few.factors is None
     expected = few.matrix @ v[:2].reshape(-1)
