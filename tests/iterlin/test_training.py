@@ -22,7 +22,6 @@ from problems import bare, flat, network
 from roads import train, train_sweep
 
 MEAN_ENTROPY = losses.mean(losses.cross_entropy)
-OPTIMIZERS = {"sgd": optax.sgd(0.05), "adam": optax.adam(0.01)}
 KEYS = jax.random.split(jax.random.key(0), 2)
 
 
@@ -70,30 +69,21 @@ def algorithm_3(f, params, data, loss, optimizer, period, chosen):
 @pytest.mark.parametrize(
     ("problem", "loss", "optimizer", "period", "batch_size"),
     [
-        (regression, losses.squared_error, "sgd", 3, None),
-        (classification, MEAN_ENTROPY, "adam", 4, 3),
+        (regression, losses.squared_error, 0.05, 3, None),
+        (classification, MEAN_ENTROPY, optax.adam(0.01), 4, 3),
     ],
 )
 def test_training_equals_a_plain_loop(problem, loss, optimizer, period, batch_size):
     f, params, data = problem()
     key, num_steps = jax.random.key(5), 20
-    state, history = train(
-        f,
-        params,
-        data,
-        loss=loss,
-        optimizer=0.05 if optimizer == "sgd" else OPTIMIZERS[optimizer],
-        schedule=every(period),
-        num_steps=num_steps,
-        batch_size=batch_size,
-        key=key,
-        evaluate={"all": data},
-    )
+    settings = {"loss": loss, "optimizer": optimizer, "schedule": every(period), "key": key}
+    settings |= {"batch_size": batch_size, "evaluate": {"all": data}, "num_steps": num_steps}
+    state, history = train(f, params, data, **settings)
     chosen = [np.arange(10)] * num_steps
     if batch_size is not None:
         chosen = list(batches(key, 10, batch_size, num_steps))
-    by_hand = algorithm_3(f, params, data, loss, OPTIMIZERS[optimizer], period, chosen)
-    vector, anchor, updates = by_hand
+    optimizer = optax.sgd(optimizer) if isinstance(optimizer, float) else optimizer
+    vector, anchor, updates = algorithm_3(f, params, data, loss, optimizer, period, chosen)
     np.testing.assert_allclose(flat(state.params), vector, atol=1e-11)
     np.testing.assert_allclose(flat(state.anchor), anchor, atol=1e-11)
     assert int(state.step) == num_steps
@@ -150,7 +140,7 @@ def test_a_sweep_equals_its_runs_one_by_one():
     looked = {f"train_{name}{of}" for name in ("loss", "accuracy") for of in ("", "_proxy")}
     assert set(history) == looked | {"step", "updates"}
     for i, j in ((1, 0), (2, 1)):
-        settings |= {"schedule": every(periods[i]), "key": jax.random.fold_in(keys[j], 1)}
+        settings |= {"schedule": periods[i], "key": jax.random.fold_in(keys[j], 1)}
         state, single = train(f, model.init(keys[j]), data, **settings)
         chosen = jax.tree.map(lambda leaf, i=i, j=j: leaf[i, j], states.params)
         np.testing.assert_allclose(flat(chosen), flat(state.params), atol=1e-12)
@@ -299,16 +289,29 @@ def test_labels_outside_the_classes_are_refused():
             call()
 
 
-def test_labels_of_watched_sets_are_checked():
-    model, x, y = mlp((3, 2)), jnp.ones((4, 3)), jnp.asarray([0, 1, 0, 1])
-    algorithm = Algorithm(model.apply, MEAN_ENTROPY, 0.1)
-    watch = Watch({"train": (x, y), "test": (x[:3], y[:3] - 1)})
-    for call in doors(algorithm, model.init, (x, y), watch):
-        with pytest.raises(ValueError, match=r"set 'test' of watch: .* 2 classes.*got -1"):
-            call()
-
-
 X3, TWO = jnp.ones((4, 3)), jnp.asarray([0, 1, 0, 1])
+SUMS = dict.fromkeys(("b_c", "c", "loss", "loss_proxy"), lambda outputs, y: outputs.sum())
+
+
+@pytest.mark.parametrize(
+    ("watch", "message"),
+    [
+        (
+            Watch({"train": (X3, TWO), "test": (X3[:3], TWO[:3] - 1)}),
+            r"set 'test' of watch: .* 2 classes.*got -1",
+        ),
+        (
+            Watch({"a": (X3, TWO), "a_b": (X3, TWO)}, SUMS),
+            "have two entries named 'a_b_c': rename a set or",
+        ),
+    ],
+)
+def test_wrong_labels_and_a_name_twice_are_refused_by_every_call(watch, message):
+    """By runs, sweeps, exact runs of any engine and grids, before compute."""
+    model = mlp((3, 2))
+    for call in doors(Algorithm(model.apply, MEAN_ENTROPY, 0.1), model.init, (X3, TWO), watch):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def mistaken(door, changes):
@@ -323,10 +326,6 @@ def mistaken(door, changes):
     settings = {"schedule": 1} | settings
     settings |= {} if door == "train" else {"engine": door}
     return bare(iterlin.train)(algorithm, jnp.ones((3, 2)), data, **settings)
-
-
-def per_example(outputs, y):
-    return optax.softmax_cross_entropy_with_integer_labels(outputs, y)
 
 
 ONE_NUMBER = "must return one number, such as a sum or a mean over the examples"
@@ -353,7 +352,11 @@ MISTAKES = [
     (TRAIN, {"f": lambda p, x: x.T}, r"leads with the 4 examples, got shape \(3, 4\)"),
     (BOTH, {"f": lambda p, x: x @ p.weight}, r"^f\(params, x\) of inputs .* has no attribute"),
     (TRAIN, {"f": MEAN_ENTROPY}, "^f must be the network f.params, x., got a loss"),
-    (ALL, {"loss": per_example}, rf"^loss {ONE_NUMBER}: got float64\[4\]$"),
+    (
+        ALL,
+        {"loss": optax.softmax_cross_entropy_with_integer_labels},
+        rf"^loss {ONE_NUMBER}: got float64\[4\]$",
+    ),
     (ALL, {"loss": lambda o: o.sum()}, r"^loss is called as loss\(outputs, y\), but it takes \(o"),
     (ALL, {"loss": lambda o, y: float(o.sum())}, f"^loss of .* fails: it {TRACED}"),
     (TRAIN, {"augment": lambda x: x}, r"^augment is called as augment\(key, x\), but it takes \(x"),
@@ -406,18 +409,6 @@ def test_a_call_that_jax_traces_is_refused():
     ):
         with pytest.raises(ValueError, match=r"outside of jax.jit, .*train_sweep makes several"):
             jax.jit(lambda x, call=call: call(x)[0].params)(X3)
-
-
-SUMS = dict.fromkeys(("b_c", "c", "loss", "loss_proxy"), lambda outputs, y: outputs.sum())
-
-
-def test_a_name_twice_is_refused_before_compute():
-    """In runs, sweeps, exact runs of any engine and grids."""
-    watch = Watch({"a": (X3, TWO), "a_b": (X3, TWO)}, SUMS)
-    model = mlp((3, 2))
-    for call in doors(Algorithm(model.apply, MEAN_ENTROPY, 0.1), model.init, (X3, TWO), watch):
-        with pytest.raises(ValueError, match="have two entries named 'a_b_c': rename a set or"):
-            call()
 
 
 def test_a_watched_set_is_evaluated_a_few_examples_at_a_time():
