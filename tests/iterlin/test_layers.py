@@ -28,33 +28,44 @@ def layers_of(f, params, x):
     }
 
 
-@pytest.mark.parametrize("parameterization", ["standard", "ntk"])
-def test_dense_layers_take_their_biases_even_behind_a_factor(parameterization):
-    model = mlp((5, 4, 3, 1), parameterization=parameterization)
-    found = layers_of(model.apply, model.init(KEY), normal(2, 5))
-    assert found == {f"{i}.weight": f"{i}.bias" for i in range(3)}
+def of_network(model, *shape):
+    return model.apply, model.init(KEY), normal(2, *shape)
 
 
-@pytest.mark.parametrize("method", ["patches", "direct"])
-def test_convolutions_are_found_and_biases_behind_a_pool_are_not_theirs(method):
-    model = convnets.lenet((12, 12, 1), channels=2, kernel_size=3, hidden=(4,), method=method)
-    found = layers_of(model.apply, model.init(KEY), normal(2, 12, 12, 1))
-    dense = {f"dense{i}.kernel": f"dense{i}.bias" for i in (1, 2)}
-    assert found == {"conv1.kernel": None, "conv2.kernel": None, **dense}
+def laid_out(layer):
+    """A layer of a weight that is laid out anew, on one example."""
+    f = lambda p, x: layer(p["w"], p["b"], x[0])[None]  # noqa: E731
+    return f, {"w": normal(3, 3), "b": normal(3)}, normal(2, 3, 3)
 
 
+DENSE = {f"{i}.weight": f"{i}.bias" for i in range(3)}
+# Biases behind a pool are not those of the convolution.
+LENET = {"conv1.kernel": None, "conv2.kernel": None}
+LENET |= {f"dense{i}.kernel": f"dense{i}.bias" for i in (1, 2)}
+SMALL = {"channels": 2, "kernel_size": 3, "hidden": (4,)}
 FOUND = {
-    "transposed": lambda w, b, x: x @ w.T + b[None],
-    "cast": lambda w, b, x: x @ w.astype(jnp.float32).astype(jnp.float64) + b[None],
-    "reshaped": lambda w, b, x: x @ w.reshape(9)[None].squeeze(0).reshape(3, 3) + b[None],
+    "dense": (of_network(mlp((5, 4, 3, 1)), 5), DENSE),
+    "behind a factor": (of_network(mlp((5, 4, 3, 1), parameterization="ntk"), 5), DENSE),
+    **{
+        method: (of_network(convnets.lenet((12, 12, 1), method=method, **SMALL), 12, 12, 1), LENET)
+        for method in ("patches", "direct")
+    },
+    "transposed": (laid_out(lambda w, b, x: x @ w.T + b[None]), {"w": "b"}),
+    "cast": (
+        laid_out(lambda w, b, x: x @ w.astype(jnp.float32).astype(jnp.float64) + b[None]),
+        {"w": "b"},
+    ),
+    "reshaped": (
+        laid_out(lambda w, b, x: x @ w.reshape(9)[None].squeeze(0).reshape(3, 3) + b[None]),
+        {"w": "b"},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_a_weight_may_be_laid_out_anew(name):
-    params = {"w": normal(3, 3), "b": normal(3)}
-    f = lambda p, x: FOUND[name](p["w"], p["b"], x[0])[None]  # noqa: E731
-    assert layers_of(f, params, normal(2, 3, 3)) == {"w": "b"}
+def test_layers_are_found_with_their_biases(name):
+    problem, expected = FOUND[name]
+    assert layers_of(*problem) == expected
 
 
 def test_all_factors_between_product_and_bias_count():
