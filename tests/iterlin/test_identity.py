@@ -71,16 +71,12 @@ def test_a_program_is_told_by_the_arrays_that_it_holds(hold):
     assert of(FIRST) == of(FIRST + 0) != of(SECOND)
 
 
-def train(path, f=None, loss=ENTROPY, **changes):
-    """Parameters and history of a run of eight steps with its checkpoint in that file."""
-    algorithm = {"optimizer": 0.5}
-    algorithm |= {"optimizer": changes.pop("optimizer")} if "optimizer" in changes else {}
+def train(path, f=None, optimizer=0.5, params=None, data=(X, Y), **changes):
+    """Parameters of a run of eight steps with its checkpoint in that file."""
+    algorithm = iterlin.Algorithm(f or network("closure", FIRST), ENTROPY, optimizer)
     settings = {"schedule": 3, "num_steps": 8, "key": KEY, "checkpoint": path} | changes
-    params, data = settings.pop("params", None), settings.pop("data", (X, Y))
     params = start() if params is None else params
-    algorithm = iterlin.Algorithm(f or network("closure", FIRST), loss, **algorithm)
-    state, history = iterlin.train(algorithm, params, data, **settings)
-    return state.params, history
+    return iterlin.train(algorithm, params, data, **settings)[0].params
 
 
 def observe(scale):
@@ -131,7 +127,7 @@ def test_train_names_what_differs(checkpoint, name, other, words):
 def test_train_tells_functions_by_what_they_hold(tmp_path, monkeypatch, name, one, other, words):
     """In this version of JAX and, but for a predicate that is asked late, between versions."""
     path = tmp_path / "run.npz"
-    wanted, _ = train(path, **{name: one})
+    wanted = train(path, **{name: one})
     with pytest.raises(CheckpointError, match=f"it differs in ({words})[^\n]*: delete it"):
         train(path, **{name: other})
     as_of_another_version(path)
@@ -140,51 +136,44 @@ def test_train_tells_functions_by_what_they_hold(tmp_path, monkeypatch, name, on
             train(path, **{name: other})
     trained_again = lambda state: pytest.fail("trained again")  # noqa: E731
     monkeypatch.setattr(loop.jax, "block_until_ready", trained_again)
-    np.testing.assert_array_equal(train(path, **{name: one})[0], wanted)
+    np.testing.assert_array_equal(train(path, **{name: one}), wanted)
 
 
-def sweep(path, f, second=False):
-    keys = jax.random.split(KEY, 2)
-    algorithm = iterlin.Algorithm(f, ENTROPY, 0.5)
-    settings = {"periods": [2, 5 if second else 3], "keys": keys, "num_steps": 6}
-    init = lambda key: 0.1 * jax.random.normal(key, (4, 2))  # noqa: E731
-    return iterlin.train_sweep(algorithm, init, (X, Y), **settings, checkpoint=path)[0].params
+def drawn(key):
+    return 0.1 * jax.random.normal(key, (4, 2))
 
 
 def test_train_sweep_refuses_the_checkpoint_of_another_network(tmp_path):
-    sweep(tmp_path / "run.npz", network("jit", FIRST))
+    def sweep(w, periods):
+        algorithm = iterlin.Algorithm(network("jit", w), ENTROPY, 0.5)
+        settings = {"periods": periods, "keys": jax.random.split(KEY, 2), "num_steps": 6}
+        iterlin.train_sweep(algorithm, drawn, (X, Y), **settings, checkpoint=tmp_path / "run.npz")
+
+    sweep(FIRST, [2, 3])
     with pytest.raises(CheckpointError, match="differs in the step"):
-        sweep(tmp_path / "run.npz", network("jit", SECOND))
+        sweep(SECOND, [2, 3])
     with pytest.raises(CheckpointError, match=r"the periods \(\[2, 3\], here \[2, 5\]\)"):
-        sweep(tmp_path / "run.npz", network("jit", FIRST), second=True)
-
-
-def by_engine(path, f=None, loss=ENTROPY, engine="function_space"):
-    algorithm = iterlin.Algorithm(f or network("closure", FIRST), loss, 0.1)
-    settings = {"schedule": 10, "num_steps": 30, "engine": engine, "checkpoint": path}
-    return iterlin.train(algorithm, start(), (X, Y), **settings)[0].params
+        sweep(FIRST, [2, 5])
 
 
 def test_an_engine_refuses_the_file_of_another_run_and_finds_its_own_in_a_folder(tmp_path):
-    pair = [{"f": network("jit", w)} for w in (FIRST, SECOND)]
-    wanted = [by_engine(None, **settings) for settings in pair]
-    by_engine(tmp_path / "run.npz", **pair[0])
+    by_engine = partial(train, engine="function_space", optimizer=0.1, key=None)
+    pair = [network("jit", w) for w in (FIRST, SECOND)]
+    wanted, file, folder = [by_engine(None, f) for f in pair], tmp_path / "run.npz", tmp_path / "in"
+    by_engine(file, pair[0])
     with pytest.raises(CheckpointError, match="differs in the step"):
-        by_engine(tmp_path / "run.npz", **pair[1])
+        by_engine(file, pair[1])
     with pytest.raises(CheckpointError, match=r"engine \(function_space, here kept_steps\)"):
-        by_engine(tmp_path / "run.npz", **pair[0], engine="kept_steps")
-    folder = tmp_path / "runs"
+        by_engine(file, pair[0], engine="kept_steps")
     folder.mkdir()
     for _ in range(2):
-        for expected, settings in zip(wanted, pair, strict=True):
-            np.testing.assert_array_equal(by_engine(folder, **settings), expected)
+        for expected, f in zip(wanted, pair, strict=True):
+            np.testing.assert_array_equal(by_engine(folder, f), expected)
         assert len(list(folder.iterdir())) == 2
 
 
 def grid(folder, f):
-    algorithm = iterlin.Algorithm(f, ENTROPY)
-    init = lambda key: 0.1 * jax.random.normal(key, (4, 2))  # noqa: E731
-    problem = Problem(algorithm, init, (X, Y), Watch({"test": (X, Y)}))
+    problem = Problem(iterlin.Algorithm(f, ENTROPY), drawn, (X, Y), Watch({"test": (X, Y)}))
     make = lambda period, seed: grids.Run(seed, period, 0.1, (0, 6))  # noqa: E731
     return grids.grid(problem, {"period": [3], "seed": [0, 1]}, make, folder=folder)
 
@@ -229,12 +218,8 @@ def test_a_digest_sees_numbers_shapes_types_and_nesting():
 
 
 def test_a_digest_does_not_tell_where_in_memory_a_module_has_its_functions():
-    @jax.tree_util.register_static
-    class Activation:
-        pass
-
-    one, two = Activation(), Activation()
-    assert digest(one) == digest(two)
+    activation = jax.tree_util.register_static(type("Activation", (), {}))
+    assert digest(activation()) == digest(activation())
 
 
 def test_a_summary_sees_signs_order_and_places():
