@@ -7,9 +7,12 @@ from contextlib import contextmanager
 import jax
 import jax.numpy as jnp
 import numpy as np
-from iterlin import empirical_ntk, ntk_matrix
+from iterlin import cached_ntk, empirical_ntk, ntk_matrix
+from iterlin.exact import linear_model
+from iterlin.exact.flow import Objective
 from iterlin.linearise.parameters import combine, partition
 from iterlin.networks.mlp import mlp
+from iterlin.training import losses
 
 CASES = {  # examples, outputs, parameters, rank: N O < P, = P, > P, and rank deficient
     "wide": (3, 2, 11, 6),
@@ -117,6 +120,21 @@ def assert_forms(f, params, x, other=None, *, forms, trainable=None, **settings)
         found = kernel(f, params, x, other, trainable=trainable, **asked, **settings)
         expected = np.einsum(FORMS[form], full).reshape(shapes[form])
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(full).max())
+
+
+def linearised(loss, *, penalty=0.0, space="function"):
+    """The problem of a small network's linearisation, and f, params, x, y.
+
+    In function space by its kernel, in parameter space by products with J. y holds labels where
+    the loss is a cross-entropy.
+    """
+    f, params, x, y = network((3, 6, 4), examples=12)
+    y = y if losses.as_sum(loss) is losses.squared_error else jnp.argmax(y, 1)
+    if space == "function":
+        model = linear_model.from_kernel(f, params, x, cached_ntk(f, params, x).product)
+    else:
+        model = linear_model.from_products(f, params, x)
+    return Objective(model, loss, y, penalty), f, params, x, y
 
 
 def assert_same_run(found, expected, tolerance):

@@ -6,21 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from iterlin import cached_ntk, flow_filter
+from iterlin import flow_filter
 from iterlin.exact import linear_model
 from iterlin.exact.flow import REACH, Objective, _stages, advance, begin
 from iterlin.kernels import gradient_flow
 from iterlin.training import losses
 from numpy.polynomial import Chebyshev
 
-MEAN_CROSS_ENTROPY = losses.mean(losses.cross_entropy)
-
-
-def objective_of(loss=MEAN_CROSS_ENTROPY, *, penalty=0.0):
-    f, params, x, y = problems.network((3, 6, 4), examples=12)
-    targets = jnp.argmax(y, 1) if loss is MEAN_CROSS_ENTROPY else y
-    model = linear_model.from_kernel(f, params, x, cached_ntk(f, params, x).product)
-    return Objective(model, loss, targets, penalty), f, params, x, y
+ENTROPY = losses.mean(losses.cross_entropy)
 
 
 def flow_for(objective, *times, tolerance=1e-3):
@@ -55,7 +48,7 @@ def by_diffrax(objective, times):
 
 
 def test_flow_agrees_with_an_implicit_method_to_its_tolerance():
-    objective, *_ = objective_of()
+    objective, *_ = problems.linearised(ENTROPY)
     times = [1.0, 100.0, 1e4]
     expected = by_diffrax(objective, times)
     sizes = np.maximum(1, np.sqrt(np.mean(expected**2, (1, 2))))
@@ -67,7 +60,8 @@ def test_flow_agrees_with_an_implicit_method_to_its_tolerance():
 
 def test_flow_is_the_closed_form_for_the_squared_loss_with_a_penalty():
     penalty, time = 0.02, 50.0
-    objective, f, params, x, y = objective_of(losses.squared_error, penalty=penalty)
+    problem = problems.linearised(losses.squared_error, penalty=penalty)
+    objective, f, params, x, y = problem
     found = flow_for(objective, time, tolerance=1e-8)
     modes = gradient_flow.eigenmodes(f, params, x, y)
     rates = modes.eigenvalues + 2 * penalty
@@ -81,7 +75,7 @@ def test_flow_is_the_closed_form_for_the_squared_loss_with_a_penalty():
 
 
 def test_evaluations_are_the_products_that_were_taken():
-    objective, *_ = objective_of()
+    objective, *_ = problems.linearised(ENTROPY)
     model, taken = objective.model, []
 
     def counted(v):
@@ -142,7 +136,7 @@ def test_a_loss_without_curvature_is_followed_in_a_straight_line():
 
 
 def test_curvature_is_the_largest_eigenvalue_of_the_problem():
-    objective, f, params, x, _ = objective_of(penalty=0.3)
+    objective, f, params, x, _ = problems.linearised(ENTROPY, penalty=0.3)
     jacobian = problems.dense(f, params, x)
     hessian = jax.hessian(lambda u: objective.loss(u.reshape(12, 4), objective.targets))
     start = begin(objective)
@@ -159,7 +153,7 @@ def test_curvature_is_the_largest_eigenvalue_of_the_problem():
 
 
 def test_gradient_norm_is_that_in_the_parameters():
-    objective, f, params, x, _ = objective_of(penalty=0.3)
+    objective, f, params, x, _ = problems.linearised(ENTROPY, penalty=0.3)
     jacobian = problems.dense(f, params, x)
     coordinates, image = objective.model.push(0.1 * objective.model.outputs)
 

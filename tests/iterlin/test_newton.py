@@ -17,16 +17,6 @@ ENTROPY = losses.mean(losses.cross_entropy)
 SPACES = ("function", "parameter")
 
 
-def objective_of(space, loss, penalty):
-    f, params, x, y = problems.network((3, 6, 4), examples=12)
-    if space == "function":
-        model = linear_model.from_kernel(f, params, x, cached_ntk(f, params, x).product)
-    else:
-        model = linear_model.from_products(f, params, x)
-    targets = jnp.argmax(y, 1) if loss is ENTROPY else y
-    return Objective(model, loss, targets, penalty), f, params, x, y
-
-
 def identity(params, loss, penalty=0.1):
     """The objective of a model whose outputs are its parameters."""
     model = linear_model.from_products(lambda p, x: p, params, jnp.zeros(params.shape[:1]))
@@ -35,7 +25,7 @@ def identity(params, loss, penalty=0.1):
 
 @pytest.mark.parametrize("penalty", [10.0, 1e-3])
 def test_minimum_is_what_scipy_finds_on_the_dense_problem(penalty):
-    objective, f, params, x, _ = objective_of("function", ENTROPY, penalty)
+    objective, f, params, x, _ = problems.linearised(ENTROPY, penalty=penalty)
     jacobian = problems.dense(f, params, x)
 
     @jax.jit
@@ -53,7 +43,7 @@ def test_minimum_is_what_scipy_finds_on_the_dense_problem(penalty):
         options={"maxiter": 20_000, "maxfun": 20_000, "ftol": 1e-16, "gtol": 1e-12},
     )
     for space in SPACES:
-        objective = objective_of(space, ENTROPY, penalty)[0]
+        objective = problems.linearised(ENTROPY, penalty=penalty, space=space)[0]
         found = minimize(objective, tolerance=1e-8)
         moved = problems.flat(objective.model.displacement(found.coordinates))
         np.testing.assert_allclose(moved, oracle.x, atol=2e-5 * max(1, np.abs(oracle.x).max()))
@@ -66,7 +56,8 @@ def test_minimum_is_what_scipy_finds_on_the_dense_problem(penalty):
 
 @pytest.mark.parametrize("space", SPACES)
 def test_minimum_of_the_squared_loss_is_the_damped_gauss_newton_step(space):
-    objective, f, params, x, y = objective_of(space, losses.squared_error, 0.05)
+    problem = problems.linearised(losses.squared_error, penalty=0.05, space=space)
+    objective, f, params, x, y = problem
     found = minimize(objective, tolerance=1e-10)
     expected = gradient_flow.eigenmodes(f, params, x, y).damped(2 * 0.05)
     moved = jax.tree.map(jnp.add, params, objective.model.displacement(found.coordinates))
@@ -74,7 +65,7 @@ def test_minimum_of_the_squared_loss_is_the_damped_gauss_newton_step(space):
 
 
 def test_a_search_that_stops_early_says_so():
-    objective, *_ = objective_of("function", ENTROPY, 1e-4)
+    objective, *_ = problems.linearised(ENTROPY, penalty=1e-4)
     found = minimize(objective, tolerance=1e-10, max_steps=2)
     assert int(found.newton_steps) == 2
     assert float(found.certificate) > 1e-6
@@ -83,15 +74,14 @@ def test_a_search_that_stops_early_says_so():
 @pytest.mark.parametrize("uphill", [False, True])
 def test_it_goes_downhill_and_counts_its_products(uphill, monkeypatch):
     """Where a saturated loss leaves mostly rounding, conjugate gradients may lead uphill."""
-    f, params, x, y = problems.network((3, 6, 4), examples=12)
-    product, taken = cached_ntk(f, params, x).product, []
+    objective, f, params, x, _ = problems.linearised(ENTROPY, penalty=0.1)
+    product, solve, taken = cached_ntk(f, params, x).product, newton.conjugate_gradients, []
 
     def image(a):
         jax.debug.callback(lambda: taken.append(1))
         return product(a)
 
-    model = linear_model.from_kernel(f, params, x, image)
-    solve = newton.conjugate_gradients
+    objective = objective._replace(model=linear_model.from_kernel(f, params, x, image))
 
     def wrong(*arguments, **settings):
         step, count = solve(*arguments, **settings)
@@ -99,7 +89,7 @@ def test_it_goes_downhill_and_counts_its_products(uphill, monkeypatch):
 
     if uphill:
         monkeypatch.setattr(newton, "conjugate_gradients", wrong)
-    found = minimize(Objective(model, ENTROPY, jnp.argmax(y, 1), 0.1), tolerance=1e-3)
+    found = minimize(objective, tolerance=1e-3)
     jax.effects_barrier()
     assert float(found.certificate) <= 1e-3
     assert int(found.evaluations) == len(taken)
@@ -144,17 +134,16 @@ def test_a_minimum_is_told_from_where_rounding_leaves_more_to_gain():
     classes = jnp.arange(12) % 4
     right = jax.nn.one_hot(classes, 4)
 
-    def there(outputs, dtype):
-        loss = lambda u, _: ENTROPY(u, classes)  # noqa: E731
-        return bool(newton.within_rounding(identity(outputs.astype(dtype), loss, 1e-4)))
-
-    # A gain of 1e-10, which double precision sees beside outputs of 15, and single does not.
-    assert there(15 * right, jnp.float32)
-    assert not there(15 * right, jnp.float64)
-    assert not there(5 * right, jnp.float32)
-    # As wrong as can be: flat, but far from the minimum.
-    assert not there(30 * jnp.roll(right, 1, axis=1), jnp.float32)
-    assert not there(jnp.full_like(right, jnp.nan), jnp.float32)
+    for outputs, dtype, there in (
+        # A gain of 1e-10, which double precision sees beside outputs of 15, and single does not.
+        (15 * right, "float32", True),
+        (15 * right, "float64", False),
+        (5 * right, "float32", False),
+        (30 * jnp.roll(right, 1, axis=1), "float32", False),  # flat, but far from the minimum
+        (jnp.full_like(right, jnp.nan), "float32", False),
+    ):
+        objective = identity(outputs.astype(dtype), lambda u, _: ENTROPY(u, classes), 1e-4)
+        assert bool(newton.within_rounding(objective)) == there
 
 
 @pytest.mark.parametrize(
@@ -170,8 +159,6 @@ def test_rounding_is_that_of_the_loss_and_of_the_outputs(output, offset, there):
 
 
 def test_a_problem_without_minimum_is_refused():
-    objective = identity(jnp.ones(3), hyperbolic, 0.0)
-    with pytest.raises(ValueError, match="penalty"):
-        minimize(objective, tolerance=1e-3)
-    with pytest.raises(ValueError, match="tolerance"):
-        minimize(objective._replace(penalty=1.0), tolerance=0.0)
+    for penalty, tolerance, named in ((0.0, 1e-3, "penalty"), (1.0, 0.0, "tolerance")):
+        with pytest.raises(ValueError, match=named):
+            minimize(identity(jnp.ones(3), hyperbolic, penalty), tolerance=tolerance)
