@@ -226,18 +226,18 @@ def test_only_training_couples_examples_and_statistics_have_no_derivative(make):
 
 
 def test_a_trained_nnx_module_can_be_trained_again_and_the_given_one_is_unchanged():
+    def held(module):
+        return nnx.to_pure_dict(nnx.state(module, (nnx.Param, nnx.BatchStat)))
+
     given = NNX(MOMENTA, RATE, nnx.Rngs(0))
-    before = jax.tree.map(
-        np.asarray, nnx.to_pure_dict(nnx.state(given, (nnx.Param, nnx.BatchStat)))
-    )
-    net = from_nnx(given)
+    before, net = jax.tree.map(np.asarray, held(given)), from_nnx(given)
     state, predicted = trained_by(net)
     module = net.module(state)
     close(module(X), predicted)
     close(from_nnx(module).evaluated(state.params, X), predicted)
     module.train()
     assert np.abs(module(X) - predicted).max() > 1e-3
-    close(nnx.to_pure_dict(nnx.state(given, (nnx.Param, nnx.BatchStat))), before, 0)
+    close(held(given), before, 0)
     assert not given.norms[0].use_running_average
 
 
@@ -282,25 +282,24 @@ def test_linen_streams_are_named_have_keys_of_their_own_and_match_its_apply():
         net.f(net.params, X)
 
 
-def test_linen_variables_may_be_frozen():
-    module = Linen((0.9, 0.9), 0.0)
-    variables = freeze(module.init(jax.random.key(0), X, train=False))
-    net = from_linen(module, variables, train=True)
-    expected, _ = module.apply(variables, X, train=True, mutable=["batch_stats"])
-    close(net.f(net.params, X), expected)
+class Counted(nn.Module):
+    """Updates a collection that is no running statistics."""
+
+    @nn.compact
+    def __call__(self, x):
+        calls = self.variable("counter", "calls", lambda: 0)
+        calls.value += 1
+        return calls.value * nn.Dense(2)(x)
 
 
-def test_a_linen_module_may_update_other_collections():
-    class Counted(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            calls = self.variable("counter", "calls", lambda: 0)
-            calls.value += 1
-            return calls.value * nn.Dense(2)(x)
-
-    variables = Counted().init(jax.random.key(0), X)
-    net = from_linen(Counted(), variables)
-    expected, _ = Counted().apply(variables, X, mutable=["counter"])
+@pytest.mark.parametrize(
+    ("module", "training", "updated"),
+    [(Linen((0.9, 0.9), 0.0), {"train": True}, "batch_stats"), (Counted(), {}, "counter")],
+)
+def test_linen_variables_may_be_frozen_and_of_other_collections(module, training, updated):
+    variables = freeze(module.init(jax.random.key(0), X, **training))
+    net = from_linen(module, variables, **training)
+    expected, _ = module.apply(variables, X, **training, mutable=[updated])
     close(net.f(net.params, X), expected)
 
 
@@ -312,9 +311,8 @@ def test_an_nnx_module_may_hold_numbers():
         def __call__(self, x):
             return self.factor.get_value() * self.dense(x)
 
-    module = Doubled()
-    net = from_nnx(module)
-    close(net.f(net.params, X), module(X))
+    net = from_nnx(Doubled())
+    close(net.f(net.params, X), Doubled()(X))
 
 
 def test_noise_and_normalisation_are_trained_with_the_keys_of_the_run():
