@@ -19,13 +19,12 @@ def of_head(path):
     return path.startswith("1/")
 
 
-def run(at=(0, 10, 20, 30), num_steps=30, optimizer=0.1, params=PARAMS, data=DATA, **settings):
-    trainable = settings.pop("trainable", None)
-    algorithm = iterlin.Algorithm(F, SQUARED, optimizer, trainable=trainable)
+def run(at=(0, 10, 20, 30), *, data=DATA, trainable=None, train=iterlin.train, **settings):
+    algorithm = iterlin.Algorithm(F, SQUARED, 0.1, trainable=trainable)
     observe = lambda state: {"bias": state.params[1]["bias"]}  # noqa: E731
     watch = iterlin.Watch({"all": DATA}, at=list(at), observe=observe)
-    settings = {"schedule": 7, "watch": watch, "num_steps": num_steps, "progress": False} | settings
-    return iterlin.train(algorithm, params, data, **settings)
+    settings = {"schedule": 7, "watch": watch, "num_steps": 30, "progress": False} | settings
+    return train(algorithm, PARAMS, data, **settings)
 
 
 def assert_same(found, expected):
@@ -71,9 +70,8 @@ def test_a_callback_of_a_sweep_sees_all_runs_and_ends_them():
         return row["step"] == 10
 
     settings = {"periods": [1, 5], "keys": keys, "num_steps": 20, "watch": watch}
-    states, history = iterlin.train_sweep(
-        algorithm, model.init, DATA, **settings, callback=callback
-    )
+    settings["callback"] = callback
+    states, history = iterlin.train_sweep(algorithm, model.init, DATA, **settings)
     assert history["step"].tolist() == [0, 10]
     assert int(states.step) == 10
     assert seen == [(jax.tree.map(jnp.shape, states.params), (2, 3))] * 2
@@ -120,11 +118,8 @@ def test_an_exception_in_a_callback_loses_nothing_of_a_checkpoint(tmp_path):
     ],
 )
 def test_a_callback_that_does_not_fit_is_refused(callback, message):
-    algorithm = iterlin.Algorithm(F, SQUARED, 0.1)
-    watch = iterlin.Watch({"all": DATA}, observe=lambda s: {"bias": s.params[1]["bias"]})
-    settings = {"schedule": 7, "num_steps": 10, "watch": watch}
     with pytest.raises(ValueError, match=message):
-        bare(iterlin.train)(algorithm, PARAMS, DATA, **settings, callback=callback)
+        run(train=bare(iterlin.train), callback=callback)
 
 
 # Checkpoints that are trained on.
@@ -147,10 +142,9 @@ def test_a_checkpoint_with_more_steps_gives_one_long_run(kind, tmp_path):
 def test_a_longer_run_keeps_what_was_recorded_at_other_looks(tmp_path):
     settings = {"checkpoint": tmp_path / "run.npz"}
     run(at=(0, 3, 20), num_steps=20, **settings)
-    state, history = run(at=(0, 10, 25), **settings)
-    assert history["step"].tolist() == [0, 3, 20, 25, 30]
-    long, reference = run(at=(0, 3, 20, 25))
-    assert_same((state, history), (long, reference))
+    found = run(at=(0, 10, 25), **settings)
+    assert found[1]["step"].tolist() == [0, 3, 20, 25, 30]
+    assert_same(found, run(at=(0, 3, 20, 25)))
 
 
 def test_fewer_steps_than_were_taken_are_refused_in_a_line(tmp_path):
