@@ -30,10 +30,9 @@ def explicit_axes():
     f, params = net.apply, net.init(jax.random.key(0))
     rng = np.random.default_rng(0)
     data = tuple(map(jnp.asarray, (rng.normal(size=(8, 3)), rng.normal(size=(8, 2)))))
-    labels = jnp.arange(8) % 2
     newton = {"damping": 0.1, "max_steps": 3, "tolerance": 1e-6}
-    squared, entropy = losses.squared_error, losses.cross_entropy
-
+    squared = losses.squared_error
+    bayes = {"loss": squared, "prior_precision": 1.0}
     bound = jax.device_put(jnp.ones(2), jax.devices()[0])  # the data lie elsewhere, too
 
     def trained(p, x, y, engine):
@@ -48,12 +47,9 @@ def explicit_axes():
         return il.predict(kernel, y, kernel, damping=0.1)
 
     def truncated(p, x, y):
-        there = jax.device_put(labels, y.sharding)
-        run = newton | {"beta": 0.01, "loss": entropy}
+        there = jax.device_put(jnp.arange(8) % 2, y.sharding)
+        run = newton | {"beta": 0.01, "loss": losses.cross_entropy}
         return il.truncated_gauss_newton(f, p, x, there, **run).params
-
-    def posterior(p, x, y):
-        return il.laplace(f, p, x, y, loss=squared, prior_precision=1.0).variance(x)
 
     calls = {
         "predict": predicted,
@@ -66,7 +62,7 @@ def explicit_axes():
         "gauss_newton": lambda p, x, y: il.gauss_newton(f, p, x, y, **newton).params,
         "truncated_gauss_newton": truncated,
         "ggn_product": lambda p, x, y: il.ggn_product(f, p, x, y, squared)(p),
-        "laplace": posterior,
+        "laplace": lambda p, x, y: il.laplace(f, p, x, y, **bayes).variance(x),
         "closed_form": lambda p, x, y: trained(p, x, y, "closed_form"),
         "steps": lambda p, x, y: trained(p, x, y, "steps"),
     }

@@ -28,7 +28,7 @@ def by_quadrature(x1, x2, depth, bias):
     covariance = np.array([[x1 @ x1, x1 @ x2], [x1 @ x2, x2 @ x2]]) / dim
     kernel = covariance[0, 1] + bias
     for _ in range(depth):
-        (cross, derivative) = expectations(covariance)
+        cross, derivative = expectations(covariance)
         covariance = np.array([[covariance[0, 0] / 2, cross], [cross, covariance[1, 1] / 2]])
         kernel = cross + bias + derivative * kernel
     return kernel
@@ -53,24 +53,17 @@ def test_diagonal_and_symmetry():
     np.testing.assert_allclose(np.diag(kernel), expected, rtol=1e-12)
 
 
-def empirical(width, x, keys, depth, bias):
-    """Kernels of several draws, and whether a bias counts."""
-    model = mlp([x.shape[1], *[width] * depth, 1], parameterization="ntk")
-
-    def kernel(key):
-        params = model.init(key)
-        if not bias:
-            params = [{"weight": layer["weight"]} for layer in params]
-        return empirical_ntk(model.apply, params, x, trace=True)
-
-    return np.asarray(jax.lax.map(jax.jit(kernel), keys))
-
-
 @pytest.mark.parametrize(("depth", "bias"), [(1, True), (2, False)])
 def test_mean_over_wide_networks_agrees_within_its_error(depth, bias):
     x = jnp.asarray([[1.0, 0.3], [-0.4, 0.9], [0.0, 0.0]])
     analytic = np.asarray(relu_mlp_ntk(x, depth=depth, bias=bias))
-    kernels = empirical(256, x, jax.random.split(jax.random.key(0), 60), depth, bias)
+    model = mlp([2, *[256] * depth, 1], parameterization="ntk")
+
+    def kernel(key):
+        params = [layer if bias else {"weight": layer["weight"]} for layer in model.init(key)]
+        return empirical_ntk(model.apply, params, x, trace=True)
+
+    kernels = np.asarray(jax.lax.map(jax.jit(kernel), jax.random.split(jax.random.key(0), 60)))
     error = kernels.std(0, ddof=1) / np.sqrt(len(kernels))
     # The mean at finite width is off by O(1/width): allow for it beside the sampling error.
     assert np.all(np.abs(kernels.mean(0) - analytic) <= 4 * error + 2 / 256 * np.abs(analytic))
@@ -79,9 +72,8 @@ def test_mean_over_wide_networks_agrees_within_its_error(depth, bias):
 
 def test_images_of_small_integers_do_not_overflow():
     x = np.random.default_rng(0).integers(0, 256, (3, 8)).astype(np.uint8)
-    np.testing.assert_allclose(
-        bare(relu_mlp_ntk)(x, depth=1), relu_mlp_ntk(jnp.asarray(x, float), depth=1)
-    )
+    expected = relu_mlp_ntk(jnp.asarray(x, float), depth=1)
+    np.testing.assert_allclose(bare(relu_mlp_ntk)(x, depth=1), expected)
 
 
 @pytest.mark.parametrize("bias", [True, False])
