@@ -31,16 +31,10 @@ def when_solved(*rule, **more):
 
 def setting(loss=CROSS_ENTROPY, **changes):
     f, params, x, y = problems.network((3, 6, 4), examples=12)
-    targets = jnp.argmax(y, 1) if loss is CROSS_ENTROPY else y
-    settings = {
-        "loss": loss,
-        "schedule": schedules.every(PERIOD),
-        "num_steps": LENGTH,
-        "evaluate": {"test": (x, targets)},
-        "eval_steps": EVAL_STEPS,
-        "progress": False,
-    }
-    return (f, params, (x, targets)), settings | changes
+    data = x, (jnp.argmax(y, 1) if loss is CROSS_ENTROPY else y)
+    settings = {"loss": loss, "schedule": PERIOD, "num_steps": LENGTH, "progress": False}
+    settings |= {"evaluate": {"test": data}, "eval_steps": EVAL_STEPS}
+    return (f, params, data), settings | changes
 
 
 def linear(x, y, loss=SQUARED, step_size=0.1, **changes):
@@ -75,14 +69,13 @@ def largest_curvature(problem, loss, params):
 )
 def test_exact_engines_are_the_steps_to_rounding(engine, loss, monkeypatch):
     monkeypatch.setattr(engines, "DESCENT_BURST", 6)
-    penalty = 0.3
-    problem, settings = setting(loss, penalty=penalty)
+    problem, settings = setting(loss, penalty=0.3)
     began = time.monotonic()
     found = by_engine(*problem, step_size=STEP_SIZE, engine=engine, **settings)
     assert 0 < found[1]["seconds"][-1] < time.monotonic() - began
     problems.assert_same_run(found, by_steps(problem, settings), 1e-10)
     if engine == "closed_form":
-        largest = largest_curvature(problem, loss, found[0].anchor) + 2 * penalty
+        largest = largest_curvature(problem, loss, found[0].anchor) + 2 * 0.3
         np.testing.assert_allclose(found[1]["stability"][-1], STEP_SIZE * largest)
 
 
@@ -94,7 +87,7 @@ def test_exact_engines_are_the_steps_to_rounding(engine, loss, monkeypatch):
     ],
 )
 def test_a_target_loss_ends_a_run_at_the_next_linearisation(engine, loss, period, reached_at):
-    problem, settings = setting(loss, schedule=schedules.every(period))
+    problem, settings = setting(loss, schedule=period)
     _, history = by_steps(problem, settings | {"evaluate": {"train": problem[2]}})
     settings["target_loss"] = float(history["train_loss"][EVAL_STEPS.index(reached_at)]) + 1e-9
     state, _ = found = by_engine(*problem, step_size=STEP_SIZE, engine=engine, **settings)
@@ -106,8 +99,8 @@ def test_flow_is_the_limit_of_small_steps():
     distances = []
     for shrink in (1, 10):
         length, size = LENGTH * shrink, STEP_SIZE / shrink
-        changes = {"num_steps": length, "schedule": schedules.every(length // 3)}
-        problem, settings = setting(eval_steps=[length], **changes)
+        changes = {"num_steps": length, "schedule": length // 3, "eval_steps": [length]}
+        problem, settings = setting(**changes)
         flow, _ = by_engine(*problem, engine="flow", step_size=size, tolerance=1e-8, **settings)
         steps, _ = by_steps(problem, settings, size)
         distances.append(np.max(np.abs(problems.flat(flow.params) - problems.flat(steps.params))))
@@ -119,13 +112,13 @@ def test_flow_is_the_limit_of_small_steps():
 def test_flow_is_the_same_with_the_kernel_and_in_short_bursts(monkeypatch):
     monkeypatch.setattr(engines, "FLOW_BURST", 3)
     problem, settings = setting(step_size=STEP_SIZE, tolerance=1e-8)
-    found = [
-        by_engine(*problem, engine=engine, **settings) for engine in ("flow", "function_space_flow")
-    ]
-    problems.assert_same_run(found[0], (found[1][0], {"test_loss": found[1][1]["test_loss"]}), 1e-9)
-    assert not bool(found[0][0].ended)
+    state, history = by_engine(*problem, engine="flow", **settings)
+    other, reference = by_engine(*problem, engine="function_space_flow", **settings)
+    expected = other, {"test_loss": reference["test_loss"]}
+    problems.assert_same_run((state, history), expected, 1e-9)
+    assert not bool(state.ended)
     stability = STEP_SIZE * largest_curvature(problem, CROSS_ENTROPY, problem[1])
-    assert 0.9 * stability < found[0][1]["stability"][0] < 1.001 * stability
+    assert 0.9 * stability < history["stability"][0] < 1.001 * stability
 
 
 def test_times_that_single_precision_cannot_count_are_reached():
@@ -133,10 +126,8 @@ def test_times_that_single_precision_cannot_count_are_reached():
     far = 28_942_601
     assert round(float(np.float32(far) * np.float32(0.01)) / 0.01) < far
     changes = {"schedule": schedules.never(), "num_steps": far, "eval_steps": [far]}
-    (f, params, (x, y)), settings = setting(**changes)
-    params, x = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (params, x))
-    settings["evaluate"] = {"test": (x, y)}
-    state, _ = by_engine(f, params, (x, y), step_size=0.01, engine="flow", **settings)
+    (f, *given), settings = setting(**changes, evaluate={})
+    state, _ = by_engine(f, *problems.single(given), step_size=0.01, engine="flow", **settings)
     assert int(state.step) == far
     assert not bool(state.ended)
     assert problems.flat(state.params).dtype == jnp.float32
@@ -144,16 +135,15 @@ def test_times_that_single_precision_cannot_count_are_reached():
 
 def test_minimum_is_the_end_of_the_penalised_flow():
     half = 3 * 10**4
-    changes = {"schedule": schedules.every(half), "eval_steps": [half]}
-    problem, settings = setting(penalty=0.05, num_steps=2 * half, **changes)
-    ends = [
-        by_engine(*problem, step_size=0.01, engine=engine, tolerance=1e-7, **settings)[0]
-        for engine in ("flow", "minimum", "function_space_minimum")
-    ]
-    flow, *minima = (problems.flat(state.params) for state in ends)
-    for minimum in minima:
-        np.testing.assert_allclose(minimum, flow, atol=1e-4)
-    assert {int(state.updates) for state in ends} == {1}
+    changes = {"schedule": half, "eval_steps": [half], "num_steps": 2 * half, "penalty": 0.05}
+    problem, settings = setting(step_size=0.01, tolerance=1e-7, **changes)
+    flow, _ = by_engine(*problem, engine="flow", **settings)
+    for engine in ("minimum", "function_space_minimum"):
+        state, _ = by_engine(*problem, engine=engine, **settings)
+        np.testing.assert_allclose(
+            problems.flat(state.params), problems.flat(flow.params), atol=1e-4
+        )
+        assert int(state.updates) == int(flow.updates) == 1
 
 
 def test_a_minimum_is_ridge_regression_also_where_an_example_never_moves():
@@ -174,9 +164,8 @@ def test_outputs_that_overflow_end_the_run_as_diverged(engine):
     (f, params, data), settings = setting(eval_steps=[0, 20, 40, 60], penalty=0.1)
 
     def overflowing(p, x):
-        pairs = zip(jax.tree.leaves(p), jax.tree.leaves(params), strict=True)
-        moved = jnp.stack([jnp.any(a != b) for a, b in pairs])
-        return f(p, x) + jnp.where(jnp.any(moved), jnp.inf, 0.0)
+        moved = jax.tree.map(lambda a, b: jnp.any(a != b), p, params)
+        return f(p, x) + jnp.where(jnp.any(jnp.stack(jax.tree.leaves(moved))), jnp.inf, 0.0)
 
     state, _ = by_engine(overflowing, params, data, step_size=STEP_SIZE, engine=engine, **settings)
     assert (int(state.diverged_at), int(state.step)) == (40, 60)
@@ -188,8 +177,8 @@ def test_one_parameter_that_is_not_finite_ends_the_run_as_diverged():
         return x @ p["a"] + jnp.array([1e200, 1.0]) @ p["b"]
 
     params, data = {"a": jnp.zeros(2), "b": jnp.zeros(2)}, (jnp.eye(2), jnp.full(2, 1e200))
-    _, settings = setting(SQUARED, num_steps=1, eval_steps=[1], evaluate={})
-    state, _ = by_engine(f, params, data, step_size=0.1, engine="kept_steps", **settings)
+    settings = {"loss": SQUARED, "step_size": 0.1, "schedule": 1, "num_steps": 1}
+    state, _ = by_engine(f, params, data, engine="kept_steps", **settings)
     assert int(state.diverged_at) == 1
 
 
@@ -265,23 +254,21 @@ def test_solved_is_a_gradient_that_has_fallen_far_enough(name, monkeypatch):
 
 def test_a_linearisation_lasts_a_step_at_least_however_soon_it_is_solved():
     """A flow's own steps are shorter than one of the steps that it stands for here."""
-    changes = {"num_steps": 3, "eval_steps": [3], "evaluate": {}}
-    changes |= when_solved(1, accuracy=None, gradient=0.999)
-    _, settings = setting(SQUARED, **changes)
+    settings = {"loss": SQUARED, "step_size": 1e3, "num_steps": 3, "engine": "flow"}
     problem = lambda p, x: x @ p, jnp.zeros(2), (jnp.eye(2), jnp.ones(2))
-    state, _ = by_engine(*problem, step_size=1e3, engine="flow", **settings)
+    state, _ = by_engine(*problem, **settings, **when_solved(1, accuracy=None, gradient=0.999))
     assert (int(state.step), int(state.updates)) == (3, 2)
 
 
 def test_an_integrator_keeps_nothing_of_one_run_for_the_next():
     """Runs with another rule, or other parameters, in turn; each alone gives the same numbers."""
     trainable = lambda path: "bias" not in path  # noqa: E731
-    (f, params, data), settings = setting(trainable=trainable, eval_steps=[LENGTH])
+    (f, params, data), made = setting(trainable=trainable, eval_steps=[LENGTH])
     wider = problems.network((3, 9, 4))[1]
-    made = {**settings, "engine": "function_space_flow", "optimizer": STEP_SIZE}
-    run = {name: made.pop(name) for name in ("num_steps", "progress")}
-    several = integrator(f, data, **made)
+    made |= {"engine": "function_space_flow", "optimizer": STEP_SIZE}
     fixed, solved = schedules.every(PERIOD), when_solved(1, accuracy=0.5)["schedule"]
+    run, made["schedule"] = {name: made.pop(name) for name in ("num_steps", "progress")}, fixed
+    several = integrator(f, data, **made)
     for schedule, start in [(fixed, params), (solved, params), (solved, wider), (fixed, wider)]:
         found = several(start, schedule=schedule, **run)
         alone = integrator(f, data, **made)(start, schedule=schedule, **run)
@@ -341,6 +328,8 @@ def test_resume_is_bit_identical(schedule, stopped_by, tmp_path, monkeypatch):
 
 # What is refused.
 
+HALF = optax.tree.cast(setting()[0][1], jnp.bfloat16)
+
 
 @pytest.mark.parametrize(
     ("changes", "message"),
@@ -353,16 +342,14 @@ def test_resume_is_bit_identical(schedule, stopped_by, tmp_path, monkeypatch):
         ({"tolerance": 2.0}, "tolerance"),
         ({"num_steps": schedules.NEVER, "eval_steps": [0]}, "num_steps must be below"),
         ({"eval_steps": [-1, LENGTH]}, r"watch.at must lie in \[0, "),
-        ({"dtype": jnp.bfloat16}, "float32 or float64, .* there are bfloat16"),
+        ({"params": HALF}, "float32 or float64, .* there are bfloat16"),
     ],
 )
 def test_bad_input_is_refused_by_name(changes, message):
     (f, params, data), settings = setting()
-    arguments = {"step_size": STEP_SIZE, "engine": "flow"} | settings | changes
-    if dtype := arguments.pop("dtype", None):
-        params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    arguments = {"step_size": STEP_SIZE, "engine": "flow", "params": params} | settings | changes
     with pytest.raises(ValueError, match=message):
-        by_engine(f, params, data, **arguments)
+        by_engine(f, data=data, **arguments)
 
 
 # Engine 'auto'.
@@ -391,8 +378,7 @@ J_BYTES = 8 * 6 * 6
     ],
 )
 def test_auto_takes_a_closed_form_of_a_long_period_that_fits(period, memory_limit, engine):
-    changes = {"step_size": 1e-3, "memory_limit": memory_limit}
-    params, task = linear(jnp.eye(3), jnp.ones((3, 2)), **changes)
+    params, task = linear(jnp.eye(3), jnp.ones((3, 2)), step_size=1e-3, memory_limit=memory_limit)
     assert choose(task, params, period)[0] == engine
 
 
@@ -424,11 +410,7 @@ def test_auto_takes_a_flow_without_a_kernel_where_none_can_be_built():
     """Where examples are coupled, or what the kernel is built from does not fit."""
     params, task = classify()
     f, (x, y) = task.f, task.data
-
-    def coupled(params, x):
-        outputs = f(params, x)
-        return outputs - outputs.mean(0, keepdims=True)
-
+    coupled = lambda p, x: f(p, x) - f(p, x).mean(0, keepdims=True)  # noqa: E731
     assert choose(task._replace(f=coupled), params, 10**4)[0] == "flow"
     few = task._replace(data=(x[:1], y[:1]))
     assert choose(few, params, 10**4)[0] == "function_space_flow"

@@ -17,10 +17,8 @@ by_engine = partial(iterlin.train, engine="auto")
 F, PARAMS, X, Y = problems.network((3, 6, 4), examples=12)
 LABELS = jnp.argmax(Y, 1)
 LENGTH = 120
-ENTROPY, SQUARED = (
-    losses.mean(losses.cross_entropy),
-    losses.mean(losses.squared_error, over="examples"),
-)
+ENTROPY = losses.mean(losses.cross_entropy)
+SQUARED = losses.mean(losses.squared_error, over="examples")
 
 
 def setting(loss=ENTROPY, at=(0, 7, 40, LENGTH), step_size=0.05, **changes):
@@ -68,15 +66,12 @@ def test_events_of_a_flow_are_those_of_small_steps_within_one_check():
     assert np.abs(np.diff(flowed, prepend=0) - np.diff(taken, prepend=0)).max() <= check_every
 
 
-def first_moved_far(state):
-    return moved_far(state) & (state.updates == 0)
-
-
 def test_a_flow_stops_at_the_first_check_after_the_event():
     def first(check_every):
-        schedule = when(first_moved_far, check_every=check_every)
-        (found,) = events(by_engine, check_every, [0, 500], **FLOW, schedule=schedule)
-        return found
+        """The only event."""
+        once = lambda state: moved_far(state) & (state.updates == 0)  # noqa: E731
+        schedule = when(once, check_every=check_every)
+        return events(by_engine, check_every, [0, 500], **FLOW, schedule=schedule).item()
 
     event = first(1)
     assert event > 60
@@ -90,12 +85,9 @@ def test_looks_that_only_steps_follow_are_refused_and_left_to_them():
     settings = {"schedule": looks, "num_steps": LENGTH, "watch": watch}
     with pytest.raises(ValueError, match="check_every"):
         by_engine(*problem, engine="flow", **settings)
+    penalised, _ = setting(penalty=0.1)  # whose minimum takes no steps at which to look
+    now_and_then = settings | {"schedule": when(moved_far, check_every=4)}
+    with pytest.raises(ValueError, match="look at the parameters"):
+        by_engine(*penalised, engine="minimum", **now_and_then)
     _, history = by_engine(*problem, progress=False, **settings)
     assert set(history["engine"]) == {"steps"}
-
-
-def test_a_minimum_takes_no_steps_at_which_a_schedule_could_look():
-    problem, _ = setting(penalty=0.1)
-    schedule = when(moved_far, check_every=4)
-    with pytest.raises(ValueError, match="look at the parameters"):
-        by_engine(*problem, schedule=schedule, num_steps=LENGTH, engine="minimum")

@@ -51,7 +51,7 @@ CASES = {
     "padded sequences": (sequences, PADDED, LABELS.at[:, -1].set(-100).at[0].set(-100)),
     "weighted": (scalars, weighted_error, WEIGHTED),
 }
-RUN = {"schedule": 10, "num_steps": 25}
+RUN = {"schedule": 10, "num_steps": 25, "progress": False}
 FLOW = {"engine": "flow"}
 WHEN_SOLVED = {"schedule": schedules.when_solved(Solved(5), max_period=100)}
 
@@ -84,8 +84,8 @@ def by_steps(case):
 )
 def test_exact_engines_are_the_steps_whatever_the_shapes(case, engine, memory_limit):
     algorithm, params, data, watch = setting(case)
-    settings = {"engine": engine, "memory_limit": memory_limit, "progress": False, **RUN}
-    found = by_engine(algorithm, params, data, watch=watch, **settings)
+    settings = {"engine": engine, "memory_limit": memory_limit, "watch": watch}
+    found = by_engine(algorithm, params, data, **settings, **RUN)
     problems.assert_same_run(found, by_steps(case), 1e-10)
     np.testing.assert_array_equal(found[0].params["frozen"], params["frozen"])
     np.testing.assert_array_equal(found[0].anchor["frozen"], params["frozen"])
@@ -102,8 +102,8 @@ def drifted(state):
 def test_fixed_parameters_are_arguments_of_every_program(engine, no_constants):
     algorithm, params, data, watch = setting("numbers")
     schedule = schedules.when(drifted, check_every=5)
-    settings = {"watch": watch, "schedule": schedule, "num_steps": 25, "progress": False}
-    state, _ = by_engine(algorithm, params, data, engine=engine, **settings)
+    settings = RUN | {"schedule": schedule, "engine": engine}
+    state, _ = by_engine(algorithm, params, data, watch=watch, **settings)
     assert int(state.updates) > 0
     with pytest.raises(UserWarning, match="constants were captured"):
         jax.jit(lambda x: x + params["frozen"])(1.0)
@@ -114,7 +114,7 @@ def test_arrays_of_numpy_and_steps_with_a_regularizer():
         "numbers", regularizer=lambda p: 0.1 * p["places"].sum()
     )
     data, params = jax.tree.map(np.asarray, (data, params))
-    found = by_engine(algorithm, params, data, watch=watch, progress=False, **RUN)
+    found = by_engine(algorithm, params, data, watch=watch, **RUN)
     assert set(found[1]["engine"]) == {"steps"}
     problems.assert_same_run(found, iterlin.train(algorithm, params, data, watch=watch, **RUN), 0.0)
     assert np.any(found[0].params["places"] != params["places"])
@@ -151,6 +151,6 @@ def test_types_that_differ_are_left_to_steps():
     params = params | {"layers": [leaf.astype(jnp.float32) for leaf in params["layers"]]}
     with pytest.raises(ValueError, match="there are float32 and float64"):
         by_engine(algorithm, params, data, engine="flow", **RUN)
-    state, history = by_engine(algorithm, params, data, watch=watch, progress=False, **RUN)
+    state, history = by_engine(algorithm, params, data, watch=watch, **RUN)
     assert set(history["engine"]) == {"steps"}
     assert state.params["layers"][0].dtype == jnp.float32
