@@ -4,12 +4,10 @@ import iterlin as il
 import jax
 import jax.numpy as jnp
 import pytest
-import roads
 from iterlin.linearise import precision
 from iterlin.training import losses
 from iterlin_study.runs import grids
-from iterlin_study.runs.grids import Run
-from roads import by_engine
+from iterlin_study.runs.groups import Problem
 
 FULL = "precision=(Precision.HIGHEST, Precision.HIGHEST)"
 
@@ -20,9 +18,13 @@ def accelerator(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
 
+def program(function, *shape) -> str:
+    """Of an array of that shape."""
+    return " ".join(str(jax.make_jaxpr(function)(jnp.ones(shape))).split())
+
+
 def product() -> str:
-    operand = jnp.ones((2, 2))
-    return " ".join(str(jax.make_jaxpr(lambda a: a @ a)(operand)).split())
+    return program(lambda a: a @ a, 2, 2)
 
 
 @pytest.fixture
@@ -42,14 +44,14 @@ ENTROPY = losses.mean(losses.cross_entropy)
 
 
 def run_all(f, params):
-    watched = {"evaluate": {"train": (X, Y)}, "metrics": {"loss": ENTROPY}}
-    problem = roads.problem(f=f, init=lambda key: params, train=(X, Y), loss=ENTROPY, **watched)
-    grids.run_all(problem, [Run(0, 2, 0.1, (0, 3))])
+    watch = il.Watch({"train": (X, Y)}, {"loss": ENTROPY})
+    problem = Problem(il.Algorithm(f, ENTROPY), lambda key: params, (X, Y), watch)
+    grids.run_all(problem, [grids.Run(0, 2, 0.1, (0, 3))])
 
 
 def integrating(f, params):
-    settings = {"schedule": 2, "num_steps": 4, "engine": "function_space", "progress": False}
-    by_engine(f, params, (X, Y), loss=ENTROPY, step_size=0.1, **settings)
+    settings = {"schedule": 2, "num_steps": 4, "engine": "function_space"}
+    il.train(il.Algorithm(f, ENTROPY, 0.1), params, (X, Y), **settings)
 
 
 def test_an_accelerator_is_asked_for_full_precision_unless_one_was_set(accelerator):
@@ -71,11 +73,8 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_with_the_jacobian_are_in_full_precision(accelerator, name):
-    def product(params):
-        return PRODUCTS[name](lambda p, x: jnp.tanh(x @ p), params)
-
-    program = " ".join(str(jax.make_jaxpr(product)(jnp.ones((3, 2)))).split())
-    assert program.count("dot_general[") == program.count(FULL) > 0
+    found = program(lambda params: PRODUCTS[name](lambda p, x: jnp.tanh(x @ p), params), 3, 2)
+    assert found.count("dot_general[") == found.count(FULL) > 0
 
 
 def test_the_rule_of_a_custom_vjp_is_in_full_precision(accelerator, seen):

@@ -14,7 +14,7 @@ from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import Solved, every, when_solved
 from iterlin.training.step import Step
-from problems import flat, network
+from problems import flat, network, normal
 
 KEY = jax.random.key(5)
 
@@ -26,13 +26,10 @@ def independent(params, x):
 
 @pytest.mark.parametrize(("count", "size"), [(7, 3), (3, 4)])
 def test_slices_change_nothing(count, size):
-    rng = np.random.default_rng(3)
-    x = jnp.asarray(rng.normal(size=(count, 2, 3)))
-    params = {"w": jnp.asarray(rng.normal(size=(3, 4))), "s": jnp.asarray(rng.normal(size=4))}
+    x, params = normal(count, 2, 3), {"w": normal(3, 4), "s": normal(4)}
     whole = jacobian_products(independent, params, x)
     sliced = jacobian_products(slices.in_slices(independent, size), params, x)
-    v = jax.tree.map(jnp.cos, params)
-    u = jnp.asarray(rng.normal(size=(count, 4)))
+    v, u = jax.tree.map(jnp.cos, params), normal(count, 4)
     np.testing.assert_allclose(sliced.outputs, whole.outputs, atol=1e-13)
     np.testing.assert_allclose(sliced.jvp(v), whole.jvp(v), atol=1e-13)
     np.testing.assert_allclose(flat(sliced.vjp(u)), flat(whole.vjp(u)), atol=1e-13)
@@ -98,15 +95,15 @@ def test_a_sliced_network_takes_the_same_steps(loss, period):
 def test_a_sliced_network_is_normalised_and_drawn_for_by_the_whole_batch(coupled):
     x = jnp.cos(jnp.arange(14.0)).reshape(7, 2)
     params, data = {"scale": jnp.asarray(2.0)}, (x, x**2)
+
+    def apply(params, statistics, x):
+        return params["scale"] * (x - x.mean(0)[None, :]), statistics + x.mean(0)
+
     if coupled == "key":
         sliced, settings = slices.in_slices(noisy, 3), {"keyed": True}
         whole = lambda params, x, key: sliced(params, x, key)  # noqa: E731
     else:
         whole = lambda params, x: params["scale"] * x  # noqa: E731
-
-        def apply(params, statistics, x):
-            return params["scale"] * (x - x.mean(0)[None, :]), statistics + x.mean(0)
-
         batch = Normalization(jnp.zeros(2), apply, evaluate=apply)
         sliced, settings = slices.in_slices(whole, 3), {"normalization": batch}
 
@@ -148,12 +145,11 @@ def test_a_step_and_the_rule_solved_keep_no_more_than_a_slice(function):
 
 
 def test_slices_hold_no_more_than_their_own_activations():
-    f, params, x, _ = network((3, 64, 2), examples=256)
+    f, params, x, y = network((3, 64, 2), examples=256)
 
     def memory(slice_size):
         push = lambda g: linear_model.from_products(f, params, x, slice_size=slice_size).push(g)  # noqa: E731
-        compiled = jax.jit(push).lower(jnp.ones((256, 2))).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+        return jax.jit(push).lower(y).compile().memory_analysis().temp_size_in_bytes
 
     assert memory(8) < memory(None) / 4
 
