@@ -123,12 +123,6 @@ def test_inner_steps_stand_in_for_a_damping():
 # Damping that adapts.
 
 
-def rule_by_hand(damping, growth, gain, accepted):
-    if accepted:
-        return damping * max(1 / 3, 1 - (2 * gain - 1) ** 3), 2
-    return damping * growth, 2 * growth
-
-
 def test_every_step_follows_the_rule_of_its_gain():
     """Damping, acceptance and parameters, step by step, by dense algebra."""
     f, params, x, y = network((2, 3, 1), examples=8)
@@ -156,44 +150,37 @@ def test_every_step_follows_the_rule_of_its_gain():
         assert history["damping"][t] == pytest.approx(damping, rel=1e-4)
         assert history["accepted"][t] == accepted
         gain = (before - after) / float(predicted)
-        damping, growth = rule_by_hand(damping, growth, gain, accepted)
-        theta = there if accepted else theta
+        if accepted:
+            damping, growth, theta = damping * max(1 / 3, 1 - (2 * gain - 1) ** 3), 2, there
+        else:
+            damping, growth = damping * growth, 2 * growth
         verdicts.append(accepted)
     assert verdicts[:2] == [False, False]
     np.testing.assert_allclose(flat(whole.params), flat(theta), rtol=1e-4)
 
 
-def arctan(p, _):
-    return jnp.arctan(p)[None]
-
-
-def logarithm(p, _):
-    return jnp.log(p)[None]
-
-
-def adapted(f, start, *, y=0.0, damping=1e-6, **run):
+def adapted(function, start, *, y=0.0, damping=1e-6, **run):
     """Of one equation f(p) = y, by Gauss-Newton with a damping that adapts."""
     settings = {"damping": LevenbergMarquardt(damping), "tolerance": 0.0, "independent": False}
-    x = jnp.zeros((1, 1))
+    f, x = lambda p, _: function(p)[None], jnp.zeros((1, 1))
     return gauss_newton(f, jnp.asarray([start]), x, x + y, **settings | run)
 
 
 def test_steps_out_of_the_domain_are_rejected():
     """Newton's method on log steps from beyond e to below 0: divergence without a damping."""
-    solution = adapted(logarithm, 20.0, damping=1e-8, max_steps=60, target_loss=1e-20)
+    solution = adapted(jnp.log, 20.0, damping=1e-8, max_steps=60, target_loss=1e-20)
     assert float(solution.history["accepted"][0]) == 0
     np.testing.assert_allclose(solution.params, [1.0], rtol=1e-9)
 
 
 def test_a_minimum_is_kept_and_settles():
     """At the minimum to rounding nothing decreases: rejections end in a step of no change."""
-    solution = adapted(arctan, 0.0, y=1.0, damping=1.0, max_steps=200)
+    solution = adapted(jnp.arctan, 0.0, y=1.0, damping=1.0, max_steps=200)
     assert int(solution.status) == Status.CONVERGED
     np.testing.assert_allclose(solution.params, [math.tan(1.0)], rtol=1e-7)
 
 
 # Bad input.
-
 
 RUN = {"beta": 0.5, "max_steps": 1, "tolerance": 0.0}
 ENTROPY = {"loss": losses.cross_entropy}
