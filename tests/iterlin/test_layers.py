@@ -1,4 +1,4 @@
-"""Layers are found where a parameter is a weight and nothing else, and their parts give J."""
+"""Traced programs, and the layers in them: where a parameter is a weight and nothing else."""
 
 import jax
 import jax.numpy as jnp
@@ -10,62 +10,69 @@ from iterlin.networks.mlp import mlp
 from iterlin_study.networks import convnets
 from problems import normal
 
+
+def nested(x):
+    inner = jax.jit(lambda v: jax.jit(jnp.tanh)(2 * v) + 1.0)
+    carry, outputs = jax.lax.scan(lambda c, v: (c + v, c * v), x.sum(), inner(inner(x)))
+    return jax.lax.cond(carry > 0, lambda: outputs, lambda: carry * outputs)
+
+
+@pytest.mark.parametrize("function", [nested, lambda x: jax.nn.relu(x) - jax.nn.softplus(x)])
+def test_a_traced_program_has_value_and_derivative_of_its_function(function):
+    """At 0, where relu's own rule (0) and that of the maximum in it (1/2) differ, too."""
+    x = jnp.asarray([-1.5, 0.0, 2.0])
+    program = trace_program(function, x)
+
+    def again(x):
+        return eval_program(program, [x], {})[0]
+
+    np.testing.assert_allclose(again(x), function(x), rtol=1e-15)
+    np.testing.assert_allclose(jax.jacrev(again)(x), jax.jacrev(function)(x), atol=1e-15)
+
+
 KEY = jax.random.key(0)
 
 
 def layers_of(f, params, x):
-    """{weight: bias}, by path in params, and the program of one example."""
+    """{weight: bias}, by path in params."""
     paths, tree = jax.tree.flatten_with_path(params)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
     leaves = [leaf for _, leaf in paths]
     program = trace_program(
         lambda given, e: f(jax.tree.unflatten(tree, given), e[None])[0], leaves, x[0]
     )
+    names.append(None)  # where there is no bias
     found = find_layers(program, len(leaves))
-    return {
-        names[layer.weight]: layer.bias if layer.bias is None else names[layer.bias]
-        for layer in found
-    }
+    return {names[each.weight]: names[-1 if each.bias is None else each.bias] for each in found}
 
 
-def of_network(model, *shape):
-    return model.apply, model.init(KEY), normal(2, *shape)
+@pytest.mark.parametrize("parameterization", ["standard", "ntk"])
+def test_dense_layers_take_their_biases_even_behind_a_factor(parameterization):
+    model = mlp((5, 4, 3, 1), parameterization=parameterization)
+    found = layers_of(model.apply, model.init(KEY), normal(2, 5))
+    assert found == {f"{i}.weight": f"{i}.bias" for i in range(3)}
 
 
-def laid_out(layer):
-    """A layer of a weight that is laid out anew, on one example."""
-    f = lambda p, x: layer(p["w"], p["b"], x[0])[None]  # noqa: E731
-    return f, {"w": normal(3, 3), "b": normal(3)}, normal(2, 3, 3)
+@pytest.mark.parametrize("method", ["patches", "direct"])
+def test_convolutions_are_found_and_biases_behind_a_pool_are_not_theirs(method):
+    model = convnets.lenet((12, 12, 1), channels=2, kernel_size=3, hidden=(4,), method=method)
+    found = layers_of(model.apply, model.init(KEY), normal(2, 12, 12, 1))
+    dense = {f"dense{i}.kernel": f"dense{i}.bias" for i in (1, 2)}
+    assert found == {"conv1.kernel": None, "conv2.kernel": None, **dense}
 
 
-DENSE = {f"{i}.weight": f"{i}.bias" for i in range(3)}
-# Biases behind a pool are not those of the convolution.
-LENET = {"conv1.kernel": None, "conv2.kernel": None}
-LENET |= {f"dense{i}.kernel": f"dense{i}.bias" for i in (1, 2)}
-SMALL = {"channels": 2, "kernel_size": 3, "hidden": (4,)}
 FOUND = {
-    "dense": (of_network(mlp((5, 4, 3, 1)), 5), DENSE),
-    "behind a factor": (of_network(mlp((5, 4, 3, 1), parameterization="ntk"), 5), DENSE),
-    **{
-        method: (of_network(convnets.lenet((12, 12, 1), method=method, **SMALL), 12, 12, 1), LENET)
-        for method in ("patches", "direct")
-    },
-    "transposed": (laid_out(lambda w, b, x: x @ w.T + b[None]), {"w": "b"}),
-    "cast": (
-        laid_out(lambda w, b, x: x @ w.astype(jnp.float32).astype(jnp.float64) + b[None]),
-        {"w": "b"},
-    ),
-    "reshaped": (
-        laid_out(lambda w, b, x: x @ w.reshape(9)[None].squeeze(0).reshape(3, 3) + b[None]),
-        {"w": "b"},
-    ),
+    "transposed": lambda w, b, x: x @ w.T + b[None],
+    "cast": lambda w, b, x: x @ w.astype(jnp.float32).astype(jnp.float64) + b[None],
+    "reshaped": lambda w, b, x: x @ w.reshape(9)[None].squeeze(0).reshape(3, 3) + b[None],
 }
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_layers_are_found_with_their_biases(name):
-    problem, expected = FOUND[name]
-    assert layers_of(*problem) == expected
+def test_a_weight_may_be_laid_out_anew(name):
+    params = {"w": normal(3, 3), "b": normal(3)}
+    f = lambda p, x: FOUND[name](p["w"], p["b"], x[0])[None]  # noqa: E731
+    assert layers_of(f, params, normal(2, 3, 3)) == {"w": "b"}
 
 
 def test_all_factors_between_product_and_bias_count():

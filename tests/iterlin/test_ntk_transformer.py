@@ -118,7 +118,7 @@ OTHERWISE = {
         table, ids[..., None], ANOTHER_AXIS, (1, WIDTH), mode="clip"
     ),
     "tied": lambda table, ids: table[ids] @ (table.T @ table),
-    "twice": lambda table, ids: table[ids] + table[ids + 1],
+    "twice": lambda table, ids: table[ids] + table[ids - 1],
     "columns": lambda table, ids: table.T[:, ids].transpose(1, 2, 0),
     "entries": lambda table, ids: table[ids, 0][:, :, None] * jnp.arange(1.0, 5)[None, None],
     "windows": lambda table, ids: jax.vmap(

@@ -1,11 +1,14 @@
-"""The multilayer perceptron against matrix arithmetic, its initialisation and its refusals."""
+"""The networks: the perceptron, what scales and centres one, running statistics."""
 
+import iterlin as il
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin.networks.mlp import mlp, parameter_count
-from problems import bare
+from iterlin.networks.normalization import normalize
+from iterlin_study.networks import convnets
+from problems import bare, flat
 
 ACTIVATIONS = {"relu": lambda h: np.maximum(h, 0), "tanh": np.tanh, "identity": lambda h: h}
 
@@ -69,3 +72,62 @@ def test_initialisation_depends_on_the_key_alone():
 def test_bad_settings_are_refused(widths, settings, message):
     with pytest.raises(ValueError, match=message):
         bare(mlp)(widths, **settings)
+
+
+NET = il.mlp((3, 12, 2), activation="tanh", parameterization="ntk", bias_scale=0.3)
+X = jnp.asarray(np.random.default_rng(1).normal(size=(7, 3)))
+Y = jnp.asarray(np.random.default_rng(2).normal(size=(7, 2)))
+START = NET.init(jax.random.key(0))
+ALPHAS = (0.1, 30.0)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_it_is_zero_where_it_starts_and_scaled_elsewhere_and_its_kernel_by_the_square(alpha):
+    f = il.centred(NET.apply, START, alpha)
+    assert np.all(f(START, X) == 0)
+    other = NET.init(jax.random.key(5))
+    change = NET.apply(other, X) - NET.apply(START, X)
+    np.testing.assert_allclose(f(other, X), alpha * change, rtol=1e-14)
+    kernel = il.ntk_matrix(NET.apply, other, X)
+    np.testing.assert_allclose(il.ntk_matrix(f, other, X), alpha**2 * kernel, rtol=1e-12)
+
+
+def test_linearised_outputs_do_not_depend_on_the_scale_in_its_own_time():
+    outputs, moved = [], []
+    for alpha in ALPHAS:
+        f = il.centred(NET.apply, START, alpha)
+        algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.05 / alpha**2)
+        state, _ = il.train(algorithm, START, (X, Y), schedule=il.never(), num_steps=40)
+        outputs.append(il.linearize(f, START)(state.params, X))
+        moved.append(alpha * (flat(state.params) - flat(START)))
+    np.testing.assert_allclose(*outputs, atol=1e-10)
+    np.testing.assert_allclose(*moved, atol=1e-10)
+
+
+@pytest.mark.parametrize("scale", [0.0, float("nan")])
+def test_a_scale_that_is_not_positive_is_refused(scale):
+    with pytest.raises(ValueError, match="scale"):
+        il.centred(NET.apply, START, scale)
+
+
+def test_a_scale_of_numpy_leaves_the_outputs_their_type():
+    f = il.centred(lambda p, x: p * x, jnp.float32(1), np.sqrt(2.0))
+    assert f(jnp.float32(2), jnp.ones(3, jnp.float32)).dtype == jnp.float32
+
+
+def test_running_statistics_begin_at_mean_0_and_variance_1():
+    initial = convnets.resnet18((8, 8, 1), width=2, normalization="batch").normalization.initial
+    shortcut = initial["stage2_block1"]["shortcut"]["norm"]
+    np.testing.assert_array_equal(shortcut["mean"], np.zeros(4))
+    np.testing.assert_array_equal(shortcut["variance"], np.ones(4))
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (2, 4, 6, 3)])
+def test_channels_come_last_and_each_has_its_own_scale(shape):
+    h = jnp.asarray(np.random.default_rng(0).normal(size=shape))
+    mean, scale, bias = np.array([[1.0, -2.0, 0.5], [2.0, 0.5, 1.0], [0.0, 1.0, -3.0]])
+    variance = np.array([4.0, 0.25, 1.0])
+    found = normalize(h, *map(jnp.asarray, (mean, variance, scale, bias)))
+    for c in range(3):
+        expected = scale[c] * (h[..., c] - mean[c]) / np.sqrt(variance[c] + 1e-5) + bias[c]
+        np.testing.assert_allclose(found[..., c], expected, rtol=1e-12)

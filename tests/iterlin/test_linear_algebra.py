@@ -1,0 +1,177 @@
+"""Decompositions, Krylov methods and estimates against dense linear algebra."""
+
+from functools import partial
+
+import drawn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from iterlin import ggn_product, ntk_product
+from iterlin.linearise.decomposition import ASPECT, blocked_qr, thin_svd
+from iterlin.linearise.hutchinson import hutchinson
+from iterlin.linearise.krylov import conjugate_gradients, power_iteration
+from iterlin.linearise.parameters import partition
+from iterlin.training import losses
+from problems import bare, compilations, dense, flat, paired, with_singular_values
+
+# The thin decomposition of long matrices.
+
+
+@pytest.mark.parametrize(
+    "shape", [(5, 5), (3, 200), (200, 3), (1, 40), (2, 2 * ASPECT), (2, 2 * ASPECT + 1)]
+)
+def test_factors_are_those_of_lapack(shape):
+    matrix = np.random.default_rng(0).normal(size=shape)
+    left, values, right = (np.asarray(a) for a in thin_svd(jnp.asarray(matrix)))
+    rank = min(shape)
+    assert left.shape == (shape[0], rank)
+    assert values.shape == (rank,)
+    assert right.shape == (rank, shape[1])
+    np.testing.assert_allclose(left * values @ right, matrix, atol=1e-13)
+    np.testing.assert_allclose(left.T @ left, np.eye(rank), atol=1e-13)
+    np.testing.assert_allclose(right @ right.T, np.eye(rank), atol=1e-13)
+    np.testing.assert_allclose(values, np.linalg.svd(matrix, compute_uv=False), rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(4, 300), (300, 4), (4, 6)])
+def test_small_singular_values_survive(shape):
+    """Nothing is squared: 1e-10 beside 1 is found to eps, which a Gram matrix would lose."""
+    values = np.array([1, 1e-3, 1e-7, 1e-10])
+    matrix = with_singular_values(values, shape[0], 1, shape[1])[:, 0]
+    np.testing.assert_allclose(thin_svd(matrix)[1], values, atol=1e-15, rtol=1e-5)
+
+
+@given(
+    drawn.shapes(
+        [(1, 0, 0), (3, 0, 8), (2, 1, 5), (4, 2, 0), (5, 3, 37)],
+        st.integers(1, 5),
+        st.integers(0, 3),
+        st.integers(0, 40),
+    ),
+    st.integers(0, 99),
+)
+def test_blocked_qr_is_a_qr(shape, seed):
+    columns, blocks, extra = shape
+    rows = max(columns, columns * ASPECT * blocks + extra)
+    matrix = np.random.default_rng(seed).normal(size=(rows, columns))
+    q, r = blocked_qr(jnp.asarray(matrix))
+    assert q.shape == matrix.shape
+    np.testing.assert_allclose(q @ r, matrix, atol=1e-13)
+    np.testing.assert_allclose(q.T @ q, np.eye(columns), atol=1e-13)
+    np.testing.assert_array_equal(np.tril(r, -1), 0)
+
+
+def symmetric(eigenvalues, seed=0):
+    rng = np.random.default_rng(seed)
+    q = np.linalg.qr(rng.normal(size=(len(eigenvalues), len(eigenvalues))))[0]
+    return jnp.asarray(q * np.asarray(eigenvalues) @ q.T)
+
+
+def solve(matrix, b, *, tolerance=1e-13, max_steps=100):
+    """A s = b for a symmetric A."""
+    product, inner = lambda v: matrix @ v, lambda a, b: a @ b
+    settings = {"tolerance": tolerance, "max_steps": max_steps, "inner": inner}
+    return conjugate_gradients(b, image=product, gradient=lambda r: r, curvature=inner, **settings)
+
+
+def test_stops_at_the_tolerance_and_no_sooner():
+    matrix, b = symmetric(np.geomspace(1, 1e3, 30)), jnp.ones(30)
+    found, steps = solve(matrix, b, tolerance=1e-3)
+    left = np.linalg.norm(b - matrix @ found) / np.linalg.norm(b)
+    assert left <= 1e-3
+    before, _ = solve(matrix, b, tolerance=1e-3, max_steps=int(steps) - 1)
+    assert np.linalg.norm(b - matrix @ before) / np.linalg.norm(b) > 1e-3
+
+
+def test_steps_are_as_many_as_differing_eigenvalues_or_as_allowed():
+    found, steps = solve(symmetric([1.0, 2.0]), jnp.zeros(2))
+    assert int(steps) == 0
+    assert not found.any()
+    matrix = symmetric([2.0, 2.0, 7.0, 7.0, 7.0])
+    assert int(solve(matrix, jnp.arange(1.0, 6.0), tolerance=1e-10)[1]) == 2
+    assert int(solve(symmetric(np.geomspace(1, 1e6, 20)), jnp.ones(20), max_steps=3)[1]) == 3
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3)])
+def test_power_iteration_finds_the_largest_eigenvalue_from_below(shape):
+    size = int(np.prod(shape))
+    matrix = symmetric(np.linspace(0.0, 4.0, size))
+
+    def product(v):
+        return (matrix @ v.reshape(-1)).reshape(shape)
+
+    value, direction = power_iteration(product, jnp.ones(shape), 300)
+    np.testing.assert_allclose(value, 4.0, rtol=1e-10)
+    assert float(value) <= 4.0 + 1e-12
+    np.testing.assert_allclose(product(direction), 4.0 * direction, atol=1e-6)
+    assert float(power_iteration(product, jnp.ones(shape), 2)[0]) < 4.0
+    assert float(power_iteration(jnp.zeros_like, jnp.ones(shape), 5)[0]) == 0
+
+
+KEY = jax.random.key(0)
+
+
+def within(found, errors, expected, sigmas=4.0):
+    assert np.all(np.abs(found - expected) <= sigmas * errors + 1e-12)
+
+
+def test_the_trace_and_diagonal_of_a_kernel():
+    f, params, x, _ = paired((2, 3))
+    kernel = dense(f, params, x) @ dense(f, params, x).T
+    product, outputs = ntk_product(f, params, x), f(params, x)
+    found = hutchinson(product, outputs, key=KEY, num_samples=400)
+    within(found.trace, found.trace_error, np.trace(kernel))
+    within(flat(found.diagonal), flat(found.diagonal_error), np.diag(kernel))
+    off = kernel - np.diag(np.diag(kernel))
+    error = np.sqrt(2 / 400) * np.linalg.norm(off)  # of random signs
+    assert float(found.trace_error) == pytest.approx(error, rel=0.2)
+    assert found.diagonal.shape == outputs.shape
+
+
+def test_the_trace_and_diagonal_of_a_curvature_matrix_of_trained_parameters():
+    f, params, x, y = paired((2,))
+    trainable = lambda path: path.startswith("in")  # noqa: E731
+    moving, _ = partition(params, trainable)
+    product = ggn_product(f, params, x, y, losses.squared_error, trainable=trainable)
+    found = jax.jit(lambda key: hutchinson(product, moving, key=key, num_samples=200))(KEY)
+    rows = dense(lambda moving, x: f({**params, "in": moving["in"]}, x), moving, x)
+    within(found.trace, found.trace_error, np.sum(rows**2))
+    within(flat(found.diagonal), flat(found.diagonal_error), np.sum(rows**2, 0))
+    assert found.diagonal["out"] is None
+
+
+def test_a_diagonal_matrix_is_found_exactly():
+    scale = jnp.arange(1.0, 6.0)
+    found = hutchinson(lambda v: scale * v, scale, key=KEY, num_samples=2)
+    assert (float(found.trace), float(found.trace_error)) == (15.0, 0.0)
+    np.testing.assert_array_equal(found.diagonal, scale)
+
+
+def test_half_precision_is_summed_in_single():
+    rows = jax.random.normal(KEY, (8, 3)).astype(jnp.bfloat16)
+    matrix = rows @ rows.T
+    found = hutchinson(lambda v: matrix @ v, rows[:, 0], key=KEY, num_samples=2000)
+    within(found.trace, found.trace_error, np.trace(np.asarray(matrix, np.float64)))
+
+
+def test_bad_input_is_refused():
+    iterated, estimated, v = bare(power_iteration), partial(bare(hutchinson), key=KEY), jnp.ones(3)
+    for call, message in (
+        (lambda: iterated(jnp.zeros_like, v, 0), "iterations must be a positive integer, got"),
+        (lambda: estimated(jnp.sin, v, num_samples=1), "num_samples must be at least 2"),
+        (lambda: estimated(lambda v: v[:, None], v, num_samples=2), r"shape \(3,\), got \(3, 1\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_a_second_estimate_compiles_nothing():
+    for scale, compiles in ((2.0, True), (3.0, False)):
+        weights = jnp.full(3, scale)
+        with compilations() as programs:
+            found = hutchinson(lambda v, w=weights: w * v, weights, key=KEY, num_samples=5)
+        assert float(found.trace) == 3 * scale
+        assert compiles or not programs
