@@ -122,8 +122,6 @@ def test_a_callback_that_does_not_fit_is_refused(callback, message):
         run(train=bare(iterlin.train), callback=callback)
 
 
-# Checkpoints that are trained on.
-
 LINES = {
     "steps": {"batch_size": 4, "key": KEY},
     "closed_form": {"engine": "closed_form"},
@@ -153,9 +151,6 @@ def test_fewer_steps_than_were_taken_are_refused_in_a_line(tmp_path):
         run(at=(0, 20), num_steps=20, **settings)
         with pytest.raises(CheckpointError, match=r"^.* has taken 20 steps: num_steps 10 is below"):
             run(at=(0,), num_steps=10, **settings)
-
-
-# Data that end.
 
 
 @pytest.mark.parametrize("batches", [15, 20])

@@ -124,9 +124,6 @@ def test_a_file_that_cannot_be_written_leaves_the_last_checkpoint(tmp_path, monk
         checkpoints.save(path / "deeper.npz", TREE, identity=A)
 
 
-# The loop of runs.
-
-
 class Going(NamedTuple):
     ended: jax.Array
     step: jax.Array

@@ -150,9 +150,6 @@ def test_gauss_newton_agrees_with_optimistix():
     np.testing.assert_allclose(solution.params, expected.value, rtol=1e-6)
 
 
-# One step, and what a run records.
-
-
 @pytest.mark.parametrize(
     ("solver", "widths"),
     [("svd", (3, 5, 2)), ("cholesky", (3, 5, 2)), ("cholesky", (1, 1))],
@@ -225,9 +222,6 @@ def test_a_period_is_its_explicit_steps(period, transform):
     assert float(whole.history["certificate"][0]) == pytest.approx(measured, rel=1e-6)
 
 
-# How runs end.
-
-
 def logarithm(params, x):
     return jnp.log(params)[None, :] + 0 * x
 
@@ -278,8 +272,6 @@ def test_runs_can_be_vmapped_over_starts_and_dampings():
         np.testing.assert_allclose(flat(chosen), flat(one.params), atol=1e-10)
 
 
-# What is trained, and of what shapes.
-
 SOLVERS = {
     "svd": lambda *a, **k: gauss_newton(*a, damping=0.1, **k),
     "closed form": lambda *a, **k: gauss_newton(*a, step_size=0.01, period=50, **k),
@@ -328,8 +320,6 @@ def test_parameters_of_two_types_take_the_step_of_one(solve):
     np.testing.assert_allclose(flat(found.params), flat(expected.params), rtol=1e-3, atol=1e-3)
 
 
-# Bad input.
-
 TRUNCATED = partial(truncated_gauss_newton, beta=0.5)
 PERIODIC = partial(gauss_newton, step_size=0.1, period=2)
 WIDE = affine_problem("wide")
@@ -358,9 +348,6 @@ def test_bad_input_is_refused(solve, change, message):
     problem = dict(zip(NAMES, (affine, *WIDE), strict=True))
     with pytest.raises(ValueError, match=message):
         bare(getattr(solve, "func", solve))(**problem | given | ONE_STEP | change)
-
-
-# More ways to end.
 
 
 def test_settling_above_the_start_is_divergence():

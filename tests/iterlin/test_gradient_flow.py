@@ -257,9 +257,6 @@ def test_the_largest_stable_step_is_refused_and_any_below_it_is_not():
             steps(modes, step_size=0.1, beta=1.0)
 
 
-# Bad input.
-
-
 def test_bad_settings_are_refused_by_name():
     modes = eigenmodes(affine, *affine_problem("wide"))
     for name, call in (

@@ -178,9 +178,6 @@ def grid(folder, f):
     return grids.grid(problem, {"period": [3], "seed": [0, 1]}, make, folder=folder)
 
 
-# Between versions of JAX.
-
-
 def as_of_another_version(path):
     """Make a checkpoint one that an earlier JAX wrote, whose programs have another text."""
     with np.load(path) as file:
@@ -205,9 +202,6 @@ def test_a_grid_finds_the_runs_of_another_version(tmp_path):
     assert set(tmp_path.iterdir()) == files
     np.testing.assert_array_equal(grid(tmp_path, other).test_loss, expected)
     assert len(list(tmp_path.iterdir())) == 2 * len(files)
-
-
-# Digests.
 
 
 def test_a_digest_sees_numbers_shapes_types_and_nesting():

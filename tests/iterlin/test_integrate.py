@@ -202,9 +202,6 @@ def test_a_quadratic_loss_is_told_from_others_in_any_unit(factor):
     assert quadratic(losses.squared_error, jnp.ones((3, 2), jnp.int32)) is None
 
 
-# The rule `solved`.
-
-
 def sequences(params, x):
     return jnp.einsum("nd,dtv->ntv", x, params["slope"]) + params["places"]
 
@@ -325,8 +322,6 @@ def test_resume_is_bit_identical(schedule, stopped_by, tmp_path, monkeypatch):
     run(params, **settings)  # of a run that has ended
     assert looks == 0
 
-
-# What is refused.
 
 HALF = optax.tree.cast(setting()[0][1], jnp.bfloat16)
 

@@ -17,8 +17,6 @@ from iterlin.linearise.parameters import partition
 from iterlin.training import losses
 from problems import bare, compilations, dense, flat, paired, with_singular_values
 
-# The thin decomposition of long matrices.
-
 
 @pytest.mark.parametrize(
     "shape", [(5, 5), (3, 200), (200, 3), (1, 40), (2, 2 * ASPECT), (2, 2 * ASPECT + 1)]

@@ -1,5 +1,5 @@
 """Networks as people have them: parts that are trained, pytrees of inputs, outputs of any rank,
-networks that draw, data that comes in batches or lies on several devices."""
+networks that draw, data that comes in batches."""
 
 import itertools
 from functools import partial
@@ -274,7 +274,7 @@ def test_a_line_search_solves_the_linear_problem():
     close(again.params, state.params, 1e-2)
 
 
-# Data in batches, on several devices --------------------------------------------------------
+# Data in batches ----------------------------------------------------------------------------
 
 
 def test_batches_may_come_from_an_iterable():

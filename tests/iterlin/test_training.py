@@ -126,9 +126,6 @@ def test_never_is_training_of_the_linearised_network():
     assert history["updates"][-1] == 0
 
 
-# Sweeps, chunks and resumption.
-
-
 def test_a_sweep_equals_its_runs_one_by_one():
     f, _, data = classification()
     model, periods, keys = mlp((3, 6, 3)), (1, 5, math.inf), jax.random.split(jax.random.key(7))
@@ -228,9 +225,6 @@ def test_a_state_that_cannot_go_on_so_is_refused():
             train(f, begun, **settings | changes)
 
 
-# How runs end.
-
-
 def test_divergence_is_recorded_with_its_step_and_not_raised():
     f, params, data = regression()
     settings = {"loss": losses.squared_error, "optimizer": optax.sgd(1e3), "schedule": every(1)}
@@ -252,9 +246,6 @@ def test_log_steps():
         assert (steps[0], steps[-1]) == (0, num_steps)
         assert np.all(np.diff(steps) > 0)
     assert log_steps(100, 2).tolist() == [0, 1, 3, 10, 32, 100]
-
-
-# Bad input.
 
 
 def doors(algorithm, init, data, watch=UPDATES):

@@ -42,9 +42,6 @@ def solve(f, params, x, y, *, max_steps=1, tolerance=0.0, **settings):
     return truncated_gauss_newton(f, params, x, y, **run)
 
 
-# Any convex loss.
-
-
 @pytest.mark.parametrize(
     ("loss", "beta"), [(losses.squared_error, 0.7), (losses.cross_entropy, 1e-10), (quartic, 0.5)]
 )
@@ -179,8 +176,6 @@ def test_a_minimum_is_kept_and_settles():
     assert int(solution.status) == Status.CONVERGED
     np.testing.assert_allclose(solution.params, [math.tan(1.0)], rtol=1e-7)
 
-
-# Bad input.
 
 RUN = {"beta": 0.5, "max_steps": 1, "tolerance": 0.0}
 ENTROPY = {"loss": losses.cross_entropy}
