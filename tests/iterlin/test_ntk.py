@@ -53,54 +53,49 @@ def residual(p, x):
     return (h + convolved(jnp.tanh(h), p["v"])).sum(1)
 
 
+def squares(x):
+    """Three positions of three numbers."""
+    return x[:, :, None] * x[:, None]
+
+
 W, B = normal(3, 3), normal(3)
+# Of a weight w and a vector b, of which some use one alone, or of other parameters.
 ANYTHING = {
-    "shared weight": (lambda p, x: jnp.tanh(x @ p) @ p.T, W),
-    "used nonlinearly, in part": (
-        lambda p, x: x[:, :2] @ jnp.exp(p["w"])[1:] * p["b"][None] ** 2,
-        {"w": W, "b": B},
+    "shared weight": lambda p, x: jnp.tanh(x @ p["w"]) @ p["w"].T,
+    "used nonlinearly, in part": lambda p, x: x[:, :2] @ jnp.exp(p["w"])[1:] * p["b"][None] ** 2,
+    "unused leaf": lambda p, x: x @ p["w"],
+    "residual": residual,
+    "scan": scanned,
+    "relaid": lambda p, x: (p["w"].T.reshape(9)[::-1].reshape(3, 3) @ x.T).T,
+    "positions": lambda p, x: jnp.tanh(squares(x) @ p["w"] + p["b"][None, None]).sum(1),
+    "kernel on the left": lambda p, x: jnp.tanh(jnp.einsum("ab,nbc->nac", p["w"], squares(x))).sum(
+        1
     ),
-    "unused leaf": (lambda p, x: x @ p["w"], {"w": W, "b": B}),
-    "residual": (residual, {"w": normal(2, 1, 3), "v": normal(3, 3, 3)}),
-    "scan": (scanned, {"layers": normal(2, 3, 3), "w": W}),
-    "relaid": (lambda p, x: (p["w"].T.reshape(9)[::-1].reshape(3, 3) @ x.T).T, {"w": W}),
-    "positions": (
-        lambda p, x: jnp.tanh(x[:, :, None] * x[:, None] @ p["w"] + p["b"][None, None]).sum(1),
-        {"w": W, "b": B},
-    ),
-    "kernel on the left": (
-        lambda p, x: jnp.tanh(jnp.einsum("ab,nbc->nac", p, x[:, :, None] * x[:, None])).sum(1),
-        W,
-    ),
-    "one bias for all hidden features": (
-        lambda p, x: jnp.tanh(x @ p["w"] + p["b"][None]) @ p["v"],
-        {"w": W, "b": B[:1], "v": W},
-    ),
-    "biases at more positions than the product": (
-        lambda p, x: jnp.tanh(x[:, None] @ p["w"] + jnp.broadcast_to(p["b"], (1, 5, 3))).sum(1),
-        {"w": W, "b": B},
-    ),
-    "remembered less": (lambda p, x: jax.checkpoint(lambda h: jnp.tanh(h @ p))(x) @ W, W),
-    "weight as a bias too": (lambda p, x: x @ p + p.sum(0)[None], W),
-    "weight with a derivative rule": (lambda p, x: x @ jax.nn.relu(p), W),
-    "batched": (lambda p, x: jnp.einsum("ni,ij->nij", x, p).sum(1), W),
-    "in two parts": (
-        lambda p, x: jnp.concatenate([x @ part for part in jnp.split(p, [2], 1)], 1),
-        W,
-    ),
-    "repeated": (lambda p, x: jnp.einsum("ni,ijk->nj", x, jnp.repeat(p[:, :, None], 2, axis=2)), W),
-    "through integers": (lambda p, x: x @ p.astype(int).astype(float), W),
-    "a number that all features share": (
-        lambda p, x: x @ p["w"] + jnp.broadcast_to(p["b"], (1, 3)),
-        {"w": W, "b": B[:1]},
-    ),
+    "one bias for all hidden features": lambda p, x: jnp.tanh(x @ p["w"] + p["b"][None]) @ p["v"],
+    "biases at more positions than the product": lambda p, x: jnp.tanh(
+        x[:, None] @ p["w"] + jnp.broadcast_to(p["b"], (1, 5, 3))
+    ).sum(1),
+    "remembered less": lambda p, x: jax.checkpoint(lambda h: jnp.tanh(h @ p["w"]))(x) @ W,
+    "weight as a bias too": lambda p, x: x @ p["w"] + p["w"].sum(0)[None],
+    "weight with a derivative rule": lambda p, x: x @ jax.nn.relu(p["w"]),
+    "batched": lambda p, x: jnp.einsum("ni,ij->nij", x, p["w"]).sum(1),
+    "in two parts": lambda p, x: jnp.hstack([x @ part for part in jnp.split(p["w"], [2], 1)]),
+    "repeated": lambda p, x: jnp.einsum("ni,ijk->nj", x, jnp.repeat(p["w"][..., None], 2, axis=2)),
+    "through integers": lambda p, x: x @ p["w"].astype(int).astype(float),
+    "a number that all features share": lambda p, x: x @ p["w"] + jnp.tile(p["b"], (1, 3)),
+}
+OTHERS = {
+    "residual": {"w": normal(2, 1, 3), "v": normal(3, 3, 3)},
+    "scan": {"layers": normal(2, 3, 3), "w": W},
+    "one bias for all hidden features": {"w": W, "b": B[:1], "v": W},
+    "a number that all features share": {"w": W, "b": B[:1]},
 }
 
 
 @pytest.mark.parametrize("name", ANYTHING)
 def test_any_use_of_parameters_gives_the_products_of_dense_jacobians(name):
-    f, params = ANYTHING[name]
-    assert_forms(f, params, normal(5, 3), forms=("full",))
+    params = OTHERS.get(name, {"w": W, "b": B})
+    assert_forms(ANYTHING[name], params, normal(5, 3), forms=("full",))
 
 
 # Of one example (3, 3). A bias is added to each feature of a product; with as many positions as
@@ -114,9 +109,7 @@ BIASES = {
     "a part of it": lambda w, b, x: x @ w + jnp.broadcast_to(b[:1], 3)[None],
     "of its inverse": lambda w, b, x: 2.0 / (x @ w) + b[None],
     "behind an unknown factor": lambda w, b, x: (x @ w) * x.sum() + b[None],
-    "behind a factor for each feature": lambda w, b, x: (
-        (x @ w) * np.asarray([[1.0, 2.0, 3.0]]) + b[None]
-    ),
+    "behind a factor for each feature": lambda w, b, x: (x @ w) * np.arange(1.0, 4) + b[None],
 }
 
 
@@ -130,11 +123,8 @@ def test_any_use_of_a_vector_gives_the_products_of_dense_jacobians(name):
 
 def convolutional(size, channels, features, method):
     """A convolution of images of `size` x `size`, and a bias of its own."""
-    params = {
-        "w": normal(3, 3, channels, features),
-        "b": normal(features),
-        "out": normal(features, 3),
-    }
+    params = {"w": normal(3, 3, channels, features), "b": normal(features)}
+    params |= {"out": normal(features, 3)}
 
     def f(p, x):
         h = conv2d(x, p["w"], padding="SAME", method=method) + p["b"][None, None, None]
