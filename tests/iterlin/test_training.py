@@ -287,14 +287,8 @@ SUMS = dict.fromkeys(("b_c", "c", "loss", "loss_proxy"), lambda outputs, y: outp
 @pytest.mark.parametrize(
     ("watch", "message"),
     [
-        (
-            Watch({"train": (X3, TWO), "test": (X3[:3], TWO[:3] - 1)}),
-            r"set 'test' of watch: .* 2 classes.*got -1",
-        ),
-        (
-            Watch({"a": (X3, TWO), "a_b": (X3, TWO)}, SUMS),
-            "have two entries named 'a_b_c': rename a set or",
-        ),
+        (Watch({"train": (X3, TWO), "test": (X3[:3], TWO[:3] - 1)}), "set 'test' of .* got -1"),
+        (Watch({"a": (X3, TWO), "a_b": (X3, TWO)}, SUMS), "two entries named 'a_b_c'"),
     ],
 )
 def test_wrong_labels_and_a_name_twice_are_refused_by_every_call(watch, message):
@@ -391,12 +385,10 @@ def test_a_mistake_is_told_in_one_line(called, mistake, message):
 def test_a_call_that_jax_traces_is_refused():
     algorithm = Algorithm(lambda p, x: x @ p, losses.squared_error, 0.1)
     data, settings = (X3, X3[:, 0]), {"num_steps": 2}
-    grid = {"periods": [1], "keys": KEYS}
+    init, grid = lambda key: jnp.ones(3), {"periods": [1], "keys": KEYS}
     for call in (
         lambda x: iterlin.train(algorithm, x[0], data, schedule=1, **settings),
-        lambda x: iterlin.train_sweep(
-            algorithm, lambda key: jnp.ones(3), (x, x[:, 0]), **grid, **settings
-        ),
+        lambda x: iterlin.train_sweep(algorithm, init, (x, x[:, 0]), **grid, **settings),
     ):
         with pytest.raises(ValueError, match=r"outside of jax.jit, .*train_sweep makes several"):
             jax.jit(lambda x, call=call: call(x)[0].params)(X3)

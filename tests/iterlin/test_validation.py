@@ -67,11 +67,8 @@ def test_a_check_names_the_offender_and_what_is_allowed(name):
 
 
 def test_infinity_passes_only_where_it_has_a_meaning():
-    for check in (
-        validation.check_positive_integer,
-        validation.check_positive,
-        validation.check_non_negative,
-    ):
+    for name in ("check_positive_integer", "check_positive", "check_non_negative"):
+        check = getattr(validation, name)
         for value in (math.inf, np.float32("inf"), jnp.asarray(jnp.inf), 7, BIG):
             check("time", value, infinity=True)
         with pytest.raises(ValueError, match=r"^time must be .*, got -inf"):
@@ -109,6 +106,8 @@ ALGORITHM = il.Algorithm(network, il.losses.squared_error, 1e-3)
 SETTINGS = {"schedule": 5, "num_steps": 10, "engine": "closed_form"}
 COUNTED = il.when_solved(il.schedules.Solved(check_every=5))
 SWEEP = {"periods": [1, 5], "keys": jax.random.split(jax.random.key(0), 2), "num_steps": 10}
+TRAINED = partial(il.train, ALGORITHM, PARAMS, num_steps=10)
+PAIR = jnp.ones(2)
 SWEPT = partial(il.train_sweep, ALGORITHM, lambda key: PARAMS, **SWEEP)
 LAPLACE = {"loss": il.losses.squared_error, "prior_precision": 1.0}
 
@@ -120,18 +119,12 @@ LAPLACE = {"loss": il.losses.squared_error, "prior_precision": 1.0}
         (lambda: bare(il.jacobian)(*NETWORK, independent="no"), "independent must be True"),
         (lambda: il.eigenmodes(network, *HALF), "must be float32 or float64, .*: got bfloat16"),
         (lambda: il.predict(jnp.eye(5, dtype=HALF[0].dtype), Y, jnp.eye(5)), "float32 or float64"),
-        (
-            lambda: il.laplace(*NETWORK, Y, **LAPLACE, noise_variance=jnp.ones(2)),
-            "noise_variance must be one number",
-        ),
-        (
-            lambda: il.train(ALGORITHM, PARAMS, (X, Y.at[0, 0].set(jnp.nan)), **SETTINGS),
-            "targets must be finite",
-        ),
+        (lambda: il.laplace(*NETWORK, Y, **LAPLACE, noise_variance=PAIR), "noise_variance must be"),
+        (lambda: il.train(ALGORITHM, PARAMS, (X, Y / 0), **SETTINGS), "targets must be finite"),
         *(
             (call, "1 of 5 examples hold NaN or inf: the first is number 2")
             for call in (
-                lambda: il.train(ALGORITHM, PARAMS, (BROKEN, Y), schedule=5, num_steps=10),
+                lambda: TRAINED((BROKEN, Y), schedule=5),
                 lambda: il.train(ALGORITHM, PARAMS, (BROKEN, Y), **SETTINGS),
                 lambda: il.gauss_newton(network, PARAMS, BROKEN, Y, damping=0.1, **NEWTON),
                 lambda: il.laplace(network, PARAMS, BROKEN, Y, **LAPLACE),
@@ -139,19 +132,10 @@ LAPLACE = {"loss": il.losses.squared_error, "prior_precision": 1.0}
                 lambda: SWEPT((BROKEN, Y)),
             )
         ),
-        (
-            lambda: il.linearized_gradient_flow(*NETWORK, Y, time=jnp.ones(10)),
-            "time must be one number",
-        ),
+        (lambda: il.linearized_gradient_flow(*NETWORK, Y, time=PAIR), "time must be one number"),
         (lambda: il.eigenmodes(*NETWORK, Y).descent(0.1, [1, 50]), "num_steps must"),
-        (
-            lambda: il.train(ALGORITHM, PARAMS, (X, Y), schedule=COUNTED, num_steps=10),
-            "rule `Solved` counts right labels",
-        ),
-        (
-            lambda: SWEPT((X, Y), schedule=lambda period: COUNTED),
-            "rule `Solved` counts right labels",
-        ),
+        (lambda: TRAINED((X, Y), schedule=COUNTED), "rule `Solved` counts right labels"),
+        (lambda: SWEPT((X, Y), schedule=lambda period: COUNTED), "rule `Solved` counts right"),
         (lambda: il.ntk_product(*NETWORK)(X), r"v must have shape \(5, 2\), got \(5, 3\)"),
     ],
 )
