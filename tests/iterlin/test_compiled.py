@@ -40,32 +40,27 @@ def by_engine(engine, f, params, trainable=None):
     return iterlin.train(algorithm, params, (X, Y), engine=engine, **run)[0].params
 
 
+def swept(algorithm, params):
+    settings = {"periods": [1, 2], "keys": jax.random.split(jax.random.key(0)), "num_steps": 3}
+    return iterlin.train_sweep(algorithm, lambda key: params, (X, LABELS), **settings)[0].params
+
+
 def of_head(path):
     return path.startswith("1/")
 
 
-STEPS = {"max_steps": 3, "tolerance": 1e-9}
-SWEEP = {"periods": [1, 2], "keys": jax.random.split(jax.random.key(0), 2)}
-SWEEP |= {"num_steps": 3, "progress": False}
+STEPS = {"damping": 0.1, "max_steps": 3, "tolerance": 1e-9}
 CALLS = {
     "kernel": lambda f, params: empirical_ntk(f, params, X, trace=True),
     "steps": lambda f, params: by_engine("steps", f, params),
-    "sweep": lambda f, params: (
-        iterlin.train_sweep(
-            iterlin.Algorithm(f, ENTROPY, 0.1), lambda key: params, (X, LABELS), **SWEEP
-        )[0].params
-    ),
+    "sweep": lambda f, params: swept(iterlin.Algorithm(f, ENTROPY, 0.1), params),
     "closed_form of a part": lambda f, params: by_engine("closed_form", f, params, of_head),
     "kept_steps of a part": lambda f, params: by_engine("kept_steps", f, params, of_head),
     "minimum of a part": lambda f, params: by_engine("minimum", f, params, of_head),
     "flow": lambda f, params: by_engine("flow", f, params),
-    "gauss_newton": lambda f, params: (
-        iterlin.gauss_newton(f, params, X, Y, damping=0.1, **STEPS).params
-    ),
+    "gauss_newton": lambda f, params: iterlin.gauss_newton(f, params, X, Y, **STEPS).params,
     "truncated_gauss_newton": lambda f, params: (
-        iterlin.truncated_gauss_newton(
-            f, params, X, LABELS, beta=0.1, damping=0.1, loss=ENTROPY, **STEPS
-        ).params
+        iterlin.truncated_gauss_newton(f, params, X, LABELS, loss=ENTROPY, beta=0.1, **STEPS).params
     ),
 }
 
@@ -105,12 +100,13 @@ def test_another_step_size_penalty_or_period_compiles_nothing(engine):
 
 
 GAUSS_NEWTON = partial(iterlin.gauss_newton, F, PARAMS, X, Y, **STEPS)
+TRUNCATED = partial(iterlin.truncated_gauss_newton, F, PARAMS, X, Y, **STEPS)
 SOLVERS = {
     "damping": lambda number: GAUSS_NEWTON(damping=number),
     "cholesky": lambda number: GAUSS_NEWTON(damping=number, solver="cholesky"),
     "adaptive damping": lambda number: GAUSS_NEWTON(damping=iterlin.LevenbergMarquardt(number)),
-    "step size": lambda number: GAUSS_NEWTON(step_size=number / 1e3, period=10),
-    "beta": lambda number: iterlin.truncated_gauss_newton(F, PARAMS, X, Y, beta=number, **STEPS),
+    "step size": lambda number: GAUSS_NEWTON(damping=0.0, step_size=number / 1e3, period=10),
+    "beta": lambda number: TRUNCATED(damping=0.0, beta=number),
     "target": lambda number: GAUSS_NEWTON(damping=1, target_loss=number * 10),
 }
 
@@ -121,10 +117,8 @@ def by_rule(engine):
     def run(fraction):
         rule = iterlin.schedules.Solved(int(2 / fraction), accuracy=None, gradient=fraction)
         settings = {"schedule": iterlin.when_solved(rule, max_period=20), "num_steps": 40}
-        algorithm = iterlin.Algorithm(F, SQUARED, 0.05)
-        return iterlin.train(algorithm, PARAMS, (X, Y), engine=engine, progress=False, **settings)[
-            0
-        ]
+        settings |= {"engine": engine, "progress": False}
+        return iterlin.train(iterlin.Algorithm(F, SQUARED, 0.05), PARAMS, (X, Y), **settings)[0]
 
     return run
 
@@ -233,9 +227,8 @@ def test_kernels_under_transformations():
     _, scanned = jax.lax.scan(lambda c, s: (c, total(s)), 0.0, scales)
     np.testing.assert_allclose(scanned, single, rtol=1e-12)
     # Of degree two in the scale: through the derivatives of v and of w.
-    np.testing.assert_allclose(
-        jax.vmap(jax.grad(total))(scales), 2 * scales * single[0], rtol=1e-12
-    )
+    slopes = jax.vmap(jax.grad(total))(scales)
+    np.testing.assert_allclose(slopes, 2 * scales * single[0], rtol=1e-12)
     np.testing.assert_allclose(single[1], 4 * single[0], rtol=1e-12)
 
 
