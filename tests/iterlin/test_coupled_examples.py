@@ -76,10 +76,7 @@ COUPLED = {
     "causal attention": (attention, P),
     "batch normalisation, zero head": (batch_normalised, ZERO_HEAD),
     "both": (il.centred(batch_normalised, ZERO_HEAD), ZERO_HEAD),
-    "a squared gate at zero": (
-        lambda p, x: hidden(p, x) + p["a"] ** 2 * hidden(p, x).mean(0),
-        P,
-    ),
+    "a squared gate at zero": (lambda p, x: (h := hidden(p, x)) + p["a"] ** 2 * h.mean(0), P),
     "places from zero": (lambda p, x: jnp.arange(len(x))[:, None] * hidden(p, x), P),
     "a coupling from the fourth on": (mean_from_the_fourth, P),
     "the size of the batch": (lambda p, x: hidden(p, x) / len(x), P),
@@ -140,6 +137,10 @@ def images(net, *shape, seed=0):
     return net.apply, net.init(jax.random.key(seed)), x
 
 
+def scaled_words(p, x):
+    return p[x["ids"]].sum(1) * x["scale"][:, None]
+
+
 TREE = {"ids": jnp.arange(24).reshape(6, 4) % 5, "scale": normal(3, 6)}
 
 
@@ -151,11 +152,7 @@ def one_by_one(p, x):
 INDEPENDENT = {
     "mlp": lambda: images(il.mlp((6, 32, 3)), 6),
     "lenet": lambda: images(lenet((12, 12, 1), kernel_size=3, channels=4), 12, 12, 1),
-    "a tree of inputs": lambda: (
-        lambda p, x: p[x["ids"]].sum(1) * x["scale"][:, None],
-        normal(2, 5, 3),
-        TREE,
-    ),
+    "a tree of inputs": lambda: (scaled_words, normal(2, 5, 3), TREE),
     "a loop over the examples": lambda: (one_by_one, P, X),
     "centred": lambda: (il.centred(hidden, single(P)), P, X),
     "a network that is NaN": lambda: (lambda p, x: jnp.log(-jnp.exp(hidden(p, x))), P, X),
@@ -203,8 +200,8 @@ def test_fixed_parameters_may_be_arrays_of_numpy_that_are_indexed():
     params = {"table": np.ones((4, 3)), "w": np.ones((3, 2))}
     f = lambda p, x: p["table"][x] @ p["w"]  # noqa: E731
     ids = np.array([0, 3, 1])
-    parts = [
-        il.empirical_ntk(f, params, ids, trace=True, trainable=lambda path, name=name: path == name)
-        for name in params
-    ]
-    np.testing.assert_allclose(sum(parts), il.empirical_ntk(f, params, ids, trace=True))
+    whole, *parts = (
+        il.empirical_ntk(f, params, ids, trace=True, trainable=trainable)
+        for trainable in (None, {"table": True, "w": False}, {"table": False, "w": True})
+    )
+    np.testing.assert_allclose(sum(parts), whole)

@@ -69,9 +69,8 @@ def test_flow_is_the_closed_form_for_the_squared_loss_with_a_penalty():
     moved = objective.model.displacement(found.coordinates)
     total = jax.tree.map(jnp.add, params, moved)
     np.testing.assert_allclose(problems.flat(total), problems.flat(expected), atol=1e-5)
-    np.testing.assert_allclose(
-        problems.flat(found.image), problems.dense(f, params, x) @ problems.flat(moved), atol=1e-9
-    )
+    image = problems.dense(f, params, x) @ problems.flat(moved)
+    np.testing.assert_allclose(problems.flat(found.image), image, atol=1e-9)
 
 
 def test_evaluations_are_the_products_that_were_taken():
@@ -111,10 +110,8 @@ def test_a_step_is_its_polynomial_and_stable_to_its_reach(stages):
 
     reach = REACH * (stages**2 - 1)
     rates = jnp.linspace(1e-3, reach, 2000)
-    model = linear_model.from_products(
-        lambda p, x: (p * x)[:, None], jnp.zeros(2000), jnp.sqrt(rates)
-    )
-    ones = jnp.ones((2000, 1))
+    f, zero, ones = lambda p, x: (p * x)[:, None], jnp.zeros(2000), jnp.ones((2000, 1))
+    model = linear_model.from_products(f, zero, jnp.sqrt(rates))
     objective = Objective(model, walled, ones)
     _, image = _stages(objective, begin(objective), jnp.asarray(1.0), jnp.asarray(stages))
     decay = np.asarray(ones - image)[:, 0]

@@ -140,9 +140,8 @@ def test_minimum_is_the_end_of_the_penalised_flow():
     flow, _ = by_engine(*problem, engine="flow", **settings)
     for engine in ("minimum", "function_space_minimum"):
         state, _ = by_engine(*problem, engine=engine, **settings)
-        np.testing.assert_allclose(
-            problems.flat(state.params), problems.flat(flow.params), atol=1e-4
-        )
+        ours, theirs = problems.flat(state.params), problems.flat(flow.params)
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
         assert int(state.updates) == int(flow.updates) == 1
 
 
