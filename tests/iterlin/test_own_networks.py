@@ -12,7 +12,7 @@ import optax
 import pytest
 from iterlin.linearise import parameters
 from iterlin.training import losses, schedules, timed
-from problems import bare, flat
+from problems import bare, flat, single
 
 N, T, CLASSES = 12, 3, 4
 KEY = jax.random.key(7)
@@ -269,8 +269,8 @@ def test_a_line_search_solves_the_linear_problem():
     settings |= {"schedule": il.never(), "num_steps": 60, "watch": il.Watch()}
     state, _ = run(classifier, PARAMS, (X, y), **settings)
     close(state.params, il.eigenmodes(classifier, PARAMS, X, y).damped(0.4), 1e-5)
-    single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), PARAMS)  # not the default type
-    again, _ = run(classifier, single, (X.astype(jnp.float32), y.astype(jnp.float32)), **settings)
+    params, *data = single((PARAMS, X, y))  # not of the default type
+    again, _ = run(classifier, params, data, **settings)
     close(again.params, state.params, 1e-2)
 
 

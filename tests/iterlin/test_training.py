@@ -18,17 +18,16 @@ from iterlin.training.step import Step
 from iterlin.training.watching import UPDATES, Watch, check_watch, log_steps, observer
 from iterlin_study.runs import grids
 from iterlin_study.runs.groups import Problem
-from problems import bare, flat, network
+from problems import bare, flat, network, single
 from roads import train, train_sweep
 
 MEAN_ENTROPY = losses.mean(losses.cross_entropy)
 KEYS = jax.random.split(jax.random.key(0), 2)
 
 
-def classification(dtype=jnp.float64):
+def classification():
     """A small network with labels: f, params, (x, labels)."""
     f, params, x, _ = network((3, 6, 3), examples=10, activation="relu")
-    params, x = jax.tree.map(lambda leaf: leaf.astype(dtype), (params, x))
     return f, params, (x, jnp.arange(10) % 3)
 
 
@@ -97,7 +96,8 @@ def test_training_equals_a_plain_loop(problem, loss, optimizer, period, batch_si
 
 @pytest.mark.optimized
 def test_period_one_is_plain_gradient_descent_bit_for_bit():
-    f, params, (x, y) = classification(jnp.float32)
+    f, *given = classification()
+    params, (x, y) = single(given)
     key, num_steps, batch_size = jax.random.key(3), 40, 4
     settings = {"loss": MEAN_ENTROPY, "optimizer": optax.sgd(0.1), "schedule": every(1)}
     settings |= {"num_steps": num_steps, "batch_size": batch_size, "key": key}
@@ -198,8 +198,7 @@ def test_a_resumed_run_is_the_uninterrupted_one():
         if name != "key":
             found, expected = flat(getattr(resumed, name)), flat(getattr(whole, name))
             np.testing.assert_array_equal(found, expected, err_msg=name)
-    assert rest["step"][0] == 11
-    assert rest["step"][-1] == 23
+    assert (rest["step"][0], rest["step"][-1]) == (11, 23)
     assert rest["train_loss"][-1] == history["train_loss"][-1]
     same, _ = train(f, half, data, num_steps=11, **settings)
     np.testing.assert_array_equal(flat(same.params), flat(half.params))
