@@ -10,6 +10,7 @@ import time
 import zipfile
 from contextlib import contextmanager
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import iterlin
 import jax
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from iterlin.training import checkpoints, loop, losses
+from iterlin.training.checkpoints import CheckpointError
 from iterlin.training.identity import Identity
 
 A, B = Identity({"run": "a"}), Identity({"run": "b"})
@@ -48,18 +50,16 @@ def test_a_header_that_claims_more_than_its_file_holds_is_refused_in_a_line(tmp_
     np.lib.format.write_array_header_1_0(array, header)
     with zipfile.ZipFile(tmp_path / "run.npz", "w") as archive:
         archive.writestr("head.npy", array.getvalue() + bytes(2**20))
-    with pytest.raises(checkpoints.CheckpointError, match=r"^[^\n]*is damaged [^\n]*delete it"):
+    with pytest.raises(CheckpointError, match=r"^[^\n]*is damaged [^\n]*delete it"):
         checkpoints.load(tmp_path / "run.npz", TREE, identity=A)
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     path = tmp_path / "run.npz"
     checkpoints.save(path, TREE, identity=A)
-    with pytest.raises(
-        checkpoints.CheckpointError, match=r"another run: it differs in run \(a, here b\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"another run: it differs in run \(a, here b\)"):
         checkpoints.load(path, TREE, identity=B)
-    with pytest.raises(checkpoints.CheckpointError, match=r"run\.npz holds another state"):
+    with pytest.raises(CheckpointError, match=r"run\.npz holds another state"):
         checkpoints.load(path, [TREE, jnp.zeros(2)], identity=A)
 
 
@@ -80,7 +80,7 @@ def test_a_file_that_no_run_has_written_is_refused(tmp_path, head, leaf, message
     arrays |= {"leaf0": arrays["leaf0"] if leaf is None else leaf}
     text = json.dumps(json.loads(arrays["head"].tobytes()) | head)
     np.savez(path, **arrays | {"head": np.frombuffer(text.encode(), np.uint8)})
-    with pytest.raises(checkpoints.CheckpointError, match=rf"run\.npz {message}.*: delete it"):
+    with pytest.raises(CheckpointError, match=rf"run\.npz {message}.*: delete it"):
         checkpoints.load(path, TREE, identity=A, notes=("taken", "seconds"))
 
 
@@ -91,36 +91,33 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     whole = path.read_bytes()
     for cut in (0, 10, 200):
         path.write_bytes(whole[:cut])
-        with pytest.raises(checkpoints.CheckpointError, match=r"run\.npz is damaged .*delete it"):
+        with pytest.raises(CheckpointError, match=r"run\.npz is damaged .*delete it"):
             checkpoints.load(path, TREE, identity=A)
     rng = np.random.default_rng(0)
     for place in rng.integers(0, len(whole), 200):
         flipped = bytes([whole[place] ^ 1 << rng.integers(8)])
         path.write_bytes(whole[:place] + flipped + whole[place + 1 :])
-        with contextlib.suppress(checkpoints.CheckpointError):
+        with contextlib.suppress(CheckpointError):
             checkpoints.load(path, TREE, identity=A)
     np.save(path.with_suffix(".npy"), np.zeros(9))
-    with pytest.raises(checkpoints.CheckpointError, match=r"run\.npy is damaged"):
-        checkpoints.load(path.with_suffix(".npy"), TREE, identity=A)
-    with pytest.raises(checkpoints.CheckpointError, match="is a folder: give the name"):
-        checkpoints.load(tmp_path, TREE, identity=A)
+    for other, named in ((path.with_suffix(".npy"), r"npy is damaged"), (tmp_path, "is a folder")):
+        with pytest.raises(CheckpointError, match=named):
+            checkpoints.load(other, TREE, identity=A)
 
 
 def test_a_file_that_cannot_be_written_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     path = tmp_path / "run.npz"
     checkpoints.save(path, TREE, identity=A, notes={"taken": 1})
 
-    def full(*args, **kwargs):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     with monkeypatch.context() as patched:
         patched.setattr(np, "savez", full)
-        with pytest.raises(checkpoints.CheckpointError, match=r"No space left.*it is intact"):
+        with pytest.raises(CheckpointError, match=r"No space left.*it is intact"):
             checkpoints.save(path, TREE, identity=A, notes={"taken": 2})
     assert checkpoints.load(path, TREE, identity=A)[1] == {"taken": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.npz"]
     message = r"cannot write .*run\.npz/deeper\.npz.*there is none before it"
-    with pytest.raises(checkpoints.CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=message):
         checkpoints.save(path / "deeper.npz", TREE, identity=A)
 
 
@@ -242,8 +239,9 @@ def test_a_run_in_bfloat16_comes_back_from_its_checkpoint(tmp_path):
     settings = {"schedule": 5, "watch": watch, "progress": False}
     settings["checkpoint"] = tmp_path / "run.npz"
     start = jnp.zeros(2, "bfloat16")
-    _, first = iterlin.train(algorithm, start, (x, y), num_steps=10, **settings)
-    _, again = iterlin.train(algorithm, start, (x, y), num_steps=10, **settings)
-    np.testing.assert_array_equal(again["train_loss"], first["train_loss"])
-    _, longer = iterlin.train(algorithm, start, (x, y), num_steps=20, **settings)
-    np.testing.assert_array_equal(longer["train_loss"][:3], first["train_loss"])
+    first, again, longer = (
+        iterlin.train(algorithm, start, (x, y), num_steps=steps, **settings)[1]["train_loss"]
+        for steps in (10, 10, 20)
+    )
+    np.testing.assert_array_equal(again, first)
+    np.testing.assert_array_equal(longer[:3], first)
