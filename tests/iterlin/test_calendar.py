@@ -37,11 +37,8 @@ def moved(state):
 def test_stops_where_a_schedule_may_say_yes(anchored, since, check_every, max_period, further):
     step, limit = anchored + since, anchored + since + further
     plan = Calendar(schedules.when(moved, check_every=check_every, max_period=max_period))
-    may = (
-        s
-        for s in range(step + 1, limit)
-        if (s - anchored) % check_every == 0 or s - anchored >= max_period
-    )
+    later = range(step + 1, limit)
+    may = (s for s in later if (s - anchored) % check_every == 0 or s - anchored >= max_period)
     assert plan.next_stop(at(step, anchored), limit) == next(may, limit)
 
 

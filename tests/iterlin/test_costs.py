@@ -6,7 +6,7 @@ import problems
 import pytest
 from iterlin.linearise import costs
 
-A, B = jnp.ones((3, 4)), jnp.ones((4, 5))
+A, B, C = jnp.ones((3, 4)), jnp.ones((4, 5)), jnp.ones((3, 5))
 IMAGES, FILTERS = jnp.ones((2, 3, 8, 8)), jnp.ones((6, 3, 3, 3))
 
 
@@ -15,11 +15,7 @@ IMAGES, FILTERS = jnp.ones((2, 3, 8, 8)), jnp.ones((6, 3, 3, 3))
     [
         (jnp.matmul, (A, B), 2 * 3 * 4 * 5),
         (lambda a, b: jax.lax.map(lambda _: a @ b, jnp.arange(7)), (A, B), 7 * 2 * 3 * 4 * 5),
-        (
-            lambda a, b: jax.lax.cond(a[0, 0] > 0, lambda: a @ b, lambda: jnp.zeros((3, 5))),
-            (A, B),
-            2 * 3 * 4 * 5,
-        ),
+        (lambda a, b: jax.lax.cond(a[0, 0] > 0, lambda: a @ b, lambda: C), (A, B), 2 * 3 * 4 * 5),
         (lambda x, k: jax.lax.conv(x, k, (1, 1), "VALID"), (IMAGES, FILTERS), 2 * 432 * 27),
     ],
     ids=["product", "loop", "branch", "convolution"],

@@ -34,15 +34,12 @@ def test_the_example_of_a_public_name_prints_what_it_says(name):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     names = {"il": il, "jax": jax, "jnp": jnp}
-    example = doctest.DocTestParser().get_doctest(
-        inspect.getdoc(attrgetter(name)(il)), names, name, None, None
-    )
+    text = inspect.getdoc(attrgetter(name)(il))
+    example = doctest.DocTestParser().get_doctest(text, names, name, None, None)
     assert name in "".join(line.source for line in example.examples), "no example"
-    told = []
+    told, runner = [], doctest.DocTestRunner(ToThreeDigits(), verbose=False)
     with jax.enable_x64(False), jax.numpy_rank_promotion("allow"):  # as a user has it
-        outcome = doctest.DocTestRunner(ToThreeDigits(), verbose=False).run(
-            example, out=told.append
-        )
+        outcome = runner.run(example, out=told.append)
     assert not outcome.failed, "".join(told)
 
 

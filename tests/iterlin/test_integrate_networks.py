@@ -110,9 +110,8 @@ def test_fixed_parameters_are_arguments_of_every_program(engine, no_constants):
 
 
 def test_arrays_of_numpy_and_steps_with_a_regularizer():
-    algorithm, params, data, watch = setting(
-        "numbers", regularizer=lambda p: 0.1 * p["places"].sum()
-    )
+    penalised = {"regularizer": lambda p: 0.1 * p["places"].sum()}
+    algorithm, params, data, watch = setting("numbers", **penalised)
     data, params = jax.tree.map(np.asarray, (data, params))
     found = by_engine(algorithm, params, data, watch=watch, **RUN)
     assert set(found[1]["engine"]) == {"steps"}

@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scipy.linalg
 from iterlin.curvature.laplace import laplace
@@ -182,11 +183,9 @@ def test_class_probabilities_average_the_softmax_of_normal_logits(out):
     probit = jax.nn.softmax(mean / np.sqrt(1 + np.pi / 8 * variances))
     np.testing.assert_allclose(posterior.probabilities(x_new), probit, atol=1e-12)
     rng = np.random.default_rng(0)
-    drawn = [
-        rng.multivariate_normal(m, c, 20000).reshape(-1, *out)
-        for m, c in zip(np.reshape(mean, (2, -1)), covariance, strict=True)
-    ]
-    expected = np.stack([np.asarray(jax.nn.softmax(logits)).mean(0) for logits in drawn])
+    pairs = zip(np.reshape(mean, (2, -1)), covariance, strict=True)
+    drawn = np.stack([rng.multivariate_normal(m, c, 20000).reshape(-1, *out) for m, c in pairs])
+    expected = np.asarray(jax.nn.softmax(drawn)).mean(1)
     found = posterior.probabilities(x_new, key=jax.random.key(0), num_samples=20000)
     np.testing.assert_allclose(found, expected, atol=0.02)
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-12)
@@ -200,15 +199,14 @@ def test_nothing_is_squared_in_float32(examples, precision, noise):
     f, params, x, _, _ = posed((2, 16, 1), examples)
     params, points = single(params), jnp.concatenate([x[:8], 10 * x[:3]])
     settings = {"prior_precision": precision, "noise_variance": noise}
-    exact = fit(f, jax.tree.map(lambda a: a.astype(float), params), x, x[:, :1], **settings)
+    exact = fit(f, optax.tree.cast(params, float), x, x[:, :1], **settings)
     found = fit(f, params, single(x), single(x[:, :1]), **settings)
     assert not found.dual
     assert found.eigenvalues.dtype == jnp.float32
     # Rounding, which differs between processors, is below a hundredth; squared, above a half.
     np.testing.assert_allclose(found.variance(single(points)), exact.variance(points), rtol=3e-2)
-    np.testing.assert_allclose(
-        found.log_marginal_likelihood(), exact.log_marginal_likelihood(), atol=0.05
-    )
+    ours, theirs = found.log_marginal_likelihood(), exact.log_marginal_likelihood()
+    np.testing.assert_allclose(ours, theirs, atol=0.05)
 
 
 def test_a_kernel_that_is_too_coarse_is_warned_of():
@@ -254,9 +252,8 @@ def test_bad_input_is_refused(problem, change, message):
 def test_a_confident_classifier_has_the_variance_of_its_prior(margin):
     """There the Hessian of the cross-entropy is zero up to rounding, which is not concave."""
     x, y = jnp.eye(3, dtype=jnp.float32), jnp.arange(3)
-    found = laplace(
-        lambda p, x: x @ p, margin * x, x, y, loss=losses.cross_entropy, prior_precision=2.0
-    )
+    bayes = {"loss": losses.cross_entropy, "prior_precision": 2.0}
+    found = laplace(lambda p, x: x @ p, margin * x, x, y, **bayes)
     np.testing.assert_allclose(found.variance(x), 3 * [np.eye(3) / 2], atol=1e-5)
 
 

@@ -38,9 +38,8 @@ def layers_of(f, params, x):
     paths, tree = jax.tree.flatten_with_path(params)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
     leaves = [leaf for _, leaf in paths]
-    program = trace_program(
-        lambda given, e: f(jax.tree.unflatten(tree, given), e[None])[0], leaves, x[0]
-    )
+    of_one = lambda given, e: f(jax.tree.unflatten(tree, given), e[None])[0]  # noqa: E731
+    program = trace_program(of_one, leaves, x[0])
     names.append(None)  # where there is no bias
     found = find_layers(program, len(leaves))
     return {names[each.weight]: names[-1 if each.bias is None else each.bias] for each in found}
@@ -101,9 +100,8 @@ def test_inputs_and_cotangents_make_the_gradient_of_any_convolution(
     weight = normal(*(kernel[axis] for axis in layout[1]))
 
     def f(w, x):
-        return jax.lax.conv_general_dilated(
-            x, w, (stride, 1), [(pad, 1), (0, pad)], (1, spread), (hole, 1), layout
-        )
+        steps, pads, spreads = (stride, 1), [(pad, 1), (0, pad)], ((1, spread), (hole, 1))
+        return jax.lax.conv_general_dilated(x, w, steps, pads, *spreads, layout)
 
     program = trace_program(lambda leaves, x: f(leaves[0], x), [weight], x)
     (layer,) = find_layers(program, 1)

@@ -120,10 +120,8 @@ def test_nothing_moves_where_the_gradient_vanishes_or_is_nan(start, certificate)
 def test_a_step_that_goes_too_far_is_halved_until_it_goes_down(loss, start):
     steps = []
     for unit in (1, 1e-9):  # in which the loss is measured
-        objective = identity(
-            jnp.full((4, 1), start), lambda u, _, unit=unit: unit * loss(u), 1e-6 * unit
-        )
-        found = minimize(objective, tolerance=1e-8)
+        measured = lambda u, _, unit=unit: unit * loss(u)  # noqa: E731
+        found = minimize(identity(jnp.full((4, 1), start), measured, 1e-6 * unit), tolerance=1e-8)
         assert float(found.certificate) <= 1e-8
         steps.append(int(found.newton_steps))
         np.testing.assert_allclose(start + found.image, 0, atol=1e-4)

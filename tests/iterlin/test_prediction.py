@@ -93,9 +93,7 @@ def test_one_kernel_for_all_outputs_is_the_full_one_with_nothing_between_them():
     kernel_dd, kernel_td = gram(4, 3, 6, 1)
     y = jnp.asarray(np.random.default_rng(2).normal(size=(4, 2, 3)))
     eye = jnp.eye(6).reshape(2, 3, 2, 3)
-    full_dd, full_td = (
-        kernel[:, :, None, None, None, None] * eye[None, None] for kernel in (kernel_dd, kernel_td)
-    )
+    full_dd, full_td = (jnp.einsum("ij,opqr->ijopqr", k, eye) for k in (kernel_dd, kernel_td))
     settings = {"time": 0.7, "outputs": 0.5 * y, "test_outputs": 2.0}
     scalar = predict(kernel_dd, y, kernel_td, **settings)
     assert scalar.shape == (3, 2, 3)
