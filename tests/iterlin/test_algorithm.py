@@ -69,14 +69,10 @@ def test_an_optimizer_is_told_value_and_gradient_of_the_problem_that_it_may_ask(
         return gradient, {"told": (value, grad, gradient), "asked": (asked, slope, slope)}
 
     none = 0.0, anchor, anchor
-    algorithm = Algorithm(
-        lambda params, x: jnp.tanh(f(params, x)),
-        losses.squared_error,
-        optax.GradientTransformationExtraArgs(lambda _: {"told": none, "asked": none}, update),
-        penalty=0.3,
-        regularizer=lambda params: jnp.sum(params["w"] ** 4),
-    )
-    step = Step(algorithm, never())
+    asking = optax.GradientTransformationExtraArgs(lambda _: {"told": none, "asked": none}, update)
+    terms = {"penalty": 0.3, "regularizer": lambda params: jnp.sum(params["w"] ** 4)}
+    bent = lambda params, x: jnp.tanh(f(params, x))  # noqa: E731
+    step = Step(Algorithm(bent, losses.squared_error, asking, **terms), never())
     state = step.start(anchor, data, jax.random.key(0))
     state = state._replace(step=jnp.asarray(3), params={"w": jnp.asarray([0.5, 2.0])})
     found = jax.jit(step)(state, data).optimizer_state

@@ -31,20 +31,12 @@ def flow_for(objective, *times, tolerance=1e-3):
 def by_diffrax(objective, times):
     """Kvaerno's implicit method of order 5: another method, another library."""
 
-    def rate(_, image, __):
-        return -objective.slope(jnp.zeros_like(image), image)[1]
-
-    return diffrax.diffeqsolve(
-        diffrax.ODETerm(rate),
-        diffrax.Kvaerno5(),
-        0,
-        times[-1],
-        None,
-        jnp.zeros_like(objective.model.outputs),
-        saveat=diffrax.SaveAt(ts=jnp.asarray(times)),
-        stepsize_controller=diffrax.PIDController(rtol=1e-9, atol=1e-9),
-        max_steps=100_000,
-    ).ys
+    start = jnp.zeros_like(objective.model.outputs)
+    rate = diffrax.ODETerm(lambda _, image, __: -objective.slope(start, image)[1])
+    settings = {"saveat": diffrax.SaveAt(ts=jnp.asarray(times)), "max_steps": 100_000}
+    settings["stepsize_controller"] = diffrax.PIDController(rtol=1e-9, atol=1e-9)
+    solver, end = diffrax.Kvaerno5(), times[-1]
+    return diffrax.diffeqsolve(rate, solver, 0, end, None, start, **settings).ys
 
 
 def test_flow_agrees_with_an_implicit_method_to_its_tolerance():

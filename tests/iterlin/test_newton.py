@@ -35,13 +35,10 @@ def test_minimum_is_what_scipy_finds_on_the_dense_problem(penalty):
         loss = objective.loss(outputs, objective.targets)
         return loss + penalty * jnp.sum(displacement**2)
 
-    oracle = minimize_by_scipy(
-        lambda d: tuple(np.asarray(v) for v in value(d)),
-        np.zeros(jacobian.shape[1]),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": 20_000, "maxfun": 20_000, "ftol": 1e-16, "gtol": 1e-12},
-    )
+    options = {"maxiter": 20_000, "maxfun": 20_000, "ftol": 1e-16, "gtol": 1e-12}
+    settings = {"jac": True, "method": "L-BFGS-B", "options": options}
+    start, numbers = np.zeros(jacobian.shape[1]), lambda d: tuple(map(np.asarray, value(d)))
+    oracle = minimize_by_scipy(numbers, start, **settings)
     for space in SPACES:
         objective = problems.linearised(ENTROPY, penalty=penalty, space=space)[0]
         found = minimize(objective, tolerance=1e-8)

@@ -79,13 +79,8 @@ def test_cross_entropy_is_minimised_as_scipy_does():
     solution = solve(lambda p, x: x @ p, start, x, y, damping=LevenbergMarquardt(), **run)
     assert int(solution.status) == Status.CONVERGED
     value = jax.jit(jax.value_and_grad(lambda p: losses.cross_entropy(x @ p.reshape(2, 3), y)))
-    oracle = minimize(
-        lambda p: tuple(np.asarray(v) for v in value(p)),
-        np.zeros(6),
-        jac=True,
-        method="BFGS",
-        options={"gtol": 1e-10},
-    )
+    settings = {"jac": True, "method": "BFGS", "options": {"gtol": 1e-10}}
+    oracle = minimize(lambda p: tuple(map(np.asarray, value(p))), np.zeros(6), **settings)
     np.testing.assert_allclose(flat(solution.params), oracle.x, atol=1e-5)
 
 
