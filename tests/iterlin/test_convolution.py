@@ -17,7 +17,7 @@ small = st.integers(1, 3)
 IMAGES, KERNEL = jnp.ones((2, 4, 4, 1)), jnp.ones((3, 3, 1, 2))
 SHAPES = drawn.shapes(
     [  # images N H W, their channels, kernel, its channels, stride, padding
-        (1, 1, 1, 1, 1, 1, 1, 1, "VALID"),
+        (1, 2, 2, 1, 1, 1, 1, 1, "VALID"),
         (2, 6, 5, 3, 3, 2, 2, 1, "VALID"),
         (3, 5, 6, 2, 4, 3, 1, 2, "SAME"),
         (1, 2, 9, 1, 2, 5, 3, 3, "SAME"),
