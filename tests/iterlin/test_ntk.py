@@ -109,7 +109,7 @@ BIASES = {
     "a part of it": lambda w, b, x: x @ w + jnp.broadcast_to(b[:1], 3)[None],
     "of its inverse": lambda w, b, x: 2.0 / (x @ w) + b[None],
     "behind an unknown factor": lambda w, b, x: (x @ w) * x.sum() + b[None],
-    "behind a factor for each feature": lambda w, b, x: (x @ w) * np.arange(1.0, 4) + b[None],
+    "behind a factor for each feature": lambda w, b, x: (x @ w) * np.arange(1.0, 4)[None] + b[None],
 }
 
 
