@@ -31,12 +31,9 @@ def hidden(p, x):
     return jnp.tanh(x @ p["w"])
 
 
-def normalised(h):
-    return (h - h.mean(0)) / jnp.sqrt(h.var(0) + 1e-5)
-
-
 def batch_normalised(p, x):
-    return normalised(hidden(p, x)) @ p["v"]
+    h = hidden(p, x)
+    return (h - h.mean(0)) / jnp.sqrt(h.var(0) + 1e-5) @ p["v"]
 
 
 def recurrent(p, x):

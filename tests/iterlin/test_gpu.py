@@ -28,8 +28,8 @@ def gpu():
         pytest.skip("JAX sees no GPU here")
 
 
-def on_both(gpu, function, *arrays):
-    """What a function of the arrays gives on the GPU and on the CPU, as vectors."""
+def assert_equal(gpu, function, *arrays):
+    """Require of a function of the arrays the same on the GPU and on the CPU."""
     found = []
     for device in (gpu, jax.devices("cpu")[0]):
         with jax.default_device(device), full_precision():
@@ -37,11 +37,7 @@ def on_both(gpu, function, *arrays):
             result = jax.jit(function)(*there)
         assert {d for leaf in jax.tree.leaves(result) for d in leaf.devices()} == {device}
         found.append(flat(jax.device_get(result)))
-    return found
-
-
-def assert_equal(gpu, function, *arrays):
-    theirs, ours = on_both(gpu, function, *arrays)
+    theirs, ours = found
     assert np.isfinite(ours).all()
     assert np.abs(ours).max() > 0
     np.testing.assert_allclose(theirs, ours, atol=1e-5 * np.abs(ours).max())

@@ -15,16 +15,10 @@ ENTROPY = losses.mean(losses.cross_entropy)
 LABELS = jnp.argmax(Y, 1)
 
 
-def state_at(f, anchor, params, data):
-    step = il.Step(il.Algorithm(f, losses.squared_error, 0.1), 1)
-    state = step.start(anchor, data, jax.random.key(0))
-    return state._replace(params=params)
-
-
 def moved(size):
-    direction = jax.tree.map(jnp.cos, PARAMS)
-    params = jax.tree.map(lambda p, d: p + size * d, PARAMS, direction)
-    return state_at(F, PARAMS, params, (X, Y))
+    """The state of a run that is that far from its anchor."""
+    state = il.Step(il.Algorithm(F, losses.squared_error, 0.1), 1).start(PARAMS, (X, Y))
+    return state._replace(params=jax.tree.map(lambda p: p + size * jnp.cos(p), PARAMS))
 
 
 def test_error_is_that_of_the_dense_jacobian_and_of_first_order_in_the_distance():

@@ -120,7 +120,7 @@ SEEDS = jax.random.split(jax.random.key(0), 2)
 def doors(schedule):
     """Calls that take a schedule, each up to its first compute."""
     problem = Problem(ALGORITHM, lambda key: START, DATA, Watch())
-    settings = {"num_steps": 4, "watch": Watch(observe=never_run)}
+    settings = {"num_steps": 4, "watch": Watch(observe=lambda state: pytest.fail("it has begun"))}
     sweep = {"periods": [2, 3], "keys": SEEDS, "schedule": lambda period: schedule} | settings
     run = grids.Run(0, math.inf, 0.1, (0, 4), schedule=schedule)
     return [
@@ -129,10 +129,6 @@ def doors(schedule):
         lambda: train(ALGORITHM, START, DATA, engine="flow", schedule=schedule, **settings),
         lambda: grids.run_all(problem, [run]),
     ]
-
-
-def never_run(state):
-    pytest.fail("the run has begun")
 
 
 def the_schedule(step, state):
