@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from iterlin.training import loop
 from iterlin_study.records import environment
 from iterlin_study.runs import exact_runs, grids
@@ -34,6 +35,13 @@ def test_grid_is_that_of_steps():
         np.testing.assert_allclose(found[name], expected[name], atol=1e-10, err_msg=name)
     np.testing.assert_array_equal(found.evaluations.sel(period=1, seed=0), STEPS)
     assert found.missing == 0
+
+
+@pytest.mark.parametrize("changes", [{"momentum": 0.5}, {"optimizer": "adam"}])
+def test_a_run_that_no_engine_can_train_is_refused(changes):
+    (name,) = changes
+    with pytest.raises(ValueError, match=f"plain gradient descent, got .*{name}"):
+        by_engines(lambda **axes: make(**axes, **changes))
 
 
 def test_training_accuracy_is_that_on_a_run_s_own_examples():
