@@ -340,7 +340,7 @@ STATISTICS: dict[tuple[str, str], Callable[[xr.Dataset], Interval]] = {
 }
 STATISTICS |= {
     ("grokking", f"updates_{modulus}"): partial(updates_to_grok, modulus=modulus)
-    for modulus in (23, 31, 41)
+    for modulus in (23, 31, 41, 59, 97)
 }
 STATISTICS |= {
     ("workshop", name): partial(without_interval, name=name)
