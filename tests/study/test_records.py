@@ -66,14 +66,17 @@ def test_best_is_the_highest_complete_record_and_never_quick():
     assert list(records.tiers(EXPERIMENT)) == ["paper", "gpu", "laptop"]
 
 
-def test_a_failed_save_leaves_the_old_record_and_nothing_else(monkeypatch):
+@pytest.mark.parametrize(
+    "failure", [OSError(28, "No space left on device"), RuntimeError("NetCDF: HDF error")]
+)
+def test_a_failed_save_leaves_the_old_record_and_nothing_else(monkeypatch, failure):
     save(value=1.0)
     path = records.path_of(EXPERIMENT, "laptop")
     before = path.read_bytes()
 
     def half(dataset, path, **_):
         path.write_text("half a record")
-        raise OSError(28, "No space left on device")
+        raise failure
 
     monkeypatch.setattr(xr.Dataset, "to_netcdf", half)
     with pytest.raises(records.NotWritten, match=str(path)):
