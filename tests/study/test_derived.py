@@ -139,10 +139,3 @@ def test_lost_runs_are_those_that_diverged_or_guess():
     assert [estimate(record, f"lost_{p}") for p in ("standard", "moderate", "large")] == [1, 3, 3]
     record["diverged_at"] = record.diverged_at.where(record.seed > 0)  # runs that are missing
     assert np.isnan(estimate(record, "lost_large"))
-
-
-def test_three_seeds_of_a_stored_mean_have_no_interval():
-    stored = {"plateau_ratio": ("bound", [0.1, 0.0, 0.2]), "x": ("seed", np.ones(3))}
-    assert derived.statistic(of("workshop", stored), "plateau_ratio") == (0.1, -np.inf, np.inf)
-    stored["x"] = "seed", np.ones(4)
-    assert derived.statistic(of("workshop", stored), "plateau_ratio") == (0.1, 0.0, 0.2)

@@ -20,7 +20,6 @@ from iterlin_study.data import downloads, image_files
 from iterlin_study.data.toy import Dataset, nested_subset
 
 DIGITS_POOL = 1000
-_BLOCK = 500  # images whose pixels are counted at a time
 
 
 class ImageSplit(NamedTuple):
@@ -115,13 +114,9 @@ def augment(key: Array, x: Float[Array, "N H W C"], *, padding: int = 4) -> Floa
 
 def _channel_statistics(x, indices):
     """Return mean and standard deviation (C,) of the pixels of those images, from exact counts."""
-    values, channels = np.arange(256), x.shape[-1]
-    counts = np.zeros((channels, 256), dtype=np.int64)
-    for start in range(0, len(indices), _BLOCK):
-        block = x[indices[start : start + _BLOCK]].reshape(-1, channels)
-        for channel in range(channels):
-            counts[channel] += np.bincount(block[:, channel], minlength=256)
-    total = counts.sum(axis=1)
+    pixels = [channel[indices].ravel() for channel in np.moveaxis(x, -1, 0)]
+    counts = np.stack([np.bincount(each, minlength=256) for each in pixels])
+    values, total = np.arange(256), counts.sum(axis=1)
     mean = counts @ values / total
     variance = counts @ values**2 / total - mean**2
     return mean.astype(np.float32), np.sqrt(variance).astype(np.float32)
@@ -142,14 +137,9 @@ def _read_mnist():
     return x[..., None], y, x_test[..., None], y_test
 
 
-def _read_archive(name, parse):
-    (path,) = downloads.fetch(name)
-    return parse(path)
-
-
 _READERS = {
     "digits": _read_digits,
     "mnist": _read_mnist,
-    "cifar10": lambda: _read_archive("cifar10", image_files.read_cifar_binary),
-    "cifar10-jpeg": lambda: _read_archive("cifar10-jpeg", image_files.read_cifar_jpeg),
+    "cifar10": lambda: image_files.read_cifar_binary(*downloads.fetch("cifar10")),
+    "cifar10-jpeg": lambda: image_files.read_cifar_jpeg(*downloads.fetch("cifar10-jpeg")),
 }

@@ -77,18 +77,15 @@ def html(label: str, question: str, panels: list[Panel]) -> str:
     )
     spec = fitted(chart.to_dict(format="vega"))
     picture = vl_convert.vega_to_svg(json.dumps(spec).replace(NOW, "#176de8")).encode()
+    # No text of a record can end the script element around it.
+    data = json.dumps(spec, separators=(",", ":")).replace("<", "\\u003c")
     stop, told, _ = words[choices[0]][start]
     return f"""\
 <section class="dial" aria-label="{escape(label)}">
 <noscript><figure><img src="data:image/svg+xml;base64,{base64.b64encode(picture).decode()}"
 alt="{escape(told)}"><figcaption>{escape(stop)}. With JavaScript it turns.</figcaption></figure>
 </noscript><div class="dial-turn"></div><div class="dial-charts" role="img"></div>
-<script type="application/json">{embedded(spec)}</script></section>"""
-
-
-def embedded(spec: dict) -> str:
-    """Write a specification as JSON that cannot end the script element around it."""
-    return json.dumps(spec, separators=(",", ":")).replace("<", "\\u003c")
+<script type="application/json">{data}</script></section>"""
 
 
 def fitted(spec: dict) -> dict:

@@ -13,7 +13,6 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -27,13 +26,6 @@ TOLERANCE = 1e-3
 # Two methods that agree differ by less than this, by rounding alone: no share is taken of it.
 ROUNDING = 1e-9
 KEPT = ("experiment", "parameters", "commit", "versions", "device", "date")
-
-
-class Difference(NamedTuple):
-    """A variable that differs, and by which share of its largest value (inf: in form)."""
-
-    variable: str
-    share: float
 
 
 def kept_path(experiment: str) -> Path:
@@ -74,17 +66,19 @@ def keep(experiment: str) -> None:
         slim.to_netcdf(partial, engine="scipy")
 
 
-def differences(then: xr.Dataset, now: xr.Dataset) -> list[Difference]:
+def differences(then: xr.Dataset, now: xr.Dataset) -> dict[str, float]:
     """Return the variables whose numbers differ, the largest difference first.
 
+    A difference is a share of the variable's largest value, or infinite if its form has changed.
     Measured times ("seconds") and texts are not compared.
     """
-    found = [
-        Difference(str(name), _share(then.variables.get(name), now.variables.get(name)))
-        for name in dict.fromkeys([*then.variables, *now.variables])
+    found = {
+        str(name): _share(then.variables.get(name), now.variables.get(name))
+        for name in [*then.variables, *now.variables]
         if any(name in run.variables and _is_compared(run, name) for run in (then, now))
-    ]
-    return sorted((d for d in found if d.share > TOLERANCE), key=lambda d: -d.share)
+    }
+    largest_first = sorted(found.items(), key=lambda item: -item[1])
+    return {name: share for name, share in largest_first if share > TOLERANCE}
 
 
 def _is_compared(run: xr.Dataset, name) -> bool:
@@ -102,15 +96,12 @@ def _share(then: xr.Variable | None, now: xr.Variable | None) -> float:
     if "bound" in then.dims:
         then, now = then.isel(bound=0), now.isel(bound=0)
     before, after = (np.asarray(v.values, float) for v in (then, now))
-    if not np.array_equal(np.isfinite(before), np.isfinite(after)):
-        return math.inf
     finite = np.isfinite(before)
-    if not np.array_equal(before[~finite], after[~finite], equal_nan=True):
+    same_gaps = np.array_equal(before[~finite], after[~finite], equal_nan=True)
+    if not same_gaps or not np.isfinite(after[finite]).all():
         return math.inf
-    if not finite.any():
-        return 0.0
-    error = np.max(np.abs(after[finite] - before[finite]))
-    return float(error / max(ROUNDING, np.max(np.abs(before[finite]))))
+    error = np.max(np.abs(after[finite] - before[finite]), initial=0.0)
+    return float(error / np.max(np.abs(before[finite]), initial=ROUNDING))
 
 
 def changed_parameters(record: xr.Dataset) -> list[str]:
@@ -128,7 +119,7 @@ def changed_parameters(record: xr.Dataset) -> list[str]:
     return [name for name in names if then.get(name, missing) != now.get(name, missing)]
 
 
-def since(experiment: str, run: xr.Dataset | None = None) -> list[Difference] | None:
+def since(experiment: str, run: xr.Dataset | None = None) -> dict[str, float] | None:
     """Return how today's quick run differs from the kept one; None if either is missing.
 
     run: today's quick run; that of the last build if None.
@@ -145,20 +136,16 @@ def sentence(record: xr.Dataset, run: xr.Dataset | None = None) -> str:
     if found is None:
         said = "there is no quick run to compare"
     elif found:
+        name, share = next(iter(found.items()))
+        percent = f"by {100 * share:.2g} % of its largest value"
+        how = percent if math.isfinite(share) else "has another form"
         rest = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        said = f"the quick run differs today: {_said(found[0])}{rest}"
+        said = f"the quick run differs today: {name} {how}{rest}"
     else:
         said = "the quick run gives the same numbers today"
     if names := changed_parameters(record):
         said += f"; changed since: {', '.join(names)}"
     return said
-
-
-def _said(difference: Difference) -> str:
-    if math.isinf(difference.share):
-        return f"{difference.variable} has another form"
-    percent = 100 * difference.share
-    return f"{difference.variable} by {percent:.2g} % of its largest value"
 
 
 def main(arguments: list[str] | None = None) -> int:

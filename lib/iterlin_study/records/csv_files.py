@@ -22,11 +22,10 @@ def text(record: xr.Dataset) -> str:
         record = record.assign_coords(bound=BOUNDS)
     tables = []
     for name, variable in record.reset_coords().data_vars.items():
-        others = [coord for coord in variable.coords if coord not in variable.dims]
-        one = variable.drop_vars(others).rename("value")
-        table = (
-            one.to_dataframe().reset_index() if one.dims else pd.DataFrame({"value": [one.item()]})
-        )
+        if variable.dims:
+            table = variable.rename("value").to_dataframe().reset_index()
+        else:
+            table = pd.DataFrame({"value": [variable.item()]})
         tables.append(table.assign(variable=name))
     axes = [str(axis) for axis in record.dims]
     found = pd.concat(tables).reindex(columns=["variable", *axes, "value"])

@@ -87,23 +87,18 @@ def completed(live: xr.Dataset, record: xr.Dataset, seeds: Collection[int]) -> x
 
     Raises ValueError naming a variable that the record lacks, or has in another form.
     """
-    there = np.isin(live.seed.values, list(seeds))
+    recorded = record.reindex(seed=live.seed.values)
     filled = {}
     for name, variable in live.data_vars.items():
-        unknown = variable.dtype.kind == "f" and bool(variable.isnull().any())
-        if "seed" not in variable.dims and not unknown:
+        taken = live.seed.isin(list(seeds)) if "seed" in variable.dims else variable.isnull()
+        if not taken.any():
             continue
         if name not in record or record[name].dims != variable.dims:
             raise ValueError(f"the record has no variable {name!r} over {variable.dims}")
-        held = record[name]
-        if "seed" in variable.dims:
-            held, axis = held.reindex(seed=live.seed.values), variable.dims.index("seed")
-            taken = np.expand_dims(there, [i for i in range(variable.ndim) if i != axis])
-        else:
-            taken = variable.isnull().values
+        held = recorded[name]
         if held.shape != variable.shape:
             raise ValueError(f"{name!r} is {variable.shape} here and {held.shape} in the record")
-        values = np.where(taken, held.values, variable.values)
+        values = variable.variable.where(~taken.variable, held.variable).values
         # A grid that lacks runs counts in floating point: back to what the record counts in.
         if values.dtype.kind == "f" and not np.isnan(values).any():
             values = values.astype(record[name].dtype)

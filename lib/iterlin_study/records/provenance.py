@@ -1,5 +1,6 @@
 """Find the checkout, and say what a record was made with."""
 
+import os
 import platform
 import subprocess
 from functools import cache
@@ -52,8 +53,6 @@ def _git(root: Path, *arguments) -> str:
 
 def device() -> str:
     """Name the device that JAX computes on: '2 CPU cores' or the GPU's name."""
-    import os
-
     import jax
 
     first = jax.devices()[0]

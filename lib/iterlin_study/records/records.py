@@ -157,10 +157,9 @@ def caption(dataset: xr.Dataset) -> str:
     For a quick run, which every build makes anew, only the tier and the seeds.
     """
     a = dataset.attrs
-    if a["tier"] == "quick":
-        count = f", {dataset.sizes['seed']} seeds" if "seed" in dataset.sizes else ""
-        return f"quick tier{count}, run while this page was built"
     seeds = f"{dataset.sizes['seed']} seeds, " if "seed" in dataset.sizes else ""
+    if a["tier"] == "quick":
+        return f"quick tier, {seeds}run while this page was built"
     minutes = a["wall_time"] / 60
     cost = f"{minutes:.0f} min" if minutes >= 1.5 else f"{a['wall_time']:.0f} s"
     partial = f"; {note}" if (note := partial_note(dataset)) else ""

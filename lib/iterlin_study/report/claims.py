@@ -15,6 +15,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from string import Formatter
 
 from iterlin_study.records import provenance, records, strict_yaml
 from iterlin_study.report import conditions, derived, intervals
@@ -230,42 +231,33 @@ class _Number(tuple):
         return format(float(self[0]), spec).replace("%", " %")
 
 
-class _Numbers(dict):
-    """The statistics of a record by name."""
-
-    def __init__(self, record):
-        self.record = record
-
-    def __missing__(self, name: str) -> _Number:
-        return _Number(derived.statistic(self.record, name))
-
-
 def filled(sentence: str, record) -> str:
     """Return a sentence with a record's statistics in its slots.
 
     "{gap_end}" becomes '0.1 [-1.7, 1.9]' and "{gap_end:.0f}" '0'. Raises KeyError for a slot that
     names no statistic of the record.
     """
-    return sentence.format_map(_Numbers(record))
+    slots = {name for _, name, _, _ in Formatter().parse(sentence) if name}
+    return sentence.format(**{name: _Number(derived.statistic(record, name)) for name in slots})
 
 
 def _examine(statement: dict, record) -> Statement:
     name = statement.get("condition") or statement["statistic"]
-    bounds = derived.statistic(record, name)
+    bounds = tuple(float(value) for value in derived.statistic(record, name))
     rule = next(iter(statement.keys() & RULES.keys()))
     value = float(statement[rule])
     low, high = RULES[rule](value)
-    estimate, lower, upper = (float(v) for v in bounds)
-    unknown = any(map(math.isnan, (estimate, lower, upper)))
-    if unknown and not records.missing_runs(record):
-        raise ValueError(f"record {record.attrs['experiment']}: statistic {name!r} is not a number")
-    if unknown:  # until the runs that are missing have been made
-        outcome = "unclear"
+    _, lower, upper = bounds
+    if any(map(math.isnan, bounds)):
+        if not records.missing_runs(record):
+            which = f"record {record.attrs['experiment']}: statistic {name!r}"
+            raise ValueError(f"{which} is not a number")
+        outcome = "unclear"  # until the runs that are missing have been made
     elif (lower > low or low == -math.inf) and (upper < high or high == math.inf):
         outcome = "holds"
     else:
         outcome = "fails" if upper <= low or lower >= high else "unclear"
-    return Statement(statement["says"], name, rule, value, (estimate, lower, upper), outcome)
+    return Statement(statement["says"], name, rule, value, bounds, outcome)
 
 
 def verdicts(page: str | None = None) -> list[Verdict]:

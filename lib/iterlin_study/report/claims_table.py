@@ -1,11 +1,13 @@
 """The claims ledger as a reader sees it: a line for each claim, which opens to the numbers."""
 
+import re
 from html import escape
 
 from IPython.display import HTML, display
 
-from iterlin_study.report import claims, intervals
+from iterlin_study.report import claims
 from iterlin_study.report.claims import OURS, VERSIONS, Statement, Verdict, telling, verdicts
+from iterlin_study.report.intervals import text
 
 # Words carry the verdict; the colours (colour-blind safe, white on each at 5:1 or more) only help.
 BLUE, BROWN, RED, GREY = "#0067a0", "#8a5700", "#b02a15", "#5f5f5f"
@@ -112,9 +114,9 @@ def _found(verdict: Verdict) -> str:
         return f'<span class="told">{escape(verdict.finding)}</span>'
     if verdict.unmet:
         asked = verdict.unmet[0]
-        found = [f"{_number(asked)}, for a test {asked.rule} {asked.value:g}: {asked.says}"]
+        found = [f"{text(asked.found)}, for a test {asked.rule} {asked.value:g}: {asked.says}"]
     elif verdict.statements:
-        found = [f"{s.outcome}: {_number(s)}, {s.says}" for s in telling(verdict)]
+        found = [f"{s.outcome}: {text(s.found)}, {s.says}" for s in telling(verdict)]
     else:
         found = [verdict.row.get("why", "")]
     if verdict.tier and verdict.partial:
@@ -126,19 +128,11 @@ def _record(verdict: Verdict) -> str:
     """Which record judges, and whether its rule is the one that it was made under."""
     notes = [f"{verdict.tier} tier", verdict.partial]
     if verdict.rule_since:
-        notes.append(f"rule {verdict.rule_since} since it was recorded at {_short(verdict.commit)}")
+        short = re.sub(r"^(\w{7})\w+", r"\1", verdict.commit)  # "+changes" may follow
+        notes.append(f"rule {verdict.rule_since} since it was recorded at {short}")
     return f"Record: {', '.join(note for note in notes if note)}." if verdict.tier else ""
 
 
-def _short(commit: str) -> str:
-    head, plus, changes = commit.partition("+")
-    return head[:7] + plus + changes
-
-
 def _statement(statement: Statement, word: str = "required") -> str:
-    found = escape(f"{statement.says}: {_number(statement)}")
+    found = escape(f"{statement.says}: {text(statement.found)}")
     return f"{found}, {word} {statement.rule} {statement.value:g}: {statement.outcome}"
-
-
-def _number(statement: Statement) -> str:
-    return intervals.text(statement.found)

@@ -24,7 +24,7 @@ def fit(record: xr.Dataset) -> Interval:
 def updates(record: xr.Dataset) -> Interval:
     """Feature updates of a run, of the setting with the fewest, K = 1 apart."""
     history = _finite(record["updates"])
-    last, first = (history.isel({history.dims[-1]: place}) for place in (-1, 0))
+    first, last = history[..., 0], history[..., -1]
     others = [d for d in last.dims if d != "seed"]
     made = first.notnull().all(others)  # all runs of a seed
     return mean_interval(last.min(others).where(made).values)
@@ -75,8 +75,8 @@ def _kept(record: xr.Dataset, name: str) -> list[xr.DataArray]:
 def _end(record: xr.Dataset, history: xr.DataArray) -> xr.DataArray:
     """Return the last values of finite periods: 0 of a run that diverged, NaN of a missing one."""
     history = _finite(history)
-    end, first = (history.isel({history.dims[-1]: place}) for place in (-1, 0))
-    return end.fillna(0).where(first.notnull()) if records.missing_runs(record) else end.fillna(0)
+    first, end = history[..., 0], history[..., -1].fillna(0)
+    return end.where(first.notnull()) if records.missing_runs(record) else end
 
 
 def _count(found: xr.DataArray, values: xr.DataArray) -> float:

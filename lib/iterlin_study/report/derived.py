@@ -199,12 +199,10 @@ def late_rise(record: xr.Dataset, layer: str) -> Interval:
 
 # Runs that diverge, and runs that are compared at the same loss (resnet, batching, workshop).
 
-KINDS = ("batch", "plain")
-
 
 def diverged_with_normalisation(record: xr.Dataset) -> Interval:
     """Share of runs of the large period that diverge with batch normalisation minus without."""
-    runs = [record[f"diverged_at_{n}"].isel({f"period_{n}": -1}) for n in KINDS]
+    runs = [record[f"diverged_at_{n}"].isel({f"period_{n}": -1}) for n in ("batch", "plain")]
     if any(bool(each.isnull().any()) for each in runs):  # a run is missing
         return exact(np.nan)
     batch, plain = (each >= 0 for each in runs)
@@ -213,26 +211,17 @@ def diverged_with_normalisation(record: xr.Dataset) -> Interval:
     )
 
 
-def _lost(train_accuracy: xr.DataArray, diverged_at: xr.DataArray) -> Interval:
-    """Number of runs that diverged, or end at guessing; the accuracy is that of all looks.
+def lost(record: xr.Dataset, prefix: str = "", **place: int) -> Interval:
+    """Number of runs that diverged, or end at guessing; NaN if a run is missing.
 
-    NaN if a run is missing.
+    prefix: of the names of the runs' variables. place: of the period, if only one counts.
     """
+    runs = record.isel(place)
+    diverged_at, accuracy = runs[f"{prefix}diverged_at"], runs[f"{prefix}train_accuracy"]
     if bool(diverged_at.isnull().any()):
         return exact(np.nan)
-    alive = (train_accuracy[..., -1] > conditions.ALIVE) & (diverged_at < 0)
+    alive = (accuracy[..., -1] > conditions.ALIVE) & (diverged_at < 0)
     return exact(float((~alive).sum()))
-
-
-def lost_at_period(record: xr.Dataset, place: int) -> Interval:
-    """Number of runs that are lost at the period of this place."""
-    at = record.isel(period=place)
-    return _lost(at.train_accuracy, at.diverged_at)
-
-
-def lost_plateau(record: xr.Dataset) -> Interval:
-    """Number of the runs with plateaus that are lost."""
-    return _lost(record.plateau_train_accuracy, record.plateau_diverged_at)
 
 
 def matched_gap(record: xr.Dataset, prefix: str = "", suffix: str = "") -> Interval:
@@ -293,14 +282,6 @@ def proxy_at_long_period(record: xr.Dataset) -> Interval:
     return mean_interval(best.min("loss"))
 
 
-def without_interval(record: xr.Dataset, name: str) -> Interval:
-    """A stored mean over seeds, whose interval counts from `intervals.FEWEST` seeds on."""
-    stored = Interval(*record[name].values)
-    if record.sizes["seed"] >= intervals.FEWEST:
-        return stored
-    return Interval(stored.estimate, -np.inf, np.inf)
-
-
 STATISTICS: dict[tuple[str, str], Callable[[xr.Dataset], Interval]] = {
     ("grokking_solves", "adamw_proxy_best"): proxy_at_long_period,
     ("grokking_schedules", "fixed_needs"): partial(needed_with, compared="fixed"),
@@ -331,18 +312,14 @@ STATISTICS: dict[tuple[str, str], Callable[[xr.Dataset], Interval]] = {
     ("resnet", "gap_batch_matched"): partial(matched_gap, suffix="_batch"),
     ("resnet", "late_gain_plain"): partial(late_gain, suffix="_plain"),
     ("resnet", "late_gain_batch"): partial(late_gain, suffix="_batch"),
-    ("batching", "lost_standard"): partial(lost_at_period, place=0),
-    ("batching", "lost_moderate"): partial(lost_at_period, place=1),
-    ("batching", "lost_large"): partial(lost_at_period, place=2),
+    ("batching", "lost_standard"): partial(lost, period=0),
+    ("batching", "lost_moderate"): partial(lost, period=1),
+    ("batching", "lost_large"): partial(lost, period=2),
     ("workshop", "any_gap_matched"): partial(matched_gap, prefix="smaller_"),
-    ("workshop", "lost_plateau"): lost_plateau,
+    ("workshop", "lost_plateau"): partial(lost, prefix="plateau_"),
     ("workshop", "any_late_gain"): partial(late_gain, prefix="smaller_"),
 }
 STATISTICS |= {
     ("grokking", f"updates_{modulus}"): partial(updates_to_grok, modulus=modulus)
     for modulus in (23, 31, 41, 59, 97)
-}
-STATISTICS |= {
-    ("workshop", name): partial(without_interval, name=name)
-    for name in ("plateau_ratio", "mnist_spread", "mnist_fit", "mnist_alike", "mnist_lazy_gap")
 }

@@ -65,15 +65,14 @@ def period_axis(axis, periods: Sequence[float], label: str = "period $K$ (steps)
 
     A dotted line separates infinity (one linearisation, ever) from the finite periods.
     """
-    places = period_positions(periods)
+    places, known = period_positions(periods), np.isfinite(periods)
     axis.set_xscale("log")
-    finite = places[np.isfinite(np.asarray(periods, dtype=float))]
-    finite = finite if finite.size else np.ones(1)
+    finite = places[known] if known.any() else np.ones(1)
     low, high = math.floor(math.log10(finite.min())), math.ceil(math.log10(finite.max()))
     step = max(1, (high - low) // 6 + ((high - low) > 6))
     ticks = [10.0**k for k in range(low, high + 1, step)]
     labels = [rf"$10^{{{k}}}$" if k else "1" for k in range(low, high + 1, step)]
-    if np.isinf(np.asarray(periods, dtype=float)).any():
+    if not known.all():
         axis.axvline(places.max() / 10**0.5, color="0.6", lw=0.8, ls=":")
         ticks, labels = [*ticks, places.max()], [*labels, r"$\infty$"]
     axis.set_xticks(ticks, labels)

@@ -80,26 +80,16 @@ def readings(
     for value in dataset[axis].values:
         at = dataset.sel({axis: value})
         oracle, validated = at.accuracy_oracle, at.accuracy_validated
-        rows.append(
-            [
-                label(value),
-                f"{float(at.updates.isel(evaluation=-1).mean()):.0f}",
-                interval_text(100 * at.test_accuracy.isel(evaluation=-1)),
-                interval_text(100 * at.test_accuracy_proxy.isel(evaluation=-1)),
-                interval_text(oracle),
-                interval_text(validated),
-                interval_text(oracle - validated),
-                int((at.diverged_at >= 0).sum()),
-            ]
-        )
-    head = [
-        "run",
-        "feature updates",
-        "network at the end (%)",
-        "proxy at the end (%)",
-        "best on the test set (%)",
-        "chosen by validation (%)",
-        "optimism (points)",
-        "diverged",
-    ]
-    return table(head, rows, title)
+        end = at.isel(evaluation=-1)
+        row = {
+            "run": label(value),
+            "feature updates": f"{float(end.updates.mean()):.0f}",
+            "network at the end (%)": interval_text(100 * end.test_accuracy),
+            "proxy at the end (%)": interval_text(100 * end.test_accuracy_proxy),
+            "best on the test set (%)": interval_text(oracle),
+            "chosen by validation (%)": interval_text(validated),
+            "optimism (points)": interval_text(oracle - validated),
+            "diverged": int((at.diverged_at >= 0).sum()),
+        }
+        rows.append(row)
+    return table(rows[0], map(dict.values, rows), title)

@@ -12,18 +12,18 @@ from iterlin.exact.choice import ENGINE_NAMES
 from iterlin.exact.integrator import Integrator
 from iterlin.exact.trainer import SPENT, spent_by_steps
 from iterlin.linearise.validation import check_one_of
-from iterlin.training.loop import History, OutOfTime
+from iterlin.training.loop import OutOfTime
 from iterlin.training.step import Step
 
 from iterlin_study.records import environment
 from iterlin_study.records.extension import unless_recorded
-from iterlin_study.runs.grids import Result, check_settings, combined, run_all, say, tabulate
+from iterlin_study.runs.grids import check_settings, combined, run_all, say, tabulate
 from iterlin_study.runs.groups import (
     SLICE,
     Problem,
+    Result,
     Run,
     key_of,
-    schedule_of,
     step_of,
     unknown_history,
     with_own_examples,
@@ -82,7 +82,12 @@ def exact_grid(
             if kind not in integrators:
                 integrators[kind] = _integrator(problem, run, name, tolerance)
             results[index] = _integrate(integrators[kind], problem, run, folder)
-    found = tabulate(axes, runs, results, lambda: _unknown_history(problem, runs[0]))
+
+    def unknown():
+        spent = dict.fromkeys(SPENT, np.full(len(runs[0].eval_steps), np.nan))
+        return unknown_history(problem, runs[0]) | spent
+
+    found = tabulate(axes, runs, results, unknown)
     return found.assign_attrs(seconds=float(found.seconds.max("evaluation").sum()))
 
 
@@ -113,12 +118,6 @@ def _exact_step(problem: Problem, run: Run) -> Step:
     return replace(step, algorithm=replace(step.algorithm, optimizer=run.step_size))
 
 
-def _unknown_history(problem: Problem, run: Run) -> History:
-    """Return the history of a run that is not trained: NaN."""
-    spent = dict.fromkeys(SPENT, np.full(len(run.eval_steps), np.nan))
-    return {**unknown_history(problem, run), **spent}
-
-
 def _integrate(
     integrator: Integrator, problem: Problem, run: Run, folder: Path | None
 ) -> Result | None:
@@ -130,7 +129,7 @@ def _integrate(
     try:
         state, history = integrator(
             problem.init(key_of(run.seed)),
-            schedule=schedule_of(problem, run),
+            schedule=step_of(problem, run).schedule,
             num_steps=run.eval_steps[-1],
             at=np.asarray(run.eval_steps),
             checkpoint=folder,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -37,9 +36,10 @@ from iterlin_study.records.extension import unless_recorded
 from iterlin_study.runs.groups import (
     OPTIMIZERS,
     Problem,
+    Result,
     Run,
-    is_plain,
     key_of,
+    kind_of,
     step_memory,
     step_of,
     step_operations,
@@ -50,17 +50,6 @@ from iterlin_study.runs.groups import (
 # A step of more operations fills a GPU: such runs are hardly faster together (4 % for five LeNets
 # of 50 channels on an H200), and one by one they finish one by one.
 FILLS_A_GPU = 4e9
-
-
-class Result(NamedTuple):
-    """A run, its history and the step at which it diverged; -1 if it did not.
-
-    The history has "step" (T,) and the recorded values (..., T).
-    """
-
-    run: Run
-    history: dict[str, np.ndarray]
-    diverged_at: int
 
 
 def store(tier: str) -> Path | None:
@@ -111,11 +100,11 @@ def run_all(
     trainers: dict[tuple, Callable] = {}
     # Train seed by seed, so that an interrupted grid has whole seeds rather than whole periods.
     kinds = {}
-    for index, run in enumerate(runs):
-        kinds.setdefault((_program_of(run), run.eval_steps), []).append(index)
+    for index in sorted(range(len(runs)), key=lambda index: runs[index].seed):
+        run = runs[index]
+        kinds.setdefault((kind_of(run), run.eval_steps), []).append(index)
     groups = []
     for (program, eval_steps), members in kinds.items():
-        members = sorted(members, key=lambda index: runs[index].seed)
         example = runs[members[0]]
         trainers.setdefault(program, trainer(problem, example))
         each, operations = step_memory(problem, example), step_operations(problem, example)
@@ -123,32 +112,25 @@ def run_all(
         size = -(-len(members) // -(-len(members) // size))
         if operations > FILLS_A_GPU and jax.default_backend() == "gpu":
             size = 1
-        if environment.reporting():
-            steps = eval_steps[-1]
-            total = len(members) * steps * operations
-            say(
-                f"{label}: {len(members)} runs of {steps} steps, {size} at a time "
-                f"(up to {each / 2**20:.0f} MiB each, {memory / 2**20:.0f} MiB in all), "
-                f"{total:.1e} operations to train"
-            )
+        say(
+            f"{label}: {len(members)} runs of {eval_steps[-1]} steps, {size} at a time "
+            f"(up to {each / 2**20:.0f} MiB each, {memory / 2**20:.0f} MiB in all), "
+            f"{len(members) * eval_steps[-1] * operations:.1e} operations to train"
+        )
         groups += [(program, members[i : i + size]) for i in range(0, len(members), size)]
-    groups.sort(key=lambda group: min(runs[index].seed for index in group[1]))
+    groups.sort(key=lambda group: runs[group[1][0]].seed)
     for number, (program, members) in enumerate(groups, start=1):
-        chosen = [runs[index] for index in members]
         try:
-            outcome = trainers[program](
-                chosen,
+            found, taken = trainers[program](
+                [runs[index] for index in members],
                 label=f"{label} {number}/{len(groups)}",
                 folder=folder,
                 data_digest=data_digest,
             )
         except OutOfTime:
             continue
-        seconds += outcome.seconds
-        diverged = np.atleast_1d(outcome.state.diverged_at)  # A single run's has no axis.
-        for place, index in enumerate(members):
-            history = {n: v if n == "step" else v[place] for n, v in outcome.history.items()}
-            results[index] = Result(runs[index], history, int(diverged[place]))
+        results |= zip(members, found, strict=True)
+        seconds += taken
     return [results.get(index) for index in range(len(runs))], seconds
 
 
@@ -217,7 +199,7 @@ def tabulate(
     variables = {}
     for name, example in known.items():
         empty = np.full(example.shape, np.nan)
-        values = np.stack([empty if r is None else _masked(r, name) for r in results])
+        values = np.stack([empty if r is None else r.history[name] for r in results], dtype=float)
         extra = [f"{name}_{i}" for i in range(example.ndim - 1)]
         dims = (*axes, *extra, "evaluation")
         variables[name] = (dims, values.reshape(*sizes, *example.shape))
@@ -228,21 +210,9 @@ def tabulate(
     diverged = [np.nan if r is None else r.diverged_at for r in results]
     variables["diverged_at"] = (tuple(axes), np.reshape(diverged, sizes))
     coordinates = {name: np.asarray(values) for name, values in axes.items()}
-    return xr.Dataset(variables, coordinates, {"missing": len(runs) - len(finished)})
-
-
-def _masked(result: Result, name: str) -> np.ndarray:
-    """Return a history, with NaN after the step at which the run has diverged."""
-    values = np.asarray(result.history[name], dtype=float)
-    if result.diverged_at < 0 or name == "step":
-        return values
-    return np.where(result.history["step"] > result.diverged_at, np.nan, values)
-
-
-def _program_of(run: Run) -> tuple:
-    """Return the settings on which a run's compiled program depends."""
-    shared = run._replace(seed=0, period=0, step_size=0.0, penalty=0.0, eval_steps=())
-    return is_plain(run), run.penalty > 0, shared
+    ds = xr.Dataset(variables, coordinates, {"missing": len(runs) - len(finished)})
+    alive = (ds.diverged_at < 0) | (ds.step <= ds.diverged_at)
+    return ds.assign({name: ds[name].where(alive) for name in known if name != "step"})
 
 
 def group_memory() -> int:

@@ -4,7 +4,7 @@ One compiled program trains runs that differ only in numbers (period, seed, step
 examples). The leaves of their state have a leading axis of runs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
@@ -112,17 +112,19 @@ class Problem:
     def but(self, **settings) -> "Problem":
         """Return a copy with some fields of the problem or of its algorithm replaced."""
         own = {field.name for field in fields(self)}
-        of_algorithm = {name: settings[name] for name in settings.keys() - own}
-        settings = {name: settings[name] for name in settings.keys() & own}
+        of_algorithm = {name: settings.pop(name) for name in settings.keys() - own}
         return replace(self, algorithm=replace(self.algorithm, **of_algorithm), **settings)
 
 
-class Outcome(NamedTuple):
-    """The final state of a group of runs, its history and the seconds that training took."""
+class Result(NamedTuple):
+    """A run, its history and the step at which it diverged; -1 if it did not.
 
-    state: TrainState
+    The history has "step" (T,) and the recorded values (..., T).
+    """
+
+    run: Run
     history: History
-    seconds: float
+    diverged_at: int
 
 
 def key_of(seed: int) -> Array:
@@ -130,16 +132,12 @@ def key_of(seed: int) -> Array:
     return jax.random.fold_in(jax.random.key(0), seed)
 
 
-def schedule_of(problem: Problem, run: Run, period=None) -> Schedule:
-    """Return the schedule of a run.
-
-    period: traced, if several runs share a program; by default the run's.
-    """
+def _schedule(problem: Problem, run: Run, period) -> Schedule:
+    """Return the schedule of a run, with its period or a traced one."""
     if run.schedule is not None:
         return as_schedule(run.schedule)
     if is_plain(run):
         return every(1)
-    period = run.period if period is None else period
     if run.until_solved:
         return when_solved(problem.solved, max_period=period)
     if not run.halve_after:
@@ -190,14 +188,14 @@ def steps_at(
     return np.floor(steps + 1e-6).astype(int)  # a place such as 2.3 is not exact
 
 
-def algorithm_of(problem: Problem, run: Run, *, step_size=None, penalty=None, period=None):
-    """Return the `Algorithm` of a run.
+def step_of(problem: Problem, run: Run, values: Mapping | None = None) -> Step:
+    """Return one training step of a run.
 
-    step_size, penalty and period: traced, if several runs share a program; by default the run's.
+    values: traced "step_size", "penalty" and "period", if several runs share a program; by default
+    the run's.
     """
-    step_size = run.step_size if step_size is None else step_size
-    penalty = run.penalty if penalty is None else penalty
-    period = run.period if period is None else period
+    values = run._asdict() if values is None else values
+    step_size, period = values["step_size"], values["period"]
 
     def halved(step):
         return step_size * 0.5 ** _stage(run, step, period)[0]
@@ -206,18 +204,10 @@ def algorithm_of(problem: Problem, run: Run, *, step_size=None, penalty=None, pe
     if run.optimizer == "adamw":
         more = {"weight_decay": run.decay}
     optimizer = OPTIMIZERS[run.optimizer](halved if run.halve_after else step_size, **more)
-    return replace(
-        problem.algorithm,
-        optimizer=optimizer,
-        penalty=penalty if run.penalty > 0 else 0.0,
-    )
-
-
-def step_of(problem: Problem, run: Run, **values) -> Step:
-    """Return one training step of a run; values: traced step_size, penalty and period."""
+    penalty = values["penalty"] if run.penalty > 0 else 0.0
     return Step(
-        algorithm_of(problem, run, **values),
-        schedule_of(problem, run, values.get("period")),
+        replace(problem.algorithm, optimizer=optimizer, penalty=penalty),
+        _schedule(problem, run, period),
         batch_size=problem.batch_size,
         augment=problem.augment,
         target_loss=problem.target_loss,
@@ -229,13 +219,20 @@ def is_plain(run: Run) -> bool:
     return run.period == 1 and not run.until_solved
 
 
-def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
+def kind_of(run: Run) -> Run:
+    """Return the settings that runs with one compiled program share; numbers are 0 or 1."""
+    plain, penalised = int(is_plain(run)), float(run.penalty > 0)
+    return run._replace(seed=0, period=plain, step_size=0.0, penalty=penalised, eval_steps=())
+
+
+def trainer(problem: Problem, example: Run) -> Callable[..., tuple[list[Result], float]]:
     """Return a function that trains groups of runs which differ from the example in numbers only.
 
-    It is run(runs, *, label, folder, data_digest) -> Outcome, whose history leads with the runs,
-    and compiles once for each size of a group. With a folder, the group has a checkpoint there. It
-    raises OutOfTime for a group that is not to be trained here and now: the deadline has passed and
-    there is no checkpoint, or, with a folder, it belongs to another share (`environment`).
+    It is run(runs, *, label, folder, data_digest) -> the results and the seconds that training
+    took. It compiles once for each size of a group. With a folder, the group has a checkpoint
+    there. It raises OutOfTime for a group that is not to be trained here and now: the deadline has
+    passed and there is no checkpoint, or, with a folder, it belongs to another share
+    (`environment`).
     """
     digests = {}
     compiled = cache(partial(programs, problem, example))
@@ -261,10 +258,10 @@ def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
                 looks = observe.trace(state, values, examples, train, sets).jaxpr
                 digests[size] = {STEP: program_digest([steps]), RECORDED: program_digest([looks])}
             settings = start_settings(state, (), (data_digest, values, examples), {}, eval_steps)
-            settings |= scalar_fields(problem=problem, algorithm=problem.algorithm)
-            settings |= scalar_fields(rule=problem.solved)
+            objects = {"problem": problem, "algorithm": problem.algorithm, "rule": problem.solved}
+            settings |= scalar_fields(**objects)
             identity = Identity(
-                settings | {"the kind": _kind_in_words(example)},
+                settings | {"the kind": str(kind_of(example)._replace(schedule=None))},
                 digests[size],
                 lambda: first_numbers(state, (), lambda s: take(s, one), look),
             )
@@ -283,18 +280,16 @@ def trainer(problem: Problem, example: Run) -> Callable[..., Outcome]:
             identity=identity,
             out_of_time=environment.out_of_time,
         )
-        if size == 1:
-            history = {name: v if name == "step" else v[None] for name, v in history.items()}
-        return Outcome(running.state, history, seconds)
+        diverged_at = np.asarray(running.state.diverged_at)
+        if size == 1:  # without an axis of runs
+            return [Result(runs[0], history, int(diverged_at))], seconds
+        results = []
+        for place, one in enumerate(runs):
+            own = {name: v if name == "step" else v[place] for name, v in history.items()}
+            results.append(Result(one, own, int(diverged_at[place])))
+        return results, seconds
 
     return run
-
-
-def _kind_in_words(example: Run) -> str:
-    """Describe the settings that runs with one program share, except their schedule."""
-    numbers = {"seed": 0, "period": int(is_plain(example)), "step_size": 0.0}
-    numbers |= {"penalty": float(example.penalty > 0), "eval_steps": (), "schedule": None}
-    return str(example._replace(**numbers))
 
 
 def unknown_history(problem: Problem, run: Run) -> History:
@@ -313,7 +308,11 @@ def programs(problem: Problem, example: Run, size: int):
     donates the buffers of its first argument; and observe(state, values, examples, train, sets) ->
     {name: array}. `inputs` gives their first three arguments.
     """
-    advance, observe = _advance(problem, example), _observe(problem, example)
+
+    def advance(state, values, examples, train, count):
+        return step_of(problem, example, values).advance(state, (*train, examples), count)
+
+    observe = _observe(problem, example)
     if size > 1:  # A single run needs no vmap.
         axes = (RUN_AXES, 0, 0, None, None)
         advance, observe = jax.vmap(advance, axes, RUN_AXES), jax.vmap(observe, axes)
@@ -332,21 +331,14 @@ def step_operations(problem: Problem, example: Run) -> int:
 
 def _one_step(problem, example):
     def step(state, values, examples, train):
-        return step_of(problem, example, **values)(state, (*train, examples))
+        return step_of(problem, example, values)(state, (*train, examples))
 
     return step, *inputs(problem, [example]), problem.train
 
 
-def _advance(problem, example):
-    def advance(state, values, examples, train, count):
-        return step_of(problem, example, **values).advance(state, (*train, examples), count)
-
-    return advance
-
-
 def _observe(problem, example):
     def observe(state, values, examples, train, sets):
-        algorithm = algorithm_of(problem, example, **values)
+        algorithm = step_of(problem, example, values).algorithm
         if example.examples is not None:
             sets = with_own_examples(sets, train, examples)
         watch = problem.watch._replace(batch_size=SLICE)
@@ -396,7 +388,7 @@ def inputs(problem: Problem, runs: Sequence[Run]):
         examples = jnp.asarray(np.stack(chosen), jnp.int32)
 
     def draw(key, one_values, one_examples):
-        step = step_of(problem, runs[0], **one_values)
+        step = step_of(problem, runs[0], one_values)
         return step.draw(problem.init, (*problem.train, one_examples), key)
 
     if len(runs) == 1:
