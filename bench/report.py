@@ -90,10 +90,9 @@ class Report:
         self.record = record
         self.rows = frame(record, "contestant", "seconds")
         self.curves = frame(record, "curve", "slope")
-        compared = frame(record, "comparison", "ratio")
-        apart = (compared["median"] - compared["limit"]) * (1 - 2 * compared["at_most"])
-        met = np.select([apart >= 0, apart < 0], ["yes", "no"], "–")
-        self.compared = compared.assign(met=met)
+        self.compared = frame(record, "comparison", "ratio")
+        above = self.compared["median"] >= self.compared["limit"]
+        self.compared["met"] = above != self.compared["at_most"].astype(bool)
 
     def attribute(self, name: str):
         """Return an attribute that holds JSON, or {}."""
@@ -126,42 +125,33 @@ class Report:
                 "and the ranges show by how much."
             )
 
-    def show_ratios(self, names=None, *, goals_only: bool = False) -> None:
+    def show_ratios(self, names=None) -> None:
         """Show the comparisons in these cases, or in all."""
         body = []
         for row in self.compared.itertuples():
-            if (names is None or row.compared_in in names) and not (goals_only and row.met == "–"):
-                goal = f"at {'most' if row.at_most else 'least'} {row.limit:g}"
+            if names is None or row.compared_in in names:
                 spread = f"{row.median:.3g} [{row.samples.min():.3g}, {row.samples.max():.3g}]"
-                goal = "–" if row.met == "–" else goal
-                body.append([row.compared_in, row.compared, spread, goal, row.met])
-        if body:
-            show(["case", "ratio", "median [smallest, largest]", "goal", "met"], body)
-        else:
-            note("Not measured yet: make bench.")
+                goal = f"at {'most' if row.at_most else 'least'} {row.limit:g}"
+                met = "yes" if row.met else "no"
+                body.append([row.compared_in, row.compared, spread, goal, met])
+        show(["case", "ratio", "median [smallest, largest]", "goal", "met"], body)
 
     def by_case(self) -> dict[str, pd.Series]:
         """Return the ratios of peers' times to ours, for each case."""
-        goals = self.compared[self.compared["met"] != "–"]
-        goals = goals[goals["compared"].str.contains("against")]
-        return dict(list(goals.groupby("compared_in", sort=False)["median"]))
+        peers = self.compared[self.compared["compared"].str.contains("against")]
+        return dict(list(peers.groupby("compared_in", sort=False)["median"]))
 
     def show_summary(self) -> None:
         """Say in how many cases this library is the fastest, and where it is slower."""
         fastest = {case: ratios.min() for case, ratios in self.by_case().items()}
-        if fastest:
-            slower = [f"{case} ({ratio:.2g})" for case, ratio in fastest.items() if ratio < 1]
-            first = len(fastest) - len(slower)
-            end = f"A peer is faster for: {'; '.join(slower)}." if slower else ""
-            note(
-                f"This library is faster than every peer in {first} of {len(fastest)} cases. {end}"
-            )
+        slower = [f"{case} ({ratio:.2g})" for case, ratio in fastest.items() if ratio < 1]
+        first = len(fastest) - len(slower)
+        end = f"A peer is faster for: {'; '.join(slower)}." if slower else ""
+        note(f"This library is faster than every peer in {first} of {len(fastest)} cases. {end}")
 
     def draw_peers(self) -> None:
         """Draw, for each case, how many times as long the fastest peer takes; others as dots."""
         cases = list(self.by_case().items())[::-1]
-        if not cases:
-            return
         _, axis = plotting.panels(1, height=0.42 * len(cases) + 1.0)
         for place, (_, ratios) in enumerate(cases):
             axis.barh(place, ratios.min() - 1, left=1, color=plotting.COLOURS[0], alpha=0.35)
@@ -176,7 +166,7 @@ class Report:
 
     def show_missed(self) -> None:
         """Show the goals that are not reached, and why."""
-        missed = self.compared[self.compared["met"] == "no"]
+        missed = self.compared[~self.compared["met"]]
         operations = self.of("stepping")["operations"]
         extra = operations.get("linearised step", np.nan) / operations.get("plain step", np.nan)
         body = []
@@ -228,8 +218,8 @@ class Report:
     def show_times(self, names) -> None:
         """Show the median times of these cases."""
         rows = self.rows[self.rows["case"].isin(names)]
-        if body := [[r.case, r.label, time_text(r.median)] for r in rows.itertuples()]:
-            show(["case", "library", "median time"], body)
+        body = [[row.case, row.label, time_text(row.median)] for row in rows.itertuples()]
+        show(["case", "library", "median time"], body)
 
     def draw_growth(self) -> None:
         """Draw time against one size at a time."""
