@@ -146,7 +146,7 @@ def test_a_record_holds_what_was_measured(measured, shown):
 
 
 def test_the_summary_names_the_cases_in_which_a_peer_is_faster(shown):
-    report = page.Report(None)
+    report = page.Report(records.load("performance", "laptop"))
     table = {
         "compared_in": ["slow", "slow", "quick", "quick"],
         "compared": ["against a", "against b", "against a", "share of the floor"],  # no peer
