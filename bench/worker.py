@@ -44,7 +44,7 @@ def serve(
     *,
     packages: tuple[str, ...],
     first: Callable[[], object] = lambda: None,
-    inputs: Mapping[str, Callable[[dict], Mapping[str, np.ndarray]]] | None = None,
+    inputs: Mapping[str, Callable[[dict], Mapping[str, np.ndarray]]] = {},
 ) -> None:
     """Answer requests until the driver closes the pipe.
 
