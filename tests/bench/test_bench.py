@@ -122,7 +122,8 @@ def test_each_sample_of_a_first_result_is_a_new_process():
 def measured(monkeypatch, tmp_path):
     """measured(seconds) runs the command on two made-up cases; (its status, built, target)."""
     growth = [Contestant(f"{n}", size=n) for n in (1, 2)]
-    made_up = [Case(name, "kind", growth, series="n") for name in ("first", "second")]
+    settings = {"goals": [Goal("2 against 1", "2", "1")], "series": "n"}
+    made_up = [Case(name, "kind", growth, **settings) for name in ("first", "second")]
     target, built = tmp_path / "laptop.nc", tmp_path / "built" / "laptop.nc"
 
     def run(seconds):
