@@ -34,31 +34,29 @@ def main(arguments=None) -> int:
     given = dict(text.partition("=")[::2] for text in options.python)
     if unknown := set(given) - set(PEERS):
         parser.error(f"unknown peers {sorted(unknown)} (peers: {', '.join(PEERS)})")
-    if options.rounds < 1:
-        parser.error(f"rounds must be 1 or more, got {options.rounds}")
-    if not options.cases and options.rounds < FEWEST_ROUNDS:
-        parser.error(f"a record needs at least {FEWEST_ROUNDS} rounds, got {options.rounds}")
-    try:
-        selected = cases.chosen(options.cases, options.tier)
-    except ValueError as error:
-        parser.error(str(error))
-    target = records.path_of(EXPERIMENT, options.tier)
+    fewest = 1 if options.cases else FEWEST_ROUNDS
+    if options.rounds < fewest:
+        parser.error(f"rounds must be {fewest} or more, got {options.rounds}")
+    platform = PLATFORMS[options.tier]
     # The record names this process's device, whose memory the workers need.
-    jax.config.update("jax_platforms", PLATFORMS[options.tier])
+    jax.config.update("jax_platforms", platform)
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     try:
+        selected = cases.chosen(options.cases, options.tier)
         jax.devices()
+    except ValueError as error:
+        parser.error(str(error))
     except (RuntimeError, AssertionError):
         parser.error(f"JAX finds no device for the tier {options.tier} (`make gpu` installs CUDA)")
     path = BUILT / f"{options.tier}.nc"
-    start = starter(THREADS, given, PLATFORMS[options.tier])
-    empty = run(selected, options, start, path)
+    empty = run(selected, options, starter(THREADS, given, platform), path)
     if options.cases:
         print(f"a selection: kept in {path}, the record is as it was")
     elif empty:
         print(f"nothing measured of {', '.join(empty)}: kept in {path}", file=sys.stderr)
         return 1
     else:
+        target = records.path_of(EXPERIMENT, options.tier)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
         print(f"recorded in {target}")
@@ -72,36 +70,32 @@ def run(selected, options, start, path: Path) -> list[str]:
         The names of the cases of which nothing could be measured.
     """
     started, outcomes, versions = time.perf_counter(), {}, {}
-    conditions = {"threads": THREADS, "rounds": options.rounds, "cpu": _cpu()}
-    # The mean of the last minute, before this process adds to it.
-    conditions["load"] = round(os.getloadavg()[0], 2)
+    cpu = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    conditions = {
+        "threads": THREADS,
+        "rounds": options.rounds,
+        "cpu": cpu[1] if cpu else "unknown",
+        # The mean of the last minute, before this process adds to it.
+        "load": round(os.getloadavg()[0], 2),
+    }
     for number, case in enumerate(selected, 1):
         print(f"{case.name} ({number} of {len(selected)})", flush=True)
         outcome = outcomes[case.name] = compare(case, start, rounds=options.rounds)
         versions |= outcome.versions
         for label, seconds in outcome.seconds.items():
             print(f"  {np.median(seconds):.3g} s  {label}", flush=True)
-        record = dataset(selected, outcomes, options.rounds).assign_attrs(
-            conditions=json.dumps(conditions),
-            peers=json.dumps(versions),
-        )
+        attributes = {"conditions": json.dumps(conditions), "peers": json.dumps(versions)}
         records.save(
-            record,
+            dataset(selected, outcomes, options.rounds).assign_attrs(attributes),
             EXPERIMENT,
             options.tier,
             parameters=conditions,
-            data_note="random images and inputs; scikit-learn's digits; the quintic",
+            data_note="random images and inputs; the quintic",
             wall_time=time.perf_counter() - started,
             missing=len(cases.all_cases(options.tier)) - number,
             path=path,
         )
     return [name for name, outcome in outcomes.items() if not outcome.seconds]
-
-
-def _cpu() -> str:
-    """Return the processor's name, where the system tells it."""
-    found = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return found[1] if found else "unknown"
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """What is measured: cases, contestants and goals, for each tier."""
 
-import math
 from dataclasses import replace
 
 from bench.driver import Case, Contestant, Goal
 from bench.environments import PLATFORMS, THREADS
-from bench.worker import FRESH
 
 # Peers whose packages can be had for a GPU.
 GPU_PEERS = ("iterlin", "torch")
@@ -16,37 +14,51 @@ LENET = {"network": "lenet", "examples": 256, "step_size": 0.1, "steps": 10}
 PLAIN, LINEARISED, LAST = {"step": "plain"}, {"step": "linearised"}, {"layout": "channels_last"}
 
 
-def against(*labels: str) -> list[Goal]:
-    """Goals to be faster than each of these peers."""
-    return [Goal(f"against {label}", label, "iterlin", 1.0) for label in labels]
+def against(*contestants: Contestant) -> list[Goal]:
+    """Return goals to be faster than each of these contestants."""
+    return [Goal(f"against {c.label}", c.label, "iterlin") for c in contestants]
 
 
-def curve(series: str, label: str, option: str, values: tuple[int, ...]) -> list[Contestant]:
-    """Contestants that differ in one number, and are compared with nobody."""
-    settings = {"like": None, "series": series}
-    return [Contestant(label.format(v), options={option: v}, size=v, **settings) for v in values]
+def steps(end: str, limit: float, ours: dict, theirs: dict):
+    """Return the contestants and goals of a plain and of a linearised step, ours and torch's.
+
+    Args:
+        end: of labels and of the texts of goals.
+        limit: for the linearised step.
+        ours, theirs: environment variables of our processes and of torch's.
+    """
+    plain, linearised = f"plain step{end}", f"linearised step{end}"
+    torch, func = f"torch, plain{end}", f"torch.func, linearised{end}"
+    contestants = [
+        Contestant(plain, "iterlin", PLAIN, ours, like=None),
+        Contestant(linearised, "iterlin", LINEARISED, ours, like=None),
+        Contestant(torch, "torch", PLAIN | LAST, theirs, like=plain),
+        Contestant(func, "torch", LINEARISED | LAST, theirs, like=linearised),
+    ]
+    goals = [
+        Goal(f"plain step, against torch{end}", torch, plain),
+        Goal(f"linearised step, against torch.func{end}", func, linearised, limit),
+    ]
+    return contestants, goals
+
+
+def in_plain_steps(end: str = "") -> Goal:
+    """Return the goal that a linearised step takes at most 1.4 times as long as a plain one."""
+    linearised = f"linearised step{end}"
+    return Goal(f"linearised step, in plain steps{end}", linearised, f"plain step{end}", 1.4, True)
 
 
 def stepping() -> Case:
     """A step of LeNet, 50 channels, batch 256, float32."""
-    ours, theirs, plain = "linearised step", "torch.func, linearised", "torch, plain"
-    last = ", channels_last"
-    contestants = [
-        Contestant("plain step", options=PLAIN),
-        Contestant(ours, options=LINEARISED, like=None),
-        Contestant("matrix product", kind="matmul", options={"matmul": 2048}, like=None),
-        Contestant(plain, "torch", PLAIN),
-        Contestant(plain + last, "torch", PLAIN | LAST),
-        Contestant(theirs, "torch", LINEARISED, like=ours),
-        Contestant(theirs + last, "torch", LINEARISED | LAST, like=ours),
+    contestants, goals = steps("", 1.3, {}, {})
+    ours, floor = "linearised step", "matrix product"
+    contestants += [
+        Contestant("torch, plain, channels first", "torch", PLAIN),
+        Contestant("torch.func, linearised, channels first", "torch", LINEARISED, like=ours),
+        Contestant(floor, kind="matmul", options={"matmul": 2048}, like=None),
     ]
-    goals = [
-        Goal("plain step, against torch", plain + last, "plain step", 1.0),
-        Goal("linearised step, against torch.func", theirs + last, ours, 1.3),
-        Goal("linearised step, in plain steps", ours, "plain step", 1.4, at_most=True),
-        Goal("linearised step, share of the floor", "matrix product", ours, 0.6, False, True),
-    ]
-    return Case("stepping", "step", contestants, LENET, goals=goals)
+    share = Goal(f"{ours}, share of the floor", floor, ours, 0.6, per_operation=True)
+    return Case("stepping", "step", contestants, LENET, goals=[*goals, in_plain_steps(), share])
 
 
 def small_steps() -> list[Case]:
@@ -54,31 +66,13 @@ def small_steps() -> list[Case]:
 
     Two threads are two devices of the host that share a batch.
     """
-    one, two = (dict.fromkeys(THREADS, str(number)) for number in (1, 2))
-    ours = {
-        "one thread": one,
-        "two threads": two | {"JAX_NUM_CPU_DEVICES": "2"},
-    }
-    first = "linearised step, one thread"
     contestants, goals = [], []
-    for way, variables in ours.items():
-        label = f"linearised step, {way}"
-        like = None if label == first else first
-        contestants += [
-            Contestant(f"plain step, {way}", options=PLAIN, variables=variables),
-            Contestant(label, options=LINEARISED, variables=variables, like=like),
-        ]
-    for way, variables in {"one thread": one, "two threads": two}.items():
-        torch, theirs = f"torch, plain, {way}", f"torch.func, linearised, {way}"
-        contestants += [
-            Contestant(torch, "torch", PLAIN | LAST, variables),
-            Contestant(theirs, "torch", LINEARISED | LAST, variables, like=first),
-        ]
-        linearised = f"linearised step, {way}"
-        goals += [
-            Goal(f"plain step, against torch, {way}", torch, f"plain step, {way}", 1.0),
-            Goal(f"linearised step, against torch.func, {way}", theirs, linearised, 1.4),
-        ]
+    for number, way in ((1, "one thread"), (2, "two threads")):
+        threads = dict.fromkeys(THREADS, str(number))
+        devices = {"JAX_NUM_CPU_DEVICES": str(number)}
+        found = steps(f", {way}", 1.4, threads | devices, threads)
+        contestants += found[0]
+        goals += found[1]
     return [
         Case(
             f"{channels} channels, batch {examples}",
@@ -91,85 +85,90 @@ def small_steps() -> list[Case]:
     ]
 
 
-def kernels() -> list[Case]:
-    """The empirical NTK of an MLP with one output, where the forms coincide, and of LeNet."""
-    wanted = {"NTK, MLP, N = 1000": MLP_KERNEL | {"examples": 1000}}
-    chosen = {"network": "transformer", "examples": 16, "form": "full", "outputs": 8}
-    wanted["NTK, transformer, 8 logits of the last token"] = chosen
-    for form in ("full", "trace", "diagonal"):
-        settings = {"network": "lenet", "examples": 100, "form": form}
-        wanted[f"NTK, LeNet, N = 100, {form}"] = settings
-    contestants = [
-        Contestant("iterlin", variables=UNCACHED),
-        Contestant("torch.func", "torch"),
-        Contestant("neural-tangents (1)", "neural_tangents", {"implementation": 1}),
-        Contestant("neural-tangents (3)", "neural_tangents", {"implementation": 3}),
-    ]
-    goals = against(*[c.label for c in contestants[1:]])
-    return [
-        Case(name, "ntk", contestants, settings, 1e-2, alone=True, goals=goals)
-        for name, settings in wanted.items()
-    ]
-
-
 def transformer() -> Case:
     """A small language model, 93,984 parameters, 16 sequences of 32 tokens, float32."""
     settings = {"network": "transformer", "examples": 16, "step_size": 0.1, "steps": 10}
-    plain, ours = "plain step", "linearised step"
+    contestants, goals = steps(", transformer", 1.0, {}, {})
     gradient, ggn = ({"kind": "product", "options": {"product": p}} for p in ("gradient", "ggn"))
-    contestants = [
-        Contestant(plain, options=PLAIN),
-        Contestant(ours, options=LINEARISED, like=None),
-        Contestant("torch, plain step", "torch", PLAIN),
-        Contestant("torch.func, linearised step", "torch", LINEARISED, like=ours),
+    contestants += [
         Contestant("gradient", like=None, **gradient),
         Contestant("GGN product", like=None, **ggn),
         Contestant("torch, gradient", "torch", like="gradient", **gradient),
         Contestant("torch.func, GGN product", "torch", like="GGN product", **ggn),
         Contestant("curvlinops, GGN product", "laplace_torch", like="GGN product", **ggn),
     ]
-    goals = [
-        Goal("transformer, plain, against torch", "torch, plain step", plain, 1.0),
-        Goal("transformer, linearised, against torch", "torch.func, linearised step", ours, 1.0),
-        Goal("transformer, linearised, in plain steps", ours, plain, 1.4, at_most=True),
-        Goal("gradient, against torch", "torch, gradient", "gradient", 1.0),
-        Goal("GGN product, against torch.func", "torch.func, GGN product", "GGN product", 1.0),
-        Goal("GGN product, against curvlinops", "curvlinops, GGN product", "GGN product", 1.0),
+    goals += [
+        in_plain_steps(", transformer"),
+        Goal("gradient, against torch", "torch, gradient", "gradient"),
+        Goal("GGN product, against torch.func", "torch.func, GGN product", "GGN product"),
+        Goal("GGN product, against curvlinops", "curvlinops, GGN product", "GGN product"),
         Goal("GGN product, in gradients", "GGN product", "gradient", 1.4, at_most=True),
     ]
     return Case("transformer", "step", contestants, settings, goals=goals)
 
 
+def kernels() -> list[Case]:
+    """The empirical NTK of an MLP with one output, where the forms coincide, and of LeNet."""
+    lenet = {"network": "lenet", "examples": 100}
+    language = {"network": "transformer", "examples": 16, "form": "full", "outputs": 8}
+    wanted = {
+        "NTK, MLP, N = 1000": MLP_KERNEL | {"examples": 1000},
+        "NTK, transformer, 8 logits of the last token": language,
+        "NTK, LeNet, N = 100, full": lenet | {"form": "full"},
+        "NTK, LeNet, N = 100, trace": lenet | {"form": "trace"},
+        "NTK, LeNet, N = 100, diagonal": lenet | {"form": "diagonal"},
+    }
+    peers = [
+        Contestant("torch.func", "torch"),
+        Contestant("neural-tangents (1)", "neural_tangents", {"implementation": 1}),
+        Contestant("neural-tangents (3)", "neural_tangents", {"implementation": 3}),
+    ]
+    contestants = [Contestant("iterlin", variables=UNCACHED), *peers]
+    return [
+        Case(name, "ntk", contestants, settings, tolerance=1e-2, goals=against(*peers))
+        for name, settings in wanted.items()
+    ]
+
+
 def first_results() -> list[Case]:
     """From the start of a process to the result: import, compile, run."""
-    contestants = [
+    ours = [
         Contestant("iterlin", variables=UNCACHED),
         Contestant("iterlin, with JAX's cache"),
-        Contestant("torch.func", "torch"),
-        Contestant("neural-tangents", "neural_tangents", {"implementation": 1}),
     ]
-    goals = against("torch.func", "neural-tangents")
-    train = {"network": [64, 128, 128, 10], "examples": 256, "step_size": 0.1, "steps": 100}
-    wanted = ("NTK", "ntk", MLP_KERNEL | {"examples": 200}), ("training", "training", train)
-    return [  # neural-tangents has kernels, and no training of its own
+    torch = Contestant("torch.func", "torch")
+    # It has kernels, and no training of its own.
+    tangents = Contestant("neural-tangents", "neural_tangents", {"implementation": 1})
+    kernel = MLP_KERNEL | {"examples": 200}
+    training = {"network": [64, 128, 128, 10], "examples": 256, "step_size": 0.1, "steps": 100}
+    return [
         Case(
-            f"first {name}", kind, who, settings | {FRESH: True}, 1e-2, goals=goals[: len(who) - 2]
+            f"first {name}",
+            kind,
+            [*ours, *peers],
+            settings,
+            tolerance=1e-2,
+            goals=against(*peers),
+            fresh=True,
         )
-        for (name, kind, settings), who in zip(wanted, (contestants, contestants[:3]), strict=True)
+        for name, kind, settings, peers in (
+            ("NTK", "ntk", kernel, [torch, tangents]),
+            ("training", "training", training, [torch]),
+        )
     ]
 
 
 def posteriors() -> list[Case]:
     """Laplace approximation of 1,210 parameters from 128 examples, and its class probabilities."""
-    contestants = [Contestant("iterlin"), Contestant("laplace-torch", "laplace_torch")]
+    peer = Contestant("laplace-torch", "laplace_torch")
     settings = {"network": [64, 16, 10], "examples": 128}
     return [
         Case(
             f"Laplace, {structure}",
             "posterior",
-            contestants,
+            [Contestant("iterlin"), peer],
             settings | {"structure": structure},
-            goals=against("laplace-torch"),
+            goals=against(peer),
         )
         for structure in ("full", "diagonal")
     ]
@@ -177,75 +176,71 @@ def posteriors() -> list[Case]:
 
 def quintic() -> Case:
     """Damped Gauss-Newton from 4 initialisations to the same loss, float64."""
-    settings = {"double": True, "seeds": 4, "damping": 0.1, "max_steps": 400, "target": 4.0}
-    same, adaptive = "optimistix, the same damping", "optimistix, Levenberg-Marquardt"
+    settings = {"seeds": 4, "damping": 0.1, "max_steps": 400, "target": 4.0}
+    peers = [
+        Contestant("optimistix, the same damping", "optimistix", {"adaptive": False}),
+        Contestant("optimistix, Levenberg-Marquardt", "optimistix", {"adaptive": True}),
+    ]
+    contestants = [Contestant("iterlin"), *peers]
+    return Case("Gauss-Newton", "gauss_newton", contestants, settings, goals=against(*peers))
+
+
+def growth(name: str, series: str, kind: str, settings: dict, points: dict[float, dict]) -> Case:
+    """Return a case of contestants {size: options} of ours, which are compared with nobody."""
     contestants = [
-        Contestant("iterlin"),
-        Contestant(same, "optimistix", {"adaptive": False, "linear": 1e-6}),
-        Contestant(adaptive, "optimistix", {"adaptive": True, "linear": 1e-6}),
+        Contestant(f"{series} = {size}", options=options, like=None, size=size)
+        for size, options in points.items()
     ]
-    goals = against(*[c.label for c in contestants[1:]])
-    return Case("Gauss-Newton", "gauss_newton", contestants, settings, goals=goals)
+    return Case(f"growth with {name}", kind, contestants, settings, series=series)
 
 
-def growth() -> list[Case]:
+def growths() -> list[Case]:
     """What a linearised step costs as one thing grows and everything else stays."""
-    widths = [
-        Contestant(
-            f"width {width}",
-            options={"network": [64, width, width, 10]},
-            like=None,
-            series="parameters P (width)",
-            size=width**2 + 76 * width + 10,
-        )
-        for width in (128, 256, 512, 1024)
-    ]
-    examples = curve("examples N", "N = {}", "examples", (32, 64, 128, 256))
-    seeds = curve("seeds", "{} seeds", "seeds", (1, 2, 4, 8, 16, 32))
     step = LENET | LINEARISED
-    small = {"examples": 512, "batch": 64, "hidden": 64, "step_size": 0.01}
-    runs = small | {"steps": 50, "period": 5}
+    examples = {n: {"examples": n} for n in (32, 64, 128, 256)}
+    widths = {
+        width**2 + 76 * width + 10: {"network": [64, width, width, 10]}
+        for width in (128, 256, 512, 1024)
+    }
+    runs = {"network": [64, 64, 10], "examples": 512, "batch": 64, "step_size": 0.01}
+    runs |= {"steps": 50, "period": 5}
+    seeds = {n: {"seeds": n} for n in (1, 2, 4, 8, 16, 32)}
     return [
-        Case("growth with N", "step", examples, step, inputs=False),
-        Case("growth with P", "step", widths, step, inputs=False),
-        Case("growth with seeds", "sweep", seeds, runs, inputs=False),
+        growth("N", "examples N", "step", step, examples),
+        growth("P", "parameters P (width)", "step", step, widths),
+        growth("seeds", "seeds", "sweep", runs, seeds),
     ]
 
 
-def on_gpu(case: Case) -> Case:
-    """The case without peers pinned to a CPU, its goals without their limits."""
-    kept = [c for c in case.contestants if c.peer in GPU_PEERS]
-    labels = {c.label for c in kept}
-    goals = [replace(g, limit=math.nan) for g in case.goals if {g.of, g.to} <= labels]
-    return replace(case, contestants=kept, goals=goals, tolerance=min(case.tolerance, 1e-3))
-
-
-def gpu_growth() -> list[Case]:
+def gpu_growths() -> list[Case]:
     """LeNets of 50 channels at once, as the image experiments train them."""
     settings = LENET | {"batch": 256, "examples": 4096, "steps": 200, "step_size": 0.01}
+    runs = {n: {"seeds": n} for n in (1, 4, 16)}
     return [
-        Case(
-            f"growth with LeNets, {kind}",
-            "sweep",
-            curve(f"{kind} runs", "{} runs", "seeds", (1, 4, 16)),
-            settings | {"period": period},
-            inputs=False,
-        )
+        growth(f"LeNets, {kind}", f"{kind} runs", "sweep", settings | {"period": period}, runs)
         for kind, period in (("plain", 1), ("linearised", 50))
     ]
 
 
+def on_gpu(case: Case) -> Case:
+    """Return the case without peers pinned to a CPU."""
+    kept = [c for c in case.contestants if c.peer in GPU_PEERS]
+    labels = {c.label for c in kept}
+    goals = [goal for goal in case.goals if {goal.of, goal.to} <= labels]
+    return replace(case, contestants=kept, goals=goals, tolerance=min(case.tolerance, 1e-3))
+
+
 def all_cases(tier: str = "laptop") -> list[Case]:
-    """The cases of a tier: laptop on a CPU, gpu on one GPU."""
-    first, last = stepping(), [*growth(), *kernels()]
+    """Return the cases of a tier: laptop on a CPU, gpu on one GPU."""
+    first, last = stepping(), [*growths(), *kernels()]
     if PLATFORMS[tier] == "cpu":
         new = [transformer(), *first_results(), *posteriors()]
         return [first, *small_steps(), *new, quintic(), *last]
-    return [on_gpu(case) for case in (first, *last)] + gpu_growth()
+    return [on_gpu(case) for case in (first, *last)] + gpu_growths()
 
 
 def chosen(words: list[str], tier: str = "laptop") -> list[Case]:
-    """The tier's cases whose names contain one of the words, or all of them without any word.
+    """Return the tier's cases whose names contain one of the words, or all without any word.
 
     Raises:
         ValueError: if no name contains one of the words.

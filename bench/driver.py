@@ -8,14 +8,14 @@ the machine hits all contestants alike.
 import math
 import multiprocessing
 import subprocess
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
-# A shorter run is repeated until it lasts about this long.
-SAMPLE_SECONDS = 0.1
 # A worker that does not answer for so many seconds has failed.
 PATIENCE = 300
 
@@ -36,7 +36,7 @@ class Contestant:
         like: the label of the contestant whose results it must reproduce; "" is the first of the
             case, None is nobody.
         kind: replaces that of the case.
-        series, size: the growth curve that it belongs to, and its place on the axis.
+        size: its place on the axis of a growth curve.
     """
 
     label: str
@@ -45,7 +45,6 @@ class Contestant:
     variables: Mapping[str, str] = field(default_factory=dict)
     like: str | None = ""
     kind: str = ""
-    series: str = ""
     size: float = math.nan
 
 
@@ -53,35 +52,27 @@ class Contestant:
 class Goal:
     """The ratio of the time of contestant `of` to that of contestant `to`.
 
-    It should be at least `limit`, or with `at_most` at most; NaN is no goal. With `per_operation`
-    each time is divided by the contestant's operations first.
+    It should be at least `limit`, or with `at_most` at most. With `per_operation` each time is
+    divided by the contestant's operations first.
     """
 
     text: str
     of: str
     to: str
-    limit: float = math.nan
+    limit: float = 1.0
     at_most: bool = False
     per_operation: bool = False
-
-    def ratios(self, outcome: "Outcome") -> np.ndarray:
-        """Round by round, so that a slow moment of the machine cancels."""
-        of, to = (np.asarray(outcome.seconds[label]) for label in (self.of, self.to))
-        if self.per_operation:
-            operations = [outcome.facts[label]["operations"] for label in (self.to, self.of)]
-            of = of * operations[0] / operations[1]
-        return of / to
 
 
 @dataclass(frozen=True)
 class Case:
-    """Contestants on the same settings and inputs.
+    """Contestants on the same settings, which start from the same inputs.
 
     Args:
         kind: what workers prepare.
         tolerance: how far results may be apart, relative to their size.
-        alone: give each contestant a process of its own, and record its memory.
-        inputs: let all start from arrays that the first contestant's peer makes.
+        series: what the contestants' sizes are, if the case is a growth curve.
+        fresh: a sample is the time from the start of a new process to its first results.
     """
 
     name: str
@@ -89,9 +80,9 @@ class Case:
     contestants: Sequence[Contestant]
     settings: Mapping = field(default_factory=dict)
     tolerance: float = 1e-3
-    alone: bool = False
-    inputs: bool = True
     goals: Sequence[Goal] = ()
+    series: str = ""
+    fresh: bool = False
 
 
 @dataclass
@@ -103,6 +94,13 @@ class Outcome:
     facts: dict[str, dict[str, float]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def ratios(self, goal: Goal) -> np.ndarray:
+        """Return a goal's ratio in each round, so that a slow moment of the machine cancels."""
+        ratios = np.divide(self.seconds[goal.of], self.seconds[goal.to])
+        if goal.per_operation:
+            ratios *= self.facts[goal.to]["operations"] / self.facts[goal.of]["operations"]
+        return ratios
 
 
 class Worker:
@@ -146,25 +144,17 @@ def compare(
 ) -> Outcome:
     """Prepare and check all contestants, then take one sample of each in every round.
 
-    A sample is the seconds of a run, the mean of as many as last SAMPLE_SECONDS. Each round begins
-    with another contestant. One that fails, hangs or disagrees is left out.
+    A sample is the seconds of a run, the mean of several if it is short. Each round begins with
+    another contestant. One that fails, hangs or disagrees is left out. Each has a process of its
+    own, whose memory is recorded; another process makes the inputs.
 
     Args:
         case: what to compare.
         start: start(peer, variables) gives a worker, or raises PeerFailed.
         rounds: samples of each contestant.
     """
-    outcome, workers, results, repeats, inputs = Outcome(), {}, {}, {}, {}
+    outcome, workers, results, requests = Outcome(), {}, {}, {}
     first = case.contestants[0]
-
-    def worker_of(contestant, alone=case.alone):
-        key = contestant.peer, tuple(contestant.variables.items()), alone and contestant.label
-        if key not in workers:
-            worker = start(contestant.peer, contestant.variables)
-            running.callback(worker.close)
-            outcome.versions[contestant.peer], worker.start_bytes = worker.ask("hello")
-            workers[key] = worker
-        return workers[key]
 
     @contextmanager
     def left_out_if_it_fails(label):
@@ -175,44 +165,58 @@ def compare(
             outcome.left_out[label] = str(failure)
             outcome.seconds.pop(label, None)
 
+    def worker_of(name, contestant):
+        if name not in workers:
+            workers[name] = start(contestant.peer, contestant.variables)
+            running.callback(workers[name].close)
+        return workers[name]
+
     def prepare(contestant):
-        label, worker = contestant.label, worker_of(contestant)
-        if case.inputs and not inputs:
-            # In a process for all: making inputs takes memory that is not the case's.
-            inputs.update(worker_of(first, False).ask("inputs", case.kind, dict(case.settings)))
-        settings = {**case.settings, **contestant.options}
-        kind = contestant.kind or case.kind
-        results[label], facts, seconds = worker.ask("prepare", label, kind, settings, inputs)
-        model = contestant.like or first.label
+        label, worker = contestant.label, worker_of(contestant.label, contestant)
+        outcome.versions[contestant.peer], memory = worker.ask("hello")
+        what = contestant.kind or case.kind, {**case.settings, **contestant.options}
+        inputs = worker_of("inputs", first).ask("inputs", *what)
+        requests[label] = "prepare", *what, inputs
+        results[label], facts = worker.ask(*requests[label])
+        outcome.facts[label] = {**facts, "start_bytes": memory}
+        check(contestant)
+        sample(contestant)  # the first one is slower
+        outcome.seconds[label] = []
+
+    def check(contestant):
+        label, model = contestant.label, contestant.like or first.label
         if contestant.like is not None and model != label:
             if model not in results:
                 raise PeerFailed(f"nothing to compare with: {model} failed")
-            apart = facts["disagreement"] = disagreement(results[model], results[label])
+            apart = disagreement(results[model], results[label])
+            outcome.facts[label]["disagreement"] = apart
             if not apart <= case.tolerance:
                 most = f"{apart:.1e}, more than {case.tolerance:g}"
                 raise PeerFailed(f"disagrees with {model} by {most}")
-        repeats[label] = min(max(round(SAMPLE_SECONDS / max(seconds, 1e-6)), 1), 1000)
-        outcome.facts[label], outcome.seconds[label] = facts, []
+
+    def sample(contestant):
+        label = contestant.label
+        if not case.fresh:
+            return workers[label].ask("run")
+        started = time.perf_counter()
+        with closing(start(contestant.peer, contestant.variables)) as worker:
+            worker.ask(*requests[label])
+            return time.perf_counter() - started
 
     with ExitStack() as running:
         for contestant in case.contestants:
             with left_out_if_it_fails(contestant.label):
                 prepare(contestant)
-        turns = [c for c in case.contestants if c.label in outcome.seconds]
+        turns = deque(c for c in case.contestants if c.label in outcome.seconds)
         for _ in range(rounds):
             for contestant in turns:
-                label = contestant.label
-                if label in outcome.seconds:
+                if (label := contestant.label) in outcome.seconds:
                     with left_out_if_it_fails(label):
-                        seconds = worker_of(contestant).ask("run", label, repeats[label])
-                        outcome.seconds[label].append(seconds)
-            turns = turns[1:] + turns[:1]
-        for contestant in turns if case.alone else ():
-            with left_out_if_it_fails(contestant.label):
-                worker = worker_of(contestant)
-                now, peak = worker.ask("memory")
-                memory = {"start_bytes": worker.start_bytes, "now_bytes": now, "peak_bytes": peak}
-                outcome.facts[contestant.label] |= memory
+                        outcome.seconds[label].append(sample(contestant))
+            turns.rotate(-1)
+        for label in list(outcome.seconds):
+            with left_out_if_it_fails(label):
+                outcome.facts[label]["peak_bytes"] = workers[label].ask("peak")
     return outcome
 
 

@@ -9,8 +9,7 @@ import xarray as xr
 
 from bench.driver import Case, Outcome
 
-NUMBERS = ("operations", "parameters", "iterations", "disagreement")
-NUMBERS += ("start_bytes", "now_bytes", "peak_bytes")
+NUMBERS = ("operations", "disagreement", "start_bytes", "peak_bytes")
 
 
 def dataset(cases: list[Case], outcomes: Mapping[str, Outcome], rounds: int) -> xr.Dataset:
@@ -27,21 +26,20 @@ def dataset(cases: list[Case], outcomes: Mapping[str, Outcome], rounds: int) -> 
         left_out += [[case.name, label, why] for label, why in outcome.left_out.items()]
         present = [c for c in case.contestants if c.label in outcome.seconds]
         for c in present:
+            row = {"case": case.name, "label": c.label, "peer": c.peer, "series": case.series}
             facts = outcome.facts[c.label]
-            row = {"case": case.name, "label": c.label, "peer": c.peer, "series": c.series}
             row |= {name: float(facts.get(name, math.nan)) for name in NUMBERS}
             rows.append(row | {"size": float(c.size), "seconds": outcome.seconds[c.label]})
         for goal in case.goals:
-            if {goal.of, goal.to} <= set(outcome.seconds):
+            if {goal.of, goal.to} <= outcome.seconds.keys():
                 row = {"compared": goal.text, "compared_in": case.name, "limit": goal.limit}
-                compared.append(row | {"at_most": int(goal.at_most), "ratio": goal.ratios(outcome)})
-        for series in dict.fromkeys(c.series for c in present if c.series):
-            members = [c for c in present if c.series == series]
-            if len(members) > 1:
-                sizes = np.log([c.size for c in members])
-                seconds = np.log([outcome.seconds[c.label] for c in members])
-                slope = np.polyfit(sizes, seconds, 1)[0]  # of each round
-                curves.append({"curve_in": case.name, "curve": series, "slope": slope})
+                row |= {"at_most": int(goal.at_most), "ratio": outcome.ratios(goal)}
+                compared.append(row)
+        if case.series and len(present) > 1:
+            sizes = np.log([c.size for c in present])
+            seconds = np.log([outcome.seconds[c.label] for c in present])
+            slope = np.polyfit(sizes, seconds, 1)[0]  # of each round
+            curves.append({"curve_in": case.name, "curve": case.series, "slope": slope})
     found = xr.Dataset(coords={"round": np.arange(rounds)})
     for axis, entries in {"contestant": rows, "comparison": compared, "curve": curves}.items():
         for name in entries[0] if entries else ():

@@ -11,14 +11,6 @@ from IPython.display import display
 from iterlin_study.records import records
 from iterlin_study.report import intervals, plotting, tables
 
-from bench.record import NUMBERS
-
-# Variables of a record along each axis.
-COLUMNS = {
-    "contestant": ("case", "label", "peer", "series", "size", *NUMBERS),
-    "comparison": ("compared", "compared_in", "limit", "at_most"),
-    "curve": ("curve", "curve_in"),
-}
 SHARED = (
     "layers of fewer than 16 channels copy patches, as with one thread; and two devices wait for "
     "each other at each step, and copy each other's part of the batch, which a short step feels."
@@ -67,37 +59,38 @@ def time_text(seconds: float) -> str:
             return f"{seconds / size:.3g} {unit}"
 
 
-def frame(record: xr.Dataset | None, axis: str, samples: str) -> pd.DataFrame:
-    """Return the record's variables along an axis, with the "samples" of all rounds and "median".
+def texts(numbers, form: str) -> list[str]:
+    """Write numbers in a format, NaN as a dash."""
+    return ["–" if np.isnan(number) else format(number, form) for number in numbers]
 
-    Without the variable `samples` (axis, round) the frame has no rows.
-    """
-    if record is None or samples not in record:
-        return pd.DataFrame(columns=[*COLUMNS[axis], "samples", "median"])
-    found = pd.DataFrame({name: record[name].values for name in COLUMNS[axis]})
+
+def frame(record: xr.Dataset, axis: str, samples: str) -> pd.DataFrame:
+    """Return the record's variables along an axis, its samples of all rounds, and their median."""
     values = record[samples].values
-    return found.assign(samples=list(values), median=np.median(values, axis=1))
+    others = record.drop_dims([name for name in record.dims if name != axis])
+    columns = {name: variable.values for name, variable in others.variables.items()}
+    return pd.DataFrame(columns | {"samples": list(values), "median": np.median(values, axis=1)})
 
 
 class Report:
-    """The parts of the page, each shown by a method. Without a record they are empty.
+    """The parts of the page, each shown by a method.
 
     Args:
-        record: `bench.record.dataset` with the attributes that `bench.__main__` adds, or None.
+        record: `bench.record.dataset` with the attributes that `bench.__main__` adds.
     """
 
-    def __init__(self, record: xr.Dataset | None):
+    def __init__(self, record: xr.Dataset):
         self.record = record
-        self.rows = frame(record, "contestant", "seconds")
+        self.rows = rows = frame(record, "contestant", "seconds")
+        rows["time"] = rows["median"].map(time_text)
+        rows["rate"] = texts(rows["operations"] / rows["median"] / 1e12, ".3g")
+        rows["differs"] = texts(rows["disagreement"], ".1e")
+        rows["peak"] = texts(rows["peak_bytes"] / 2**20, ".0f")
+        rows["growth"] = texts((rows["peak_bytes"] - rows["start_bytes"]) / 2**20, ".0f")
         self.curves = frame(record, "curve", "slope")
-        compared = frame(record, "comparison", "ratio")
-        apart = (compared["median"] - compared["limit"]) * (1 - 2 * compared["at_most"])
-        met = np.select([apart >= 0, apart < 0], ["yes", "no"], "–")
-        self.compared = compared.assign(met=met)
-
-    def attribute(self, name: str):
-        """Return an attribute that holds JSON, or {}."""
-        return {} if self.record is None else json.loads(self.record.attrs.get(name, "{}"))
+        self.compared = frame(record, "comparison", "ratio")
+        above = self.compared["median"] >= self.compared["limit"]
+        self.compared["met"] = above != self.compared["at_most"].astype(bool)
 
     def of(self, case: str) -> pd.DataFrame:
         """Return the contestants of a case by their labels."""
@@ -111,10 +104,7 @@ class Report:
 
     def show_origin(self) -> None:
         """Say which record it is, and on what machine it was made."""
-        if self.record is None:
-            note("There is no record yet. make bench makes one, in a quarter of an hour.")
-            return
-        found = self.attribute("conditions")
+        found = json.loads(self.record.attrs["conditions"])
         note(
             f"Shown: {records.caption(self.record)}; {found['cpu']}, {found['threads']} threads, "
             f"{found['rounds']} rounds; load before it began: {found['load']:g} (near 0 on a quiet "
@@ -126,42 +116,33 @@ class Report:
                 "and the ranges show by how much."
             )
 
-    def show_ratios(self, names=None, *, goals_only: bool = False) -> None:
+    def show_ratios(self, names=None) -> None:
         """Show the comparisons in these cases, or in all."""
         body = []
         for row in self.compared.itertuples():
-            if (names is None or row.compared_in in names) and not (goals_only and row.met == "–"):
-                goal = f"at {'most' if row.at_most else 'least'} {row.limit:g}"
+            if names is None or row.compared_in in names:
                 spread = f"{row.median:.3g} [{row.samples.min():.3g}, {row.samples.max():.3g}]"
-                goal = "–" if row.met == "–" else goal
-                body.append([row.compared_in, row.compared, spread, goal, row.met])
-        if body:
-            show(["case", "ratio", "median [smallest, largest]", "goal", "met"], body)
-        else:
-            note("Not measured yet: make bench.")
+                goal = f"at {'most' if row.at_most else 'least'} {row.limit:g}"
+                met = "yes" if row.met else "no"
+                body.append([row.compared_in, row.compared, spread, goal, met])
+        show(["case", "ratio", "median [smallest, largest]", "goal", "met"], body)
 
     def by_case(self) -> dict[str, pd.Series]:
         """Return the ratios of peers' times to ours, for each case."""
-        goals = self.compared[self.compared["met"] != "–"]
-        goals = goals[goals["compared"].str.contains("against")]
-        return dict(list(goals.groupby("compared_in", sort=False)["median"]))
+        peers = self.compared[self.compared["compared"].str.contains("against")]
+        return dict(list(peers.groupby("compared_in", sort=False)["median"]))
 
     def show_summary(self) -> None:
         """Say in how many cases this library is the fastest, and where it is slower."""
         fastest = {case: ratios.min() for case, ratios in self.by_case().items()}
-        if fastest:
-            slower = [f"{case} ({ratio:.2g})" for case, ratio in fastest.items() if ratio < 1]
-            first = len(fastest) - len(slower)
-            end = f"A peer is faster for: {'; '.join(slower)}." if slower else ""
-            note(
-                f"This library is faster than every peer in {first} of {len(fastest)} cases. {end}"
-            )
+        slower = [f"{case} ({ratio:.2g})" for case, ratio in fastest.items() if ratio < 1]
+        first = len(fastest) - len(slower)
+        end = f"A peer is faster for: {'; '.join(slower)}." if slower else ""
+        note(f"This library is faster than every peer in {first} of {len(fastest)} cases. {end}")
 
     def draw_peers(self) -> None:
         """Draw, for each case, how many times as long the fastest peer takes; others as dots."""
         cases = list(self.by_case().items())[::-1]
-        if not cases:
-            return
         _, axis = plotting.panels(1, height=0.42 * len(cases) + 1.0)
         for place, (_, ratios) in enumerate(cases):
             axis.barh(place, ratios.min() - 1, left=1, color=plotting.COLOURS[0], alpha=0.35)
@@ -176,7 +157,7 @@ class Report:
 
     def show_missed(self) -> None:
         """Show the goals that are not reached, and why."""
-        missed = self.compared[self.compared["met"] == "no"]
+        missed = self.compared[~self.compared["met"]]
         operations = self.of("stepping")["operations"]
         extra = operations.get("linearised step", np.nan) / operations.get("plain step", np.nan)
         body = []
@@ -186,50 +167,44 @@ class Report:
             body.append([text, ratios, why])
         if body:
             show(["not reached", "ratio", "why"], body)
-        elif len(self.compared):
+        else:
             note("Every goal is reached.")
 
-    def floors(self) -> pd.Series:
-        """Return the seconds of each step's operations at the rate of the matrix product."""
-        rows = self.of("stepping")
-        if "matrix product" not in rows.index:
-            return pd.Series(dtype=float)
-        steps = rows.index.drop("matrix product")
-        ours = ["plain step" if "plain" in label else "linearised step" for label in steps]
-        product = rows.loc["matrix product"]
-        seconds = rows["operations"].reindex(ours) * product["median"] / product["operations"]
-        return seconds.set_axis(steps)
-
     def draw_steps(self) -> None:
-        """Draw the milliseconds of each kind of step, with the floor of its operations."""
-        rows, floors = self.of("stepping").drop("matrix product", errors="ignore"), self.floors()
-        rows = rows.assign(linear=rows["label"].str.contains("linear"))
+        """Draw the milliseconds of each kind of step, with the floor of its operations.
+
+        That is their time at the rate of the matrix product; torch's are taken to be ours.
+        """
+        rows = self.of("stepping")
+        product = rows.reindex(["matrix product"]).iloc[0]
+        rows["linear"] = rows["label"].str.contains("linear")
+        ours = np.where(rows["linear"], "linearised step", "plain step")
+        operations = rows["operations"].reindex(ours).to_numpy()
+        rows["floor"] = operations * product["median"] / product["operations"]
+        rows = rows.drop("matrix product", errors="ignore")
         rows = rows.sort_values(["linear", "median"], ascending=[True, False])
         _, axis = plotting.panels(1, height=0.42 * len(rows) + 1.2)
         for place, row in enumerate(rows.itertuples()):
             colour = plotting.COLOURS[0 if row.peer == "iterlin" else 1]
             axis.barh(place, 1e3 * row.median, color=colour, alpha=0.35)
             axis.plot(1e3 * row.samples, [place] * len(row.samples), ".", color=colour, ms=4)
-            floor = 1e3 * floors.get(row.label, np.nan)
-            axis.plot([floor] * 2, [place - 0.42, place + 0.42], color="k", lw=2)
+            axis.plot([1e3 * row.floor] * 2, [place - 0.42, place + 0.42], color="k", lw=2)
         axis.set_yticks(range(len(rows)), rows["label"])
         axis.set(xlabel="milliseconds a step", xlim=(0, None))
         plt.show()
 
-    def show_memory(self, word: str) -> None:
-        """Show time and memory of the cases whose names contain a word."""
-        rows = self.rows[self.rows["case"].isin(self.cases(word))]
-        body = []
-        for row in rows.itertuples():
-            sizes = [size / 2**20 for size in (row.peak_bytes, row.peak_bytes - row.start_bytes)]
-            body.append([row.case, row.label, time_text(row.median), *map("{:.0f}".format, sizes)])
-        show(["case", "library", "median time", "peak (MiB)", "above a first sum (MiB)"], body)
+    def show_memory(self, names) -> None:
+        """Show time and memory in these cases."""
+        body = self.rows.loc[
+            self.rows["case"].isin(names), ["case", "label", "time", "peak", "growth"]
+        ]
+        head = ["case", "library", "median time", "peak (MiB)", "above a first sum (MiB)"]
+        show(head, body.to_numpy())
 
     def show_times(self, names) -> None:
-        """Show the median times of these cases."""
-        rows = self.rows[self.rows["case"].isin(names)]
-        if body := [[r.case, r.label, time_text(r.median)] for r in rows.itertuples()]:
-            show(["case", "library", "median time"], body)
+        """Show the median times in these cases."""
+        body = self.rows.loc[self.rows["case"].isin(names), ["case", "label", "time"]]
+        show(["case", "library", "median time"], body.to_numpy())
 
     def draw_growth(self) -> None:
         """Draw time against one size at a time."""
@@ -257,28 +232,20 @@ class Report:
 
     def show_all(self) -> None:
         """Show every contestant, ratio and slope of a record without sections of its own."""
-        if self.record is None:
-            note("Not measured yet.")
-            return
         note(f"Shown: {records.caption(self.record)}.")
         self.show_ratios()
-        body = []
-        for row in self.rows.itertuples():
-            rate, peak = row.operations / row.median / 1e12, row.peak_bytes / 2**20
-            texts = [f"{rate:.3g}", f"{row.disagreement:.1e}", f"{peak:.0f}"]
-            texts = ["–" if text == "nan" else text for text in texts]
-            body.append([row.case, row.label, time_text(row.median), *texts])
         head = ["case", "contestant", "median time", "10¹² operations a second", "differs by"]
-        show([*head, "peak (MiB of the GPU)"], body)
+        body = self.rows[["case", "label", "time", "rate", "differs", "peak"]]
+        show([*head, "peak (MiB of the GPU)"], body.to_numpy())
         self.show_slopes()
         self.show_conditions()
 
     def show_conditions(self) -> None:
         """Show the peers' versions, and who was left out."""
-        peers = self.attribute("peers").items()
-        texts = [[peer, ", ".join(map(" ".join, found.items()))] for peer, found in peers]
-        show(["peer", "versions"], texts)
-        if left_out := self.attribute("left_out"):
+        peers = json.loads(self.record.attrs["peers"]).items()
+        body = [[peer, ", ".join(map(" ".join, found.items()))] for peer, found in peers]
+        show(["peer", "versions"], body)
+        if left_out := json.loads(self.record.attrs["left_out"]):
             show(["left out in", "contestant", "why"], left_out)
         else:
             note("Nobody was left out.")

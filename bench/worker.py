@@ -5,14 +5,11 @@ process. Only NumPy is imported, so that this module works in every peer's envir
 """
 
 import os
-import pickle
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,8 +18,8 @@ import numpy as np
 
 # The environment variable that names what a peer computes on: "cpu" or "cuda".
 DEVICE = "BENCH_DEVICE"
-# The setting with which each run takes a new process.
-FRESH = "fresh"
+# A shorter run is repeated until so much time has passed.
+SAMPLE_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ def serve(
     *,
     packages: tuple[str, ...],
     first: Callable[[], object] = lambda: None,
-    inputs: Mapping[str, Callable[[dict], Mapping[str, np.ndarray]]] | None = None,
+    inputs: Mapping[str, Callable[[dict], Mapping[str, np.ndarray]]] = {},
 ) -> None:
     """Answer requests until the driver closes the pipe.
 
@@ -56,37 +53,32 @@ def serve(
         packages: report the versions of these packages first.
         first: computes something small. Memory counts from then on, so that it does not matter
             whether a library loads its parts when it is imported or when it first computes.
-        inputs: for each kind of case, inputs(settings), the arrays that all peers start from.
+        inputs: for a kind of case, inputs(settings), the arrays that all peers start from.
     """
-    if sys.argv[1] == FRESH:
-        kind, settings, arrays = pickle.load(sys.stdin.buffer)
-        with os.fdopen(os.dup(1), "wb") as answers:
-            os.dup2(2, 1)  # what libraries print is no answer
-            ready = kinds[kind](settings, arrays)
-            pickle.dump(ready.results(ready.run()), answers)
-        return
-    connection, prepared = Connection(int(sys.argv[1])), {}
+    connection, ready = Connection(int(sys.argv[1])), None
 
     def hello():
         first()
         found = {name: version(name) for name in packages}
         return {"python": sys.version.split()[0], **found}, memory()[0]
 
-    def prepare(label, kind, settings, arrays):
-        settings = dict(settings)
-        make = partial(fresh, kind) if settings.pop(FRESH, False) else kinds[kind]
-        ready = prepared[label] = make(settings, arrays)
-        results = ready.results(ready.run())  # compiles
-        return results, dict(ready.facts), run(label, 1) * ready.units
+    def make_inputs(kind, settings):
+        return inputs[kind](settings) if kind in inputs else {}
 
-    def run(label, repeat):
-        ready, started = prepared[label], time.perf_counter()
-        for _ in range(repeat):
+    def prepare(kind, settings, arrays):
+        nonlocal ready
+        ready = kinds[kind](settings, arrays)
+        return ready.results(ready.run()), dict(ready.facts)
+
+    def run():
+        started, count, seconds = time.perf_counter(), 0, 0.0
+        while seconds < SAMPLE_SECONDS:
             ready.run()
-        return (time.perf_counter() - started) / (repeat * ready.units)
+            count, seconds = count + 1, time.perf_counter() - started
+        return seconds / (count * ready.units)
 
-    actions = {"hello": hello, "prepare": prepare, "run": run, "memory": memory}
-    actions["inputs"] = lambda kind, settings: inputs[kind](settings)
+    actions = {"hello": hello, "inputs": make_inputs, "prepare": prepare, "run": run}
+    actions["peak"] = lambda: memory()[1]
     while True:
         try:
             name, *arguments = connection.recv()
@@ -97,17 +89,6 @@ def serve(
         except Exception as error:  # the driver names this peer and goes on without it
             answer = False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         connection.send(answer)
-
-
-def fresh(kind: str, settings: dict, arrays: Mapping[str, np.ndarray]) -> Prepared:
-    """A case in a process of its own: import, compile, run, and have the results."""
-    request = pickle.dumps((kind, settings, dict(arrays)))
-    command = [sys.executable, *sys.orig_argv[1:-1], FRESH]
-
-    def run():
-        return subprocess.run(command, input=request, stdout=subprocess.PIPE, check=True).stdout
-
-    return Prepared(run, pickle.loads)
 
 
 def memory() -> tuple[int, int]:

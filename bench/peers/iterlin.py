@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from iterlin.linearise import costs
 from iterlin.linearise.devices import find_mesh
-from iterlin.networks.mlp import mlp, parameter_count
+from iterlin.networks.mlp import mlp
 from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.step import Step
@@ -79,26 +79,18 @@ def flat(tree) -> np.ndarray:
     return np.asarray(ravel_pytree(tree)[0])
 
 
-def precision(settings) -> None:
-    jax.config.update("jax_enable_x64", bool(settings.get("double", False)))
-
-
 # One step of training as runs take it, and the matrix product that sets the floor.
 
 
 def step_inputs(settings):
     """Return a point of expansion, parameters one hundredth away from it, and a batch."""
-    precision(settings)
     key = jax.random.key(0)
     anchor = network(settings).init(key)
     x, y = batch(settings, jax.random.fold_in(key, 1))
-    leaves, tree = jax.tree.flatten(anchor)
-    keys = jax.random.split(jax.random.fold_in(key, 2), len(leaves))
-    moved = [
-        leaf + 0.01 * jnp.std(leaf) * jax.random.normal(key, leaf.shape)
-        for leaf, key in zip(leaves, keys, strict=True)
-    ]
-    params = jax.tree.unflatten(tree, moved)
+    noise = jax.random.fold_in(key, 2)
+    params = jax.tree.map(
+        lambda leaf: leaf + 0.01 * jnp.std(leaf) * jax.random.normal(noise, leaf.shape), anchor
+    )
     return jax.device_get({"x": x, "y": y, "anchor": anchor, "params": params})
 
 
@@ -108,9 +100,8 @@ def step(settings, arrays):
     The batch is all the examples, shuffled as in a run and shared by all devices.
     settings["steps"] of them are a run, a compiled loop; the results are the first one's.
     """
-    precision(settings)
     model, in_a_run = network(settings), settings["steps"]
-    given = jax.device_put(arrays or step_inputs(settings))
+    given = jax.device_put(arrays)
     anchor, data = given["anchor"], (given["x"], given["y"])
     if jax.device_count() > 1:
         mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
@@ -133,7 +124,7 @@ def step(settings, arrays):
         run=run,
         results=lambda _: {"displacement": flat(run(1).params) - flat(state.params)},
         units=in_a_run,
-        facts={"operations": operations, "parameters": parameter_count(anchor)},
+        facts={"operations": operations},
     )
 
 
@@ -150,10 +141,8 @@ def training(settings, arrays):
 
 def product(settings, arrays):
     """The gradient of the loss at the anchor, or the product of its GGN matrix with a step."""
-    f, (anchor, params, x, y) = (
-        network(settings).apply,
-        jax.device_put([arrays[name] for name in ("anchor", "params", "x", "y")]),
-    )
+    f, given = network(settings).apply, jax.device_put(arrays)
+    anchor, params, x, y = (given[name] for name in ("anchor", "params", "x", "y"))
     vector = jax.tree.map(jnp.subtract, params, anchor)
 
     @jax.jit
@@ -170,10 +159,8 @@ def product(settings, arrays):
 
 def posterior(settings, arrays):
     """The Laplace approximation of all parameters, and class probabilities at the inputs."""
-    f, (params, x, y) = (
-        network(settings).apply,
-        jax.device_put([arrays[name] for name in ("anchor", "x", "y")]),
-    )
+    f, given = network(settings).apply, jax.device_put(arrays)
+    params, x, y = (given[name] for name in ("anchor", "x", "y"))
     model = {"loss": losses.cross_entropy, "structure": settings["structure"]}
 
     def run():
@@ -203,15 +190,9 @@ def matmul(settings, arrays):
 
 def sweep(settings, arrays):
     """Runs of Algorithm 3 from settings["seeds"] seeds, as one program."""
-    from iterlin_study.data import toy
     from iterlin_study.runs.groups import Problem, Run, trainer
 
-    precision(settings)
-    if settings.get("network") == "lenet":
-        model, examples = network(settings), batch(settings, jax.random.key(0))
-    else:
-        model = mlp([64, settings["hidden"], 10])
-        examples = tuple(toy.digits(settings["examples"]).train)
+    model, examples = network(settings), batch(settings, jax.random.key(0))
     watch = Watch({"train": tuple(part[:EVALUATED] for part in examples)})
     algorithm, of_run = Algorithm(model.apply, ENTROPY), {"batch_size": settings["batch"]}
     ends = settings["step_size"], (settings["steps"],)
@@ -230,7 +211,6 @@ def sweep(settings, arrays):
 
 
 def kernel_inputs(settings):
-    precision(settings)
     key = jax.random.key(0)
     x, _ = batch(settings, jax.random.fold_in(key, 1))
     return jax.device_get({"x": x, "params": network(settings).init(key)})
@@ -241,7 +221,6 @@ def kernel(settings, arrays):
 
     One compiled function, as neural-tangents' is.
     """
-    precision(settings)
     model, form = network(settings), settings["form"]
     params, x = jax.device_put((arrays["params"], arrays["x"]))
     options = {} if form == "full" else {form: True}
@@ -249,7 +228,6 @@ def kernel(settings, arrays):
     return Prepared(
         run=lambda: compute(params, x).block_until_ready(),
         results=lambda found: {"kernel": np.asarray(found)},
-        facts={"parameters": parameter_count(params)},
     )
 
 
@@ -259,7 +237,7 @@ def kernel(settings, arrays):
 def quintic_inputs(settings):
     from iterlin_study.data import toy
 
-    precision(settings)
+    jax.config.update("jax_enable_x64", True)
     train = toy.quintic(-4.0, 4.0).train
     params = jax.vmap(QUINTIC.init)(jax.random.split(jax.random.key(9), settings["seeds"]))
     return jax.device_get({"x": train.x, "y": train.y, "params": params})
@@ -267,7 +245,7 @@ def quintic_inputs(settings):
 
 def gauss_newton(settings, arrays):
     """All of them one after another in one compiled loop."""
-    precision(settings)
+    jax.config.update("jax_enable_x64", True)
     params, x, y = jax.device_put([arrays[name] for name in ("params", "x", "y")])
     options = {"solver": "cholesky", "tolerance": 0.0, "target_loss": settings["target"]}
     options |= {name: settings[name] for name in ("damping", "max_steps")}
@@ -276,7 +254,7 @@ def gauss_newton(settings, arrays):
     def solve(params, x, y):
         def one(start):
             solution = il.gauss_newton(QUINTIC.apply, start, x, y, **options)
-            return solution.history["loss"][solution.num_steps], solution.num_steps
+            return solution.history["loss"][solution.num_steps]
 
         return jax.lax.map(one, params)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import lineax as lx
 import optimistix as optx
 
@@ -35,34 +36,40 @@ class Fixed(optx.AbstractGaussNewton):
 
 
 def gauss_newton(settings, arrays):
+    """Solve the quintic from each initialisation until the target loss is reached."""
     jax.config.update("jax_enable_x64", True)
-    linear = lx.Normal(lx.CG(rtol=settings["linear"], atol=settings["linear"]))
+    linear = lx.Normal(lx.CG(rtol=1e-6, atol=1e-6))
     if settings["adaptive"]:
         method = optx.LevenbergMarquardt(rtol=1e-30, atol=1e-30, linear_solver=linear)
     else:
         method = Fixed(settings["damping"], linear)
+    params, x, y = jax.device_put([arrays[name] for name in ("params", "x", "y")])
 
-    def solver(residual, example):
-        def function(p, args):
-            return residual(p), None
+    def residual(p, args):
+        return (plain.mlp(p, x) - y).ravel(), None
 
-        shape = jax.eval_shape(lambda p: function(p, None)[0], example)
+    def loss(p):
+        return 0.5 * jnp.sum(residual(p, None)[0] ** 2)
 
-        def first(start):
-            state = method.init(function, start, None, {}, shape, None, frozenset())
-            return eqx.partition(state, eqx.is_array)
+    def one(start):
+        shape = jax.eval_shape(residual, start, None)[0]
+        state = method.init(residual, start, None, {}, shape, None, frozenset())
+        dynamic, static = eqx.partition(state, eqx.is_array)
 
-        _, static = first(example)
+        def going(carry):
+            p, _, count = carry
+            return (loss(p) > settings["target"]) & (count < settings["max_steps"])
 
-        def step(state):
-            y, dynamic = state
-            whole = eqx.combine(dynamic, static)
-            y, after, _ = method.step(function, y, None, {}, whole, frozenset())
-            return y, eqx.filter(after, eqx.is_array)
+        def advance(carry):
+            p, dynamic, count = carry
+            state = eqx.combine(dynamic, static)
+            p, state, _ = method.step(residual, p, None, {}, state, frozenset())
+            return p, eqx.filter(state, eqx.is_array), count + 1
 
-        return lambda start: (start, first(start)[0]), step, lambda state: state[0]
+        return loss(jax.lax.while_loop(going, advance, (start, dynamic, 0))[0])
 
-    return plain.least_squares(settings, arrays, solver)
+    solve = jax.jit(lambda params: jax.lax.map(one, params))
+    return plain.prepared(solve, (params,), settings["target"])
 
 
 if __name__ == "__main__":

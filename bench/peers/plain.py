@@ -1,4 +1,4 @@
-"""What peers with a JAX of their own share: networks in plain JAX, and a least-squares solve."""
+"""Networks in plain JAX, for peers with a JAX of their own, and the results of the quintic."""
 
 import jax
 import jax.numpy as jnp
@@ -57,47 +57,9 @@ def network(settings):
     return f if chosen is None else lambda params, x: f(params, x)[:, -1, :chosen]
 
 
-def least_squares(settings, arrays, solver) -> Prepared:
-    """Solve the quintic from each initialisation until the target loss is reached.
-
-    Args:
-        settings: max_steps and the target loss, half the squared residual.
-        arrays: inputs, targets and parameters that are stacked over initialisations.
-        solver: solver(residual, example of parameters) gives begin(params) -> state,
-            step(state) -> state and current(state) -> params.
-    """
-    params, x, y = jax.device_put([arrays[name] for name in ("params", "x", "y")])
-
-    def residual(p):
-        return (mlp(p, x) - y).ravel()
-
-    example = jax.tree.map(lambda leaf: leaf[0], params)
-    begin, step, current = solver(residual, example)
-
-    def loss(state):
-        return 0.5 * jnp.sum(residual(current(state)) ** 2)
-
-    def one(start):
-        def going(carry):
-            _, lost, count = carry
-            return (lost > settings["target"]) & (count < settings["max_steps"])
-
-        def advance(carry):
-            state = step(carry[0])
-            return state, loss(state), carry[2] + 1
-
-        state = begin(start)
-        _, lost, count = jax.lax.while_loop(going, advance, (state, loss(state), 0))
-        return lost, count
-
-    return prepared(jax.jit(lambda params: jax.lax.map(one, params)), (params,), settings["target"])
-
-
 def prepared(solve, given: tuple, target: float) -> Prepared:
-    """Prepare solve(*given) -> the losses and the steps of all initialisations."""
-    _, counts = solve(*given)
+    """Prepare solve(*given), which returns the losses that the initialisations end with."""
     return Prepared(
         run=lambda: jax.block_until_ready(solve(*given)),
-        results=lambda found: {"reached": 1.0 * (np.asarray(found[0]) <= target)},
-        facts={"iterations": int(counts.sum())},
+        results=lambda found: {"reached": 1.0 * (np.asarray(found) <= target)},
     )

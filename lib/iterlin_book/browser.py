@@ -6,7 +6,6 @@ a formula, or break a rule of axe-core for WCAG 2.1 A and AA; text in drawings m
 phone, and a dial must turn by the keyboard. One line for each fault.
 """
 
-import argparse
 import asyncio
 import os
 import sys
@@ -128,10 +127,7 @@ async def visits(folder, pages):
     return found
 
 
-def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="iterlin_book.browser", description=__doc__)
-    parser.add_argument("folder", nargs="?", default="_build/html", type=Path)
-    folder = parser.parse_args(arguments).folder
+def main(folder="_build/html"):
     if not (pages := names(folder)):
         print(f"{folder} has no pages", file=sys.stderr)
         return 2
@@ -151,4 +147,4 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

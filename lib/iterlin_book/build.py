@@ -8,11 +8,10 @@ checkout at a time. The same command goes on where an earlier one stopped.
 import fcntl
 import json
 import os
-import signal
+import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,6 +25,13 @@ SNAKEFILE = Path(__file__).resolve().parents[2] / "Snakefile"
 # NPROC sizes the thread pools of XLA on the CPU, the others those of numpy and scipy.
 THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 PATIENCE = 10  # seconds in which notebooks may end by themselves after an interrupt
+# In a process that ends with this one, however this one ends.
+SNAKEMAKE = """\
+from iterlin_book.execute import stop_with_parent
+stop_with_parent()
+from snakemake.cli import main
+main()
+"""
 
 
 @contextmanager
@@ -129,32 +135,21 @@ def _where(root, profile, jobs):
 
 
 def _snakemake(root, arguments):
-    """Run Snakemake in this process and return its exit status, or that of an interrupt."""
+    """Run Snakemake and return its exit status, or that of an interrupt."""
     arguments += ["--snakefile", str(SNAKEFILE), "--directory", str(root)]
     # The lock is `only_build`. The name of every output has the digest of its content, so that
     # nothing depends on time stamps; what a killed job left is made again.
     arguments += ["--nolock", "--rerun-incomplete", "--keep-going", "--rerun-triggers", "params"]
-    interrupted = threading.Event()
-
-    def interrupt(number, frame):
-        interrupted.set()
-        # A Ctrl-C in a terminal reaches the jobs, too. A signal to this process alone does not:
-        # they end with it.
-        end = threading.Timer(PATIENCE, os._exit, [states.INTERRUPTED])
-        end.daemon = True
-        end.start()
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, interrupt)
+    process = subprocess.Popen([sys.executable, "-c", SNAKEMAKE, *arguments])
     try:
-        from snakemake.cli import main  # slow to import: after the checks
-
-        main(arguments)
-    except (SystemExit, KeyboardInterrupt) as end:
-        status = end.code if isinstance(getattr(end, "code", None), int) else states.FAILED
-    finally:
-        signal.signal(signal.SIGINT, before)
-    return states.INTERRUPTED if interrupted.is_set() else status
+        return process.wait()
+    except KeyboardInterrupt:
+        # A Ctrl-C in a terminal reaches Snakemake and its jobs, too. A signal to this process alone
+        # does not: they end with it.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE)
+        process.kill()
+        return states.INTERRUPTED
 
 
 def chosen_pages(root, tier, names):

@@ -116,9 +116,7 @@ def executed(root, page, tier, digest):
 
 def say(line, *, error=False):
     """Print a line in one write, because pages that run side by side share the terminal."""
-    stream = sys.stderr if error else sys.stdout
-    stream.write(f"{line}\n")
-    stream.flush()
+    print(f"{line}\n", end="", file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def one_line(text):

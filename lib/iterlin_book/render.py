@@ -70,8 +70,7 @@ def sphinx(root, builder, output, strict=True):
 
     Returns the finished process with its output captured. strict: a warning is an error.
     """
-    # With the package's way of looking for garbage.
-    code = "import iterlin_book; from jupyter_book.cli.main import main; main()"
+    code = "from jupyter_book.cli.main import main; main()"
     command = [sys.executable, "-c", code, "build", str(root / "_build" / "source")]
     command += ["--path-output", str(output), "--config", str(root / "_config.yml")]
     command += ["--toc", str(root / "_toc.yml"), "--builder", builder]
@@ -85,7 +84,7 @@ def add_vega(html):
     Among the book's own files Jupyter Book would load it on every page.
     """
     target = html / VEGA
-    if target.is_file() or not any(VEGA in page.read_text("utf8") for page in html.glob("*.html")):
+    if not any(VEGA in page.read_text("utf8") for page in html.glob("*.html")):
         return
     from vl_convert import javascript_bundle  # few books need it
 

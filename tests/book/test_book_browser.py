@@ -88,10 +88,10 @@ def test_each_planted_fault_is_named_and_nothing_else(found, name):
 
 
 def test_command_names_faults_and_a_missing_browser(folder, tmp_path, monkeypatch, capsys):
-    assert browser.main([str(tmp_path)]) == 2
+    assert browser.main(tmp_path) == 2
     (tmp_path / "page.html").write_text((folder / "wordless.html").read_text())
-    assert browser.main([str(tmp_path)]) == 1
+    assert browser.main(tmp_path) == 1
     assert "page.html at 1360 and 390: #wordless: button-name" in capsys.readouterr().out
     monkeypatch.setattr(chromium, "NAMES", ("no-such-browser",))
-    assert browser.main([str(tmp_path)]) == 0
+    assert browser.main(tmp_path) == 0
     assert "no chromium" in capsys.readouterr().out
