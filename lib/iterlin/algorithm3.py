@@ -16,7 +16,7 @@ from jaxtyping import Array, PyTree
 from iterlin.exact.choice import ENGINE_NAMES
 from iterlin.exact.integrator import train_by_engine
 from iterlin.linearise.compiled import SharedJit
-from iterlin.linearise.devices import to_auto_axes, with_auto_axes
+from iterlin.linearise.devices import to_array, to_auto_axes, with_auto_axes
 from iterlin.linearise.parameters import partition
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import check_one_of, check_random_keys, check_signature, describe
@@ -234,8 +234,8 @@ def train_sweep(
         any_step = with_data_mesh(any_step, datasets)
     advance, observe = _sweep_programs(any_step, schedule, watch, data_axis)
     seeds = jax.vmap(partial(any_step.draw, init), (data_axis, 0), RUN_AXES)(datasets, keys)
-    states = jax.vmap(lambda _: seeds, out_axes=RUN_AXES)(periods)
-    one = jnp.asarray(1, jnp.int32)
+    states = _for_each_period(seeds, periods)
+    one = to_array(1, jnp.int32)
     advance.prepare(states, datasets, one, fixed, periods)
     settings = scalar_fields(algorithm=algorithm, rule=rule, run=any_step)
     over_periods = partial(
@@ -254,6 +254,12 @@ def train_sweep(
         settings=settings | {"the periods": periods.tolist()},
     )
     return combine_state(states, over_periods()), history
+
+
+@jax.jit
+def _for_each_period(seeds: TrainState, periods: Array) -> TrainState:
+    """Return the states of the runs of all periods, which begin alike."""
+    return jax.vmap(lambda _: seeds, out_axes=RUN_AXES)(periods)
 
 
 def _check_sweep(step: Step, rule, init, datasets, data_axis, keys, num_steps, watch) -> np.ndarray:

@@ -13,6 +13,7 @@ import pytest
 from iterlin import empirical_ntk
 from iterlin.linearise import compiled
 from iterlin.linearise.compiled import SharedJit
+from iterlin.linearise.devices import to_array
 from iterlin.linearise.linearization import jacobian
 from iterlin.training import losses
 from problems import compilations, flat, network, normal
@@ -245,3 +246,22 @@ def test_functions_that_close_over_other_numbers_are_told_apart():
         doubled = SharedJit(lambda c=constant: c + c)()
         np.testing.assert_array_equal(doubled, 2 * constant)
         assert doubled.dtype == constant.dtype
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (3, None),
+        (0.1, None),
+        (True, None),
+        (3, jnp.int32),
+        ([1, 2], jnp.int32),
+        (np.float64(2), None),
+        (np.ones((2, 3)), None),
+        (jnp.ones(2, jnp.bfloat16), None),
+    ],
+)
+def test_numbers_become_the_array_that_asarray_gives(value, dtype):
+    found, wanted = to_array(value, dtype), jnp.asarray(value, dtype)
+    assert (found.dtype, found.weak_type) == (wanted.dtype, wanted.weak_type)
+    np.testing.assert_array_equal(found, wanted)

@@ -26,7 +26,7 @@ from iterlin.kernels.ntk import ntk_matrix
 from iterlin.linearise import examples
 from iterlin.linearise.compiled import SharedJit
 from iterlin.linearise.decomposition import ASPECT, thin_svd
-from iterlin.linearise.devices import with_auto_axes
+from iterlin.linearise.devices import to_array, with_auto_axes
 from iterlin.linearise.krylov import dot
 from iterlin.linearise.linearization import (
     Network,
@@ -312,7 +312,7 @@ def laplace(
         raise ValueError("loss must be a sum over the examples: pass what `losses.mean` was given")
     mask = trainable_mask(params, trainable)
     moving, fixed = partition(params, mask)
-    moving = jax.tree.map(jnp.asarray, moving)
+    moving = jax.tree.map(to_array, moving)
     dtype = jnp.result_type(*jax.tree.leaves(moving))
     check_float32_or_wider("params", dtype)
     network = bind_fixed(f, fixed)

@@ -17,6 +17,7 @@ from iterlin.curvature.levenberg_marquardt import DampingState, LevenbergMarquar
 from iterlin.curvature.products import loss_gradient_and_hessian
 from iterlin.linearise import examples
 from iterlin.linearise.compiled import SharedJit, as_argument
+from iterlin.linearise.devices import to_array
 from iterlin.linearise.krylov import norm
 from iterlin.linearise.linearization import (
     Network,
@@ -130,7 +131,7 @@ def make_problem(
     the loss does not accept the targets, or NaN or inf in x reaches the outputs.
     """
     initial, fixed = partition(params, trainable)
-    initial = jax.tree.map(jnp.asarray, initial)
+    initial = jax.tree.map(to_array, initial)
     dtype = jnp.result_type(*jax.tree.leaves(initial))
     f = bind_fixed(f, fixed)
     outputs = output_shape(f, initial, x)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from iterlin.linearise.compiled import SharedJit
+from iterlin.linearise.devices import to_array
 from iterlin.training.schedules import Schedule
 from iterlin.training.state import TrainState
 
@@ -49,7 +50,7 @@ class Calendar:
             check = anchored - (anchored - first) // self.check_every * self.check_every
             return min(check, max(first, anchored + self._max_period), limit)
         while first < limit:
-            found, place = self._block(jnp.asarray(first, jnp.int32), state)
+            found, place = self._block(to_array(first, jnp.int32), state)
             if found:
                 return min(first + int(place), limit)
             first += BLOCK

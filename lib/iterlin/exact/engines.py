@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from iterlin.exact import flow, newton
@@ -29,6 +30,7 @@ from iterlin.exact.newton import Minimum
 from iterlin.exact.task import Position, Task, quadratic
 from iterlin.kernels.gradient_flow import eigenmodes
 from iterlin.linearise.compiled import SharedJit, as_argument
+from iterlin.linearise.devices import to_array
 from iterlin.linearise.spectral_filters import descent_filter
 
 # Steps in one call of `forward`: integration steps of a flow, gradient steps of descent. Between
@@ -95,7 +97,7 @@ class ClosedForm:
         return Position(params, params)
 
     def forward(self, position: Position, steps: int) -> Position:
-        params, stability = self._parameters(position.anchor, jnp.asarray(steps))
+        params, stability = self._parameters(position.anchor, to_array(steps))
         spent = position.evaluations + 1
         return position._replace(
             inner=params, steps=steps, evaluations=spent, stability=float(stability)
@@ -105,7 +107,7 @@ class ClosedForm:
         return position.inner
 
     def programs(self, params: PyTree) -> list:
-        return [self._parameters.trace(params, jnp.asarray(1))]
+        return [self._parameters.trace(params, to_array(1))]
 
 
 class Descent(NamedTuple):
@@ -192,7 +194,8 @@ class GradientFlow(KernelProductEngine):
         position = super().forward(position, steps)
         flow = position.inner
         # Compare times: for very many steps, single precision cannot tell two counts apart.
-        if flow.time >= jnp.asarray(steps, jnp.int32).astype(before.dtype) * self.task.step_size:
+        wanted = np.asarray(steps, before.dtype) * np.asarray(self.task.step_size, before.dtype)
+        if np.asarray(flow.time) >= wanted:
             return position._replace(steps=steps)
         return position._replace(failed=not flow.solved and bool(flow.time == before))
 

@@ -27,7 +27,7 @@ from iterlin.exact.task import Task
 from iterlin.exact.trainer import SPENT, ExactTrainer, spent_by_steps
 from iterlin.linearise import examples
 from iterlin.linearise.compiled import SharedJit, as_argument
-from iterlin.linearise.devices import to_auto_axes, with_auto_axes
+from iterlin.linearise.devices import to_array, to_auto_axes, with_auto_axes
 from iterlin.linearise.digests import program_digest
 from iterlin.linearise.linearization import output_shape
 from iterlin.linearise.parameters import partition
@@ -123,7 +123,7 @@ class Integrator:
         check_watch(watch)
         self.step, self.data, self.engine, self.watch = step, data, engine, watch
         self.task = _task(step, data, tolerance, memory_limit)
-        self.sets = jax.tree.map(jnp.asarray, dict(watch.sets))
+        self.sets = jax.tree.map(to_array, dict(watch.sets))
         self._latest: tuple[tuple, tuple[Engine, SharedJit, SharedJit]] | None = None
 
     @full_precision()
@@ -268,7 +268,7 @@ def _task(step: Step, data, tolerance: float, memory_limit: int | None) -> Task:
     assert not isinstance(step_size, optax.GradientTransformation)
     return Task(
         f=algorithm.f,
-        data=jax.tree.map(jnp.asarray, tuple(data)),
+        data=jax.tree.map(to_array, tuple(data)),
         loss=algorithm.loss,
         step_size=as_argument(step_size),
         penalty=as_argument(algorithm.penalty) if algorithm.has_penalty else 0.0,
@@ -292,7 +292,7 @@ def _first_numbers(task: Task, state: TrainState, fixed: PyTree, observe) -> dic
     It summarises the parameters, the loss and gradient on some examples, and the recorded values.
     """
     some = slice(None, None, max(1, examples.num_examples(task.data[0]) // SAMPLE))
-    x, y = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[some]), task.data)
+    x, y = jax.tree.map(lambda leaf: to_array(np.asarray(leaf)[some]), task.data)
 
     slope = SharedJit(jax.value_and_grad(lambda params: task.loss(task.f(params, x), y)))
     loss, gradient = slope(state.params)

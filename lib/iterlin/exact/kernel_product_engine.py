@@ -14,6 +14,7 @@ from iterlin.exact.task import Position, Task, slice_size
 from iterlin.kernels.cached import CachedKernel
 from iterlin.kernels.ntk import KernelMaker
 from iterlin.linearise.compiled import SharedJit, as_argument
+from iterlin.linearise.devices import to_array
 from iterlin.linearise.linearization import tree_add
 from iterlin.training.losses import training_accuracy
 from iterlin.training.schedules import Solved
@@ -73,7 +74,7 @@ class KernelProductEngine(ABC):
 
     def forward(self, position: Position, steps: int) -> Position:
         model = self._model(position.anchor)
-        inner = self._advance(model, position.inner, jnp.asarray(steps, jnp.int32))
+        inner = self._advance(model, position.inner, to_array(steps, jnp.int32))
         return self.with_progress(position._replace(inner=inner))
 
     def parameters(self, position: Position) -> PyTree:
@@ -83,7 +84,7 @@ class KernelProductEngine(ABC):
         model = self._model(params)
         inner = jax.eval_shape(self._start, model, None)
         start = self._start.trace(model, None)
-        return [start, self._advance.trace(model, inner, jnp.asarray(1, jnp.int32))]
+        return [start, self._advance.trace(model, inner, to_array(1, jnp.int32))]
 
     def _model(self, anchor) -> tuple[PyTree, CachedKernel]:
         """Return the arguments of `_objective`. Only the latest anchor's kernel is kept."""

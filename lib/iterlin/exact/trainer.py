@@ -11,8 +11,9 @@ from jaxtyping import PyTree
 from iterlin.exact.calendar import Calendar
 from iterlin.exact.engines import Engine
 from iterlin.exact.task import Position
+from iterlin.linearise.devices import to_array
 from iterlin.training.loop import recorded
-from iterlin.training.state import TrainState
+from iterlin.training.state import TrainState, all_ended
 from iterlin.training.step import all_finite
 
 # Names that the history has in addition to those of training by steps.
@@ -60,8 +61,8 @@ class ExactTrainer:
 
     def go_to(self, target: int) -> Iterator[None]:
         while (step := self.step) < target:
-            if self.state.ended:
-                self.state = self.state._replace(step=jnp.asarray(target, jnp.int32))
+            if all_ended(self.state):
+                self.state = self.state._replace(step=to_array(target, jnp.int32))
                 return
             linearizing = step > int(self.state.anchored_at) and self.calendar.is_due(self.state)
             if (linearizing or step == 0) and self.at_target(self.state):
@@ -81,9 +82,9 @@ class ExactTrainer:
         self.position = self.engine.begin(self.state.params, self.position)
         self.state = self.state._replace(
             anchor=self.state.params,
-            updates=self.state.updates + 1,
+            updates=to_array(int(self.state.updates) + 1, jnp.int32),
             anchored_at=self.state.step,
-            solved=jnp.asarray(False),
+            solved=to_array(False),
         )
 
     def _arrived(self, steps: int) -> bool:
@@ -94,12 +95,12 @@ class ExactTrainer:
         """Copy the parameters that the engine has reached into the state."""
         if self.position.solved:
             steps = min(steps, max(1, self.position.steps))
-        reached = jnp.asarray(anchored + steps, jnp.int32)
+        reached = to_array(anchored + steps, jnp.int32)
         params = self.engine.parameters(self.position)
         if self.position.failed or not _all_finite(params):
             self.state = self.state._replace(step=reached, diverged_at=reached)
             return
-        solved = jnp.asarray(self.position.solved)
+        solved = to_array(self.position.solved)
         self.state = self.state._replace(step=reached, params=params, solved=solved)
 
     def snapshot(self) -> TrainState:

@@ -15,6 +15,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
+from iterlin.linearise.devices import to_array
 from iterlin.linearise.digests import device_ids, program_key
 from iterlin.linearise.programs import Program, opaque_parts
 from iterlin.linearise.validation import is_traced
@@ -66,7 +67,7 @@ def as_argument(number: Any, dtype: Any = None) -> Array:
     if is_traced(number):
         return number
     with jax.ensure_compile_time_eval():
-        return jnp.asarray(number, dtype)
+        return to_array(number, dtype)
 
 
 class SharedJit:
@@ -151,7 +152,7 @@ def _placed_with(arguments: list, constants: list) -> list[Array]:
     As a part of the program, a constant that is bound to one device could be used anywhere. As an
     argument beside data on several devices it is copied.
     """
-    arrays = [jnp.asarray(constant) for constant in constants]
+    arrays = [to_array(constant) for constant in constants]
     given = [leaf for leaf in arguments if isinstance(leaf, jax.Array)]
     if all(len(array.devices()) == 1 for array in [*given, *arrays]):
         return arrays
@@ -160,7 +161,7 @@ def _placed_with(arguments: list, constants: list) -> list[Array]:
         is_key = jnp.issubdtype(array.dtype, jax.dtypes.extended)
         return array.committed and len(array.devices()) == 1 and not is_key
 
-    return [jnp.asarray(np.asarray(a)) if is_bound(a) else a for a in arrays]
+    return [to_array(np.asarray(a)) if is_bound(a) else a for a in arrays]
 
 
 def _without_constants(closed: Any) -> Any:

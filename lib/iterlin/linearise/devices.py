@@ -14,6 +14,14 @@ from iterlin.linearise import examples
 from iterlin.linearise.validation import is_traced
 
 
+def to_array(value: Any, dtype: Any = None) -> jax.Array:
+    """Return numbers as a JAX array; `jnp.asarray` would compile a program for each new shape."""
+    if isinstance(value, jax.Array):
+        return jnp.asarray(value, dtype)
+    is_number = isinstance(value, bool | int | float) and dtype is None  # keeps its weak type
+    return jax.device_put(value if is_number else np.asarray(value, dtype))
+
+
 def to_auto_axes(tree: PyTree) -> PyTree:
     """Convert the leaves to arrays whose mesh axes are of type Auto, on the same devices.
 
@@ -48,7 +56,7 @@ def _explicit_sharding(leaf: Any) -> NamedSharding | None:
 
 
 def _to_auto_axes(leaf: Any) -> jax.Array:
-    leaf = jnp.asarray(leaf)
+    leaf = to_array(leaf)
     sharding = _explicit_sharding(leaf)
     if sharding is None:
         return leaf

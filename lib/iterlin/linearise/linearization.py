@@ -7,6 +7,7 @@ shape (N O, P), for O outputs of an example and P trained parameters. Only `jaco
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +26,7 @@ from iterlin.linearise.validation import (
     check_bools,
     check_same_tree,
     describe,
+    inside_trace,
     is_traced,
     prefix_errors,
 )
@@ -279,11 +281,12 @@ def require_independent(f: Network, params: PyTree, x: Any) -> None:
     programs = [trace_program(f, params, examples.batch_shapes(x, size)) for size in (number, 1)]
     found = []
     try:
-        with jax.ensure_compile_time_eval():
+        # Outside of a trace it would only compile the constants one by one.
+        with jax.ensure_compile_time_eval() if inside_trace() else nullcontext():
             compare = jit_cached(_together_and_alone, *programs)
             # Of sorted or padded data the first ones may be equal, which would hide a coupling.
             spread = np.linspace(0, examples.num_examples(x) - 1, number).astype(int)
-            few = examples.take(x, spread)
+            few = jax.tree.map(lambda leaf: np.asarray(leaf)[spread], x)
             for at in (params, jax.tree.map(perturb, params)):
                 found.append([_difference(*pair) for pair in compare(at, few, weights)])
     except Exception as error:

@@ -29,6 +29,11 @@ def is_traced(value) -> bool:
     return isinstance(value, Tracer)
 
 
+def inside_trace() -> bool:
+    """Return whether JAX is tracing the calling function."""
+    return is_traced(jax.device_put(0.0))
+
+
 def as_python(value):
     """Convert a scalar of NumPy or JAX to a Python number; return anything else unchanged."""
     one = isinstance(value, (np.generic, np.ndarray, jax.Array)) and np.ndim(value) == 0

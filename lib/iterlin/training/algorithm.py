@@ -103,7 +103,9 @@ class Algorithm:
             raise ValueError("the algorithm has no optimizer: give one, or a step size")
         if isinstance(self.optimizer, optax.GradientTransformation):
             return optax.with_extra_args_support(self.optimizer)
-        return optax.with_extra_args_support(optax.sgd(as_argument(self.optimizer)))
+        # As `optax.sgd`, which would compile the product with -1.
+        descent = optax.chain(optax.identity(), optax.scale(as_argument(-self.optimizer)))
+        return optax.with_extra_args_support(descent)
 
     def bind_fixed(self, fixed: PyTree) -> "Algorithm":
         """Return the algorithm as one of the trained parameters alone."""

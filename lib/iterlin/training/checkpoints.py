@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from iterlin.linearise.devices import to_array
 from iterlin.linearise.digests import to_numpy
 from iterlin.training.files import atomic_write
 from iterlin.training.identity import Identity
@@ -127,4 +128,4 @@ def _restored(array: np.ndarray, like: Any) -> Any:
         return array
     if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like))
-    return jnp.asarray(array)
+    return to_array(array)

@@ -13,7 +13,13 @@ from jaxtyping import Array, PyTree
 from iterlin.linearise import examples
 from iterlin.linearise.linearization import check_finite_examples, output_shape
 from iterlin.linearise.parameters import partition
-from iterlin.linearise.validation import check_positive_integer, describe, is_traced, prefix_errors
+from iterlin.linearise.validation import (
+    check_positive_integer,
+    describe,
+    inside_trace,
+    is_traced,
+    prefix_errors,
+)
 from iterlin.training.losses import check_labels, check_returns_scalar
 from iterlin.training.schedules import Solved
 from iterlin.training.state import TrainState
@@ -30,9 +36,10 @@ def check_call(name: str, step: Step, given: PyTree, watch: Any, checkpoint: Any
     if not isinstance(checkpoint, str | os.PathLike | None):
         raise ValueError(f"checkpoint must be the path of a file, got {checkpoint!r}")
     numbers = step.algorithm.optimizer, step.algorithm.penalty
-    given = given, dict(watch.sets), numbers, jnp.zeros(())
+    given = given, dict(watch.sets), numbers
     is_iterator = lambda node: isinstance(node, Iterator)  # noqa: E731
-    if any(map(is_traced, jax.tree.leaves(given, is_leaf=is_iterator))):
+    leaves = jax.tree.leaves(given, is_leaf=is_iterator)
+    if inside_trace() or any(map(is_traced, leaves)):
         raise ValueError(
             f"{name} is a loop in Python around compiled programs: call it outside of jax.jit, "
             "jax.vmap and jax.grad; train_sweep makes several runs at once"

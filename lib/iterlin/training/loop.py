@@ -16,10 +16,11 @@ import numpy as np
 from jaxtyping import Array, PyTree
 from tqdm import tqdm
 
+from iterlin.linearise.devices import to_array
 from iterlin.linearise.validation import check_returns_bool, check_signature, describe
 from iterlin.training import checkpoints
 from iterlin.training.identity import Identity
-from iterlin.training.state import TrainState, combine_state
+from iterlin.training.state import TrainState, all_ended, combine_state
 
 # Seconds that a chunk of steps should take, between two checkpoints, and between two lines.
 CHUNK, CHECKPOINT, LINE = 4.0, 15.0, 30.0
@@ -281,15 +282,14 @@ class StepTrainer:
     def go_to(self, target: int) -> Iterator[None]:
         while self.step < target:
             yield
-            if bool(jnp.all(self.state.ended)):  # the parameters would stay as they are
+            if all_ended(self.state):  # the parameters would stay as they are
                 self.step = target
-                step = jnp.full_like(self.state.step, target)
-                self.state = self.state._replace(step=step)
+                self.state = self.state._replace(step=to_array(target, jnp.int32))
                 return
             count = min(target - self.step, self.length)
             wanted = self.step + count
             started = time.monotonic()
-            state = self.advance(self.state, jnp.asarray(count, jnp.int32))
+            state = self.advance(self.state, to_array(count, jnp.int32))
             self.state = jax.block_until_ready(state)
             self.step = int(self.state.step)
             if self.step < wanted:
@@ -313,7 +313,7 @@ class StepTrainer:
         self.state, self.step = arrays, int(notes["taken"])
 
     def status(self) -> str:
-        return f"{int(jnp.sum(self.state.diverged_at >= 0))} diverged"
+        return f"{np.sum(np.asarray(self.state.diverged_at) >= 0)} diverged"
 
 
 def recorded(observed: dict[str, Array]) -> dict[str, np.ndarray]:

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from iterlin.linearise.compiled import as_argument
+from iterlin.linearise.devices import to_array
 from iterlin.linearise.validation import (
     as_python,
     check_non_negative,
@@ -338,4 +339,4 @@ def periods_array(periods: Any) -> Array:
     found = [_as_period("period", period) for period in periods] if several else []
     if not found:
         raise ValueError(f"periods must be a sequence of at least one period, got {periods!r}")
-    return jnp.asarray(found, dtype=jnp.int32)
+    return to_array(found, jnp.int32)

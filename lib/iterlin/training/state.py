@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
 from iterlin.linearise.parameters import Trainable, combine, partition
@@ -64,6 +65,14 @@ class TrainState(NamedTuple):
     def ended(self) -> Bool[Array, "..."]:
         """Whether the run has diverged or converged."""
         return (self.diverged_at != NOT_YET) | (self.converged_at != NOT_YET)
+
+
+def all_ended(state: TrainState) -> bool:
+    """Return whether all runs of a state have ended. On the host, which compiles nothing."""
+    marks = state._replace(
+        diverged_at=np.asarray(state.diverged_at), converged_at=np.asarray(state.converged_at)
+    )
+    return bool(np.all(marks.ended))
 
 
 # vmap axes of the state of several runs: all leaves lead with the run, except the shared step.

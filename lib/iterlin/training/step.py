@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, PyTree
 
 from iterlin.linearise.compiled import as_argument
+from iterlin.linearise.devices import to_array
 from iterlin.linearise.linearization import linearize, output_shape
 from iterlin.linearise.parameters import partition
 from iterlin.linearise.slices import in_slices
@@ -112,7 +113,7 @@ class Step:
                 "some of these parameters are fixed: moving, fixed = partition(params, trainable), "
                 "then step.bind(fixed).start(moving, ...)"
             )
-        zero, not_yet = jnp.asarray(0, jnp.int32), jnp.asarray(NOT_YET, jnp.int32)
+        zero, not_yet = to_array(0, jnp.int32), to_array(NOT_YET, jnp.int32)
         order = [] if self.batch_size is None else draws.example_indices(data)
         normalization = self.algorithm.normalization
         return TrainState(
@@ -121,10 +122,10 @@ class Step:
             anchor=params,
             optimizer_state=self.algorithm.transformation.init(params),
             key=jax.random.key(0) if key is None else key,
-            order=jnp.asarray(order, jnp.int32),
+            order=to_array(order, jnp.int32),
             updates=zero,
             anchored_at=zero,
-            solved=jnp.asarray(False),
+            solved=to_array(False),
             statistics=() if normalization is None else normalization.initial,
             diverged_at=not_yet,
             converged_at=not_yet,

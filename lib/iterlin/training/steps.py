@@ -7,7 +7,7 @@ from jaxtyping import PyTree
 
 from iterlin.linearise import examples
 from iterlin.linearise.compiled import SharedJit
-from iterlin.linearise.devices import find_mesh, to_auto_axes
+from iterlin.linearise.devices import find_mesh, to_array, to_auto_axes
 from iterlin.linearise.digests import program_digest
 from iterlin.linearise.parameters import partition, warn_about_batch_stats
 from iterlin.linearise.slices import Sliced
@@ -79,7 +79,7 @@ def train_by_steps(
     step = with_data_mesh(step, data)
     advance = SharedJit(step.advance, donate=True, own=algorithm.programs)
     observe = SharedJit(_observe(algorithm, watch, taken), own=algorithm.programs)
-    advance.prepare(state, data, jnp.asarray(1, jnp.int32), fixed)
+    advance.prepare(state, data, to_array(1, jnp.int32), fixed)
     observe.prepare(state, sets, fixed)
     settings = scalar_fields(algorithm=algorithm, schedule=schedule, rule=schedule.solved, run=step)
     state, history, seconds = run_steps(
@@ -129,7 +129,7 @@ def _with_batches(advance, first, batches):
             if batch is None:
                 warn_user(f"data ended at step {int(state.step)}: so does the run")
                 break
-            state = advance(state, to_auto_axes(tuple(batch)), jnp.asarray(1, jnp.int32), fixed)
+            state = advance(state, to_auto_axes(tuple(batch)), to_array(1, jnp.int32), fixed)
         return state
 
     return steps
@@ -157,7 +157,7 @@ def run_steps(
 
     identity = None
     if checkpoint is not None:
-        one = jnp.asarray(1, jnp.int32)
+        one = to_array(1, jnp.int32)
         programs = {
             STEP: advance.trace(state, data, one, fixed, *more),
             RECORDED: observe.trace(state, sets, fixed),
