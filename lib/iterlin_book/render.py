@@ -70,7 +70,8 @@ def sphinx(root, builder, output, strict=True):
 
     Returns the finished process with its output captured. strict: a warning is an error.
     """
-    code = "from jupyter_book.cli.main import main; main()"
+    # With the package's way of looking for garbage.
+    code = "import iterlin_book; from jupyter_book.cli.main import main; main()"
     command = [sys.executable, "-c", code, "build", str(root / "_build" / "source")]
     command += ["--path-output", str(output), "--config", str(root / "_config.yml")]
     command += ["--toc", str(root / "_toc.yml"), "--builder", builder]

@@ -69,10 +69,8 @@ class TrainState(NamedTuple):
 
 def all_ended(state: TrainState) -> bool:
     """Return whether all runs of a state have ended. On the host, which compiles nothing."""
-    marks = state._replace(
-        diverged_at=np.asarray(state.diverged_at), converged_at=np.asarray(state.converged_at)
-    )
-    return bool(np.all(marks.ended))
+    diverged, converged = np.asarray(state.diverged_at), np.asarray(state.converged_at)
+    return bool(np.all((diverged != NOT_YET) | (converged != NOT_YET)))
 
 
 # vmap axes of the state of several runs: all leaves lead with the run, except the shared step.

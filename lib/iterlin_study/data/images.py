@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from iterlin.linearise.devices import to_array
 from iterlin.linearise.validation import (
     check_non_negative_integer,
     check_one_of,
@@ -74,7 +75,7 @@ def load(
         pixels = x[indices].astype(np.float32)
         pixels -= mean
         pixels /= std
-        return Dataset(jnp.asarray(pixels), jnp.asarray(y[indices], dtype=jnp.int32))
+        return Dataset(to_array(pixels), to_array(y[indices], jnp.int32))
 
     return ImageSplit(part(x, y, chosen), part(x, y, held_out), part(x_test, y_test, tested))
 

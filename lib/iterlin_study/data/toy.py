@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from iterlin.linearise.devices import to_array
 from iterlin.linearise.validation import (
     check_non_negative_integer,
     check_positive_integer,
@@ -76,9 +77,12 @@ def digits(train: int = 200, *, seed: int = 0) -> Split:
     chosen = nested_subset(y, train, seed)
     others = np.delete(np.arange(len(y)), chosen)
     mean, std = x[chosen].mean(), x[chosen].std()
-    x = jnp.asarray((x - mean) / std)
-    y = jnp.asarray(y, dtype=jnp.int32)
-    return Split(Dataset(x[chosen], y[chosen]), Dataset(x[others], y[others]))
+    x = (x - mean) / std
+
+    def part(indices):
+        return Dataset(to_array(x[indices]), to_array(y[indices], jnp.int32))
+
+    return Split(part(chosen), part(others))
 
 
 def nested_subset(labels, size: int, seed) -> np.ndarray:

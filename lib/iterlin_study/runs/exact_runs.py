@@ -11,6 +11,7 @@ from iterlin.exact.checks import unfit_for_engines
 from iterlin.exact.choice import ENGINE_NAMES
 from iterlin.exact.integrator import Integrator
 from iterlin.exact.trainer import SPENT, spent_by_steps
+from iterlin.linearise.devices import to_array
 from iterlin.linearise.validation import check_one_of
 from iterlin.training.loop import OutOfTime
 from iterlin.training.step import Step
@@ -105,7 +106,7 @@ def _integrator(problem: Problem, run: Run, engine: str, tolerance: float) -> In
     x, y = problem.train
     watch = problem.watch._replace(observe=problem.observe, batch_size=SLICE)
     if run.examples is not None:
-        chosen = jnp.asarray(problem.subset(run.examples, run.seed), jnp.int32)
+        chosen = to_array(problem.subset(run.examples, run.seed), jnp.int32)
         watch = watch._replace(sets=with_own_examples(watch.sets, problem.train, chosen))
         x, y = jnp.take(x, chosen, 0), jnp.take(y, chosen, 0)
     step = _exact_step(problem, run)

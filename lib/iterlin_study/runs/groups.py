@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from iterlin.exact.trainer import SPENT
 from iterlin.linearise import costs
+from iterlin.linearise.devices import to_array
 from iterlin.linearise.digests import program_digest
 from iterlin.training import checkpoints
 from iterlin.training.algorithm import Algorithm
@@ -252,7 +253,7 @@ def trainer(problem: Problem, example: Run) -> Callable[..., tuple[list[Result],
             return observe(state, values, examples, train, sets)
 
         if folder is not None:
-            one = jnp.asarray(1, jnp.int32)
+            one = to_array(1, jnp.int32)
             if size not in digests:
                 steps = advance.trace(state, values, examples, train, one).jaxpr
                 looks = observe.trace(state, values, examples, train, sets).jaxpr
@@ -373,26 +374,26 @@ def inputs(problem: Problem, runs: Sequence[Run]):
     "penalty"), and the indices of their training examples. With several runs, the leaves have a
     leading axis of runs.
     """
-    keys = jnp.stack([key_of(run.seed) for run in runs])
+    keys = [key_of(run.seed) for run in runs]
     values = {
-        "period": jnp.asarray([int(min(run.period, NEVER)) for run in runs], jnp.int32),
-        "step_size": jnp.asarray([run.step_size for run in runs]),
-        "penalty": jnp.asarray([run.penalty for run in runs]),
+        "period": np.asarray([int(min(run.period, NEVER)) for run in runs], np.int32),
+        "step_size": np.asarray([run.step_size for run in runs]),
+        "penalty": np.asarray([run.penalty for run in runs]),
     }
     size = runs[0].examples
     if size is None:
-        everything = jnp.arange(len(problem.train[1]), dtype=jnp.int32)
-        examples = jnp.tile(everything, (len(runs), 1))
+        examples = np.tile(np.arange(len(problem.train[1]), dtype=np.int32), (len(runs), 1))
     else:
         chosen = [problem.subset(size, run.seed) for run in runs]
-        examples = jnp.asarray(np.stack(chosen), jnp.int32)
+        examples = np.stack(chosen).astype(np.int32)
 
     def draw(key, one_values, one_examples):
         step = step_of(problem, runs[0], one_values)
         return step.draw(problem.init, (*problem.train, one_examples), key)
 
     if len(runs) == 1:
-        keys, values, examples = jax.tree.map(lambda leaf: leaf[0], (keys, values, examples))
-        return draw(keys, values, examples), values, examples
-    state = jax.vmap(draw, out_axes=RUN_AXES)(keys, values, examples)
+        values, examples = jax.tree.map(lambda leaf: to_array(leaf[0]), (values, examples))
+        return draw(keys[0], values, examples), values, examples
+    values, examples = jax.tree.map(to_array, (values, examples))
+    state = jax.vmap(draw, out_axes=RUN_AXES)(jnp.stack(keys), values, examples)
     return state, values, examples

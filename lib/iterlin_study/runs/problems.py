@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
+from iterlin.linearise.devices import to_array
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import check_one_of
 from iterlin.training import losses
@@ -78,7 +79,7 @@ def image_problem(
     return Problem(
         algorithm,
         model.init,
-        train=(jnp.asarray(split.train.x), jnp.asarray(split.train.y)),
+        train=(to_array(split.train.x), to_array(split.train.y)),
         watch=Watch(
             sets={name: chosen for name, chosen in sets.items() if len(chosen[1])},
             metrics={"loss": entropy, "accuracy": losses.accuracy},
