@@ -100,11 +100,10 @@ def test_a_failing_cell_fails_the_build_and_damages_nothing(book, capsys):
 def test_a_library_change_during_a_run_is_not_taken_for_its_result(book, capsys):
     """One page runs alone if asked. A warning of the book is an error: the earlier book stays."""
     edit(book, f"book/{OTHER}.md", "negate(7)", CHANGES_LIBRARY)
-    one = ["build", "book", "--page", OTHER]
-    done = toy_book.run(book, *one)
-    assert done.returncode == 1
+    done = toy_book.run(book, "execute", OTHER)
+    assert done.returncode == 2
     assert "changed during the run: run it again" in done.stderr
-    done = toy_book.run(book, *one)
+    done = toy_book.run(book, "build", "book", "--page", OTHER)
     assert toy_book.started(done.stdout) == [OTHER], done.stderr
     assert "-8" in html(book, OTHER)
     assert "result 12" in html(book, XOR)
