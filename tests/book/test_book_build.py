@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import time
+from unittest import mock
 
 import nbformat
 import pytest
@@ -63,7 +64,15 @@ def test_each_page_offers_its_notebook_which_says_how_to_install_the_library(fin
     assert "pip install" not in html(finished, page)
 
 
-def test_a_failing_cell_fails_the_build_and_damages_nothing(book):
+def rebuilt(book, capsys, *more):
+    """A build of pages that have run, in this process: its status, what it ran and its errors."""
+    with mock.patch.dict(os.environ):  # which a build changes
+        status = build_main(["book", "--root", str(book), *more])
+    said = capsys.readouterr()
+    return status, toy_book.started(said.out), said.err
+
+
+def test_a_failing_cell_fails_the_build_and_damages_nothing(book, capsys):
     before = executed(book, OTHER).read_bytes()
     edit(book, f"book/{XOR}.md", "quadruple(3)", "quadruple(5)")
     edit(book, f"book/{OTHER}.md", "\nnegate(7)", "\nnegate(7) / 0")
@@ -82,18 +91,17 @@ def test_a_failing_cell_fails_the_build_and_damages_nothing(book):
     edit(book, "_toc.yml", "  - file: last\n", "")
     edit(book, "book/index.md", "{cite:t}`someone`, ", "")
     os.utime(book / "lib" / "iterlin" / "gamma.py")
-    assert build(book) == []
+    assert rebuilt(book, capsys) == (0, [], "")
     for text in ("result 20", "Better prose of", "Renamed page"):
         assert text in html(book, XOR)
     assert not (book / "_build" / "html" / "last.html").exists()
 
 
-def test_a_library_change_runs_every_page_again_one_alone_if_asked(book):
-    """A change during a run is not taken for its result. A warning of the book is an error: the
-    earlier book stays."""
+def test_a_library_change_during_a_run_is_not_taken_for_its_result(book, capsys):
+    """One page runs alone if asked. A warning of the book is an error: the earlier book stays."""
     edit(book, f"book/{OTHER}.md", "negate(7)", CHANGES_LIBRARY)
-    done = toy_book.run(book, "build", "book")
-    assert done.returncode == 1
+    done = toy_book.run(book, "execute", OTHER)
+    assert done.returncode == 2
     assert "changed during the run: run it again" in done.stderr
     done = toy_book.run(book, "build", "book", "--page", OTHER)
     assert toy_book.started(done.stdout) == [OTHER], done.stderr
@@ -102,9 +110,9 @@ def test_a_library_change_runs_every_page_again_one_alone_if_asked(book):
     edit(book, f"book/{XOR}.md", "The prose of", "See {doc}`nowhere`. The prose of")
     digest = book / "_build" / "html" / ".digest"
     before = digest.read_text()
-    done = toy_book.run(book, "build", "book")
-    assert (done.returncode, toy_book.started(done.stdout)) == (1, [XOR])
-    assert f"book/{XOR}.md: WARNING: unknown document: 'nowhere'" in done.stderr
+    status, ran, errors = rebuilt(book, capsys, "--page", OTHER)
+    assert (status, ran) == (1, [])
+    assert f"book/{XOR}.md: WARNING: unknown document: 'nowhere'" in errors
     assert digest.read_text() == before  # so it is built again
 
 
@@ -124,7 +132,7 @@ Path("ended").touch()
 negate(7)"""
 
 
-def interrupted(book, how):
+def interrupted(book, how, capsys):
     """A build that is ended in the midst of a cell: its status and its output."""
     (book / "started").unlink(missing_ok=True)
     # Killed is the shell that started it; its notebooks have to notice.
@@ -136,9 +144,9 @@ def interrupted(book, how):
         assert time.monotonic() < deadline, "the slow cell never began"
         time.sleep(0.05)
     if how == signal.SIGKILL:
-        refused = toy_book.run(book, "build", "book")
-        assert refused.returncode == 2
-        assert refused.stderr.startswith("another build is running here (process ")
+        status, _, errors = rebuilt(book, capsys)
+        assert status == 2
+        assert errors.startswith("another build is running here (process ")
         process.kill()
     else:
         os.killpg(process.pid, how)
@@ -148,12 +156,12 @@ def interrupted(book, how):
     return output
 
 
-def test_an_interrupted_build_goes_on_with_the_same_command(book):
+def test_an_interrupted_build_goes_on_with_the_same_command(book, capsys):
     edit(book, f"book/{OTHER}.md", "negate(7)", SLOW)
-    output = interrupted(book, signal.SIGINT)
+    output = interrupted(book, signal.SIGINT, capsys)
     assert "interrupted: run the same command again to go on" in output.splitlines()
     assert "Traceback" not in output
-    interrupted(book, signal.SIGKILL)
+    interrupted(book, signal.SIGKILL, capsys)
     (book / "go").touch()
     assert build(book) == [OTHER]
     assert "-7" in html(book, OTHER)

@@ -80,8 +80,6 @@ def test_digests_follow_the_records_and_claims_that_a_page_shows(root, code, sho
     assert digest(root, more=code) != before
 
 
-# Stored outputs meet current prose.
-
 PAGE = HEADER + "\n# Title\n\n```{code-cell} ipython3\na = 1\n```\n\nText.\n"
 
 

@@ -122,9 +122,9 @@ def test_a_file_that_cannot_be_written_leaves_the_last_checkpoint(tmp_path, monk
 
 
 class Going(NamedTuple):
-    ended: jax.Array
     step: jax.Array
-    diverged_at: int = -1
+    diverged_at: jax.Array
+    converged_at: jax.Array
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_progress_is_a_bar_or_lines_but_never_both(monkeypatch, capsys, terminal
     monkeypatch.setattr(loop, "LINE", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     trainer = loop.StepTrainer(
-        Going(jnp.zeros(3, bool), jnp.int32(0), jnp.array([3, -1, 0])),
+        Going(jnp.int32(0), jnp.array([3, -1, 0]), jnp.full(3, -1)),
         lambda state, count: state._replace(step=state.step + count),
         lambda state: {"loss": jnp.zeros(())},
     )

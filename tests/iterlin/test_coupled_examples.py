@@ -83,21 +83,18 @@ COUPLED = {
 }
 
 
+BOTH = COUPLED["both"][0]
+COUPLED |= {
+    "two examples in float32": (BOTH, *single((ZERO_HEAD, X[:2]))),
+    "sorted examples": (BOTH, ZERO_HEAD, jnp.repeat(X, 8, 0)),
+}
+
+
 @pytest.mark.parametrize("name", COUPLED)
-def test_a_coupling_is_refused_whatever_the_parameters(name):
-    f, params = COUPLED[name]
+def test_a_coupling_is_refused_whatever_the_parameters_and_examples(name):
+    f, params, *x = COUPLED[name]
     with pytest.raises(ValueError, match="couples its examples"):
-        require_independent(f, params, X)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [single((ZERO_HEAD, X[:2])), (ZERO_HEAD, jnp.repeat(X, 8, 0))],
-    ids=["two in float32", "sorted"],
-)
-def test_a_coupling_is_refused_of_any_examples(given):
-    with pytest.raises(ValueError, match="couples its examples"):
-        require_independent(COUPLED["both"][0], *given)
+        require_independent(f, params, *(x or [X]))
 
 
 Y = normal(4, 7, 5)

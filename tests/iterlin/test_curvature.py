@@ -17,6 +17,7 @@ from iterlin.curvature.products import (
 from iterlin.linearise.parameters import partition
 from iterlin.training import losses
 from problems import bare, dense, flat, network, paired, quartic
+from refusals import refused
 
 LOSSES = [losses.squared_error, losses.cross_entropy, quartic]
 
@@ -37,17 +38,32 @@ def test_product_is_the_hessian_of_the_linearised_loss(loss):
     np.testing.assert_allclose(flat(found), flat(expected), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(("out", "slice_size"), [((), 2), ((2, 2), None), ((2, 2), 2)])
-def test_pytrees_outputs_of_any_rank_and_fixed_parameters(out, slice_size):
+@pytest.mark.parametrize(
+    ("product", "out", "loss", "slice_size"),
+    [
+        (ggn_product, (), losses.squared_error, 2),
+        (ggn_product, (2, 2), losses.squared_error, None),
+        (ggn_product, (2, 2), losses.squared_error, 2),
+        (hessian_product, (2,), quartic, None),
+        (hessian_product, (2,), losses.mean(losses.squared_error), 2),
+    ],
+)
+def test_of_part_of_the_parameters_it_is_the_dense_matrix(product, out, loss, slice_size):
+    """With inputs in a pytree and outputs of any rank."""
     f, params, x, y = paired(out)
     trainable = lambda path: path.startswith("in")  # noqa: E731
     moving, _ = partition(params, trainable)
-    v = along(moving)
-    rows = dense(lambda moving, x: f({**params, "in": moving["in"]}, x), moving, x)
-    settings = {"trainable": trainable, "slice_size": slice_size}
-    found = ggn_product(f, params, x, y, losses.squared_error, **settings)(v)
+    vector, unravel = jax.flatten_util.ravel_pytree(moving)
+    of_part = lambda moving, x: f({**params, "in": moving["in"]}, x)  # noqa: E731
+    if product is hessian_product:
+        matrix = jax.hessian(lambda p: loss(of_part(unravel(p), x), y))(vector)
+    else:
+        rows = dense(of_part, moving, x)
+        matrix = rows.T @ rows
+    v, settings = along(moving), {"trainable": trainable, "slice_size": slice_size}
+    found = product(f, params, x, y, loss, **settings)(v)
     assert found["out"] is None
-    np.testing.assert_allclose(flat(found), rows.T @ (rows @ flat(v)), atol=1e-11)
+    np.testing.assert_allclose(flat(found), matrix @ flat(v), atol=1e-11)
 
 
 @pytest.mark.parametrize("slice_size", [None, 2])
@@ -96,21 +112,6 @@ def test_the_ggn_of_the_cross_entropy_is_the_fisher_information():
     np.testing.assert_allclose(flat(found), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("loss", "slice_size"), [(quartic, None), (losses.mean(losses.squared_error), 2)]
-)
-def test_the_hessian_product_is_the_dense_hessian(loss, slice_size):
-    f, params, x, y = paired((2,))
-    trainable = lambda path: path.startswith("in")  # noqa: E731
-    moving, _ = partition(params, trainable)
-    vector, unravel = jax.flatten_util.ravel_pytree(moving)
-    matrix = jax.hessian(lambda p: loss(f({**params, "in": unravel(p)["in"]}, x), y))(vector)
-    settings = {"trainable": trainable, "slice_size": slice_size}
-    found = hessian_product(f, params, x, y, loss, **settings)(along(moving))
-    assert found["out"] is None
-    np.testing.assert_allclose(flat(found), matrix @ flat(along(moving)), atol=1e-11)
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_blocks_are_the_dense_hessian_of_the_loss(loss):
     outputs = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
@@ -134,29 +135,18 @@ def test_a_coupling_of_any_two_examples_is_found():
     assert largest_coupling(losses.squared_error, outputs[:1], outputs[1:2]) == 0
 
 
-@pytest.fixture(scope="module")
-def problem():
-    return network((3, 4, 3), examples=5)
-
-
-def test_a_vector_of_another_structure_or_shape_is_refused(problem):
-    product = ggn_product(*problem, losses.squared_error)
-    with pytest.raises(ValueError, match="v must be a pytree of structure"):
-        product(jnp.ones(3))
-    with pytest.raises(ValueError, match=r"v.* must have shape .*, got \(1,\)"):
-        product(jax.tree.map(lambda leaf: jnp.ones(1), problem[1]))
-
-
-@pytest.mark.parametrize(
-    ("loss", "slice_size", "examples", "message"),
-    [
-        ("mse", None, 5, r"loss must be a function of .*, got 'mse'"),
-        (quartic, 2, 5, r"slice_size needs a loss .* sum over examples"),
-        (losses.squared_error, 2, 4, "inputs and targets differ in their numbers"),
-        (losses.squared_error, 0, 5, "slice_size must be a"),
-    ],
+PROBLEM = network((3, 4, 3), examples=5)
+test_a_vector_of_another_structure_or_shape_is_refused = refused(
+    lambda v: ggn_product(*PROBLEM, losses.squared_error)(v),
+    (jnp.ones(3), "v must be a pytree of structure"),
+    (jax.tree.map(lambda leaf: jnp.ones(1), PROBLEM[1]), r"v.* must have shape .*, got \(1,\)"),
 )
-def test_bad_input_is_refused(problem, loss, slice_size, examples, message):
-    f, params, x, y = problem
-    with pytest.raises(ValueError, match=message):
-        bare(ggn_product)(f, params, x, y[:examples], loss, slice_size=slice_size)
+
+
+test_bad_input_is_refused = refused(
+    lambda loss, size, n: bare(ggn_product)(*PROBLEM[:3], PROBLEM[3][:n], loss, slice_size=size),
+    ("mse", None, 5, r"loss must be a function of .*, got 'mse'"),
+    (quartic, 2, 5, r"slice_size needs a loss .* sum over examples"),
+    (losses.squared_error, 2, 4, "inputs and targets differ in their numbers"),
+    (losses.squared_error, 0, 5, "slice_size must be a"),
+)

@@ -22,8 +22,6 @@ def test_a_new_file_takes_the_place_of_the_old_one_unless_an_error_ends_it(tmp_p
     assert target.stat().st_mode & 0o777 == 0o644
 
 
-# What can go wrong at each call of the system, before it and after it.
-
 CALLS = ("open", "close", "fsync", "chmod", "replace", "unlink")
 
 

@@ -158,9 +158,6 @@ def test_singular_values_within_rounding_count_as_zero(scale):
     np.testing.assert_array_equal(modes.to_params(jnp.zeros(20)), 0)
 
 
-# The filters, one eigenvalue at a time.
-
-
 def exact_descent(eigenvalue, step_size, num_steps):
     """(1 - (1 - eta l)^K) / l in 60 digits."""
     with decimal.localcontext() as context:
@@ -210,9 +207,6 @@ def test_derivatives_of_the_filters_are_finite_on_both_sides_of_every_case():
     np.testing.assert_allclose(of_one_step, np.ones(6))
     in_damping = jax.jacrev(lambda d: damping_filter(eigenvalues, d))(0.0)
     np.testing.assert_allclose(in_damping, [0, *-(values[1:] ** -2)])
-
-
-# How many steps make a truncated Gauss-Newton step.
 
 
 @given(st.integers(0, 99), st.floats(0.05, 1.95), st.floats(1e-6, 0.99))

@@ -12,6 +12,7 @@ import scipy.linalg
 from iterlin.curvature.laplace import laplace
 from iterlin.training import losses
 from problems import bare, dense, flat, network, paired, single
+from refusals import refused
 from scipy.stats import multivariate_normal
 
 # More outputs than parameters, and fewer; where J, of 24 * 45 numbers, does not fit, the kernel is
@@ -225,27 +226,18 @@ def test_a_kernel_that_is_too_coarse_is_warned_of():
             assert np.all(np.isfinite(call()))
 
 
-@pytest.fixture(scope="module")
-def problem():
-    return dict(zip(("f", "params", "x", "y"), network((2, 2, 2), examples=3), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"prior_precision": 0.0}, "prior_precision must be finite and positive, got"),
-        ({"structure": "kfac"}, "unknown structure 'kfac'; allowed: diagonal, full, kronecker"),
-        ({"loss": "mse"}, r"loss must be a function of \(outputs, targets\), got 'mse'"),
-        ({"loss": losses.mean(losses.squared_error)}, "loss must be a sum over the examples"),
-        ({"loss": lambda o, y: -jnp.sum((o - y) ** 2)}, "loss must be convex and curved"),
-        ({"prior_mean": jnp.zeros(3)}, "prior_mean must be a pytree of structure"),
-        ({"y": jnp.ones((2, 2))}, "inputs and targets differ in their numbers"),
-        ({"y": jnp.arange(3), "loss": losses.cross_entropy}, "labels of 2 classes, 0 to 1: got 2"),
-    ],
+PROBLEM = dict(zip(("f", "params", "x", "y"), network((2, 2, 2), examples=3), strict=True))
+test_bad_input_is_refused = refused(
+    lambda change: bare(laplace)(**PROBLEM | SETTINGS | change),
+    ({"prior_precision": 0.0}, "prior_precision must be finite and positive, got"),
+    ({"structure": "kfac"}, "unknown structure 'kfac'; allowed: diagonal, full, kronecker"),
+    ({"loss": "mse"}, r"loss must be a function of \(outputs, targets\), got 'mse'"),
+    ({"loss": losses.mean(losses.squared_error)}, "loss must be a sum over the examples"),
+    ({"loss": lambda o, y: -jnp.sum((o - y) ** 2)}, "loss must be convex and curved"),
+    ({"prior_mean": jnp.zeros(3)}, "prior_mean must be a pytree of structure"),
+    ({"y": jnp.ones((2, 2))}, "inputs and targets differ in their numbers"),
+    ({"y": jnp.arange(3), "loss": losses.cross_entropy}, "labels of 2 classes, 0 to 1: got 2"),
 )
-def test_bad_input_is_refused(problem, change, message):
-    with pytest.raises(ValueError, match=message):
-        bare(laplace)(**problem | SETTINGS | change)
 
 
 @pytest.mark.parametrize("margin", [15.0, 1000.0])
@@ -257,13 +249,13 @@ def test_a_confident_classifier_has_the_variance_of_its_prior(margin):
     np.testing.assert_allclose(found.variance(x), 3 * [np.eye(3) / 2], atol=1e-5)
 
 
-def test_a_bad_replacement_and_examples_of_another_shape_are_refused(problem):
-    posterior = fit(**problem)
+def test_a_bad_replacement_and_examples_of_another_shape_are_refused():
+    posterior = fit(**PROBLEM)
     classifier = posterior._replace(loss=losses.cross_entropy)
     for call in (posterior.variance, classifier.probabilities):
         with pytest.raises(ValueError, match=r"an example of x_new must have shape .*got \(5,\)"):
             call(jnp.ones((2, 5)))
     bad = posterior._replace(prior_precision=-1.0)
-    for call in (lambda: bad.variance(problem["x"]), bad.log_marginal_likelihood):
+    for call in (lambda: bad.variance(PROBLEM["x"]), bad.log_marginal_likelihood):
         with pytest.raises(ValueError, match="prior_precision must be"):
             call()

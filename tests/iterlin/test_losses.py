@@ -9,6 +9,7 @@ import optax
 import pytest
 from iterlin.training import losses
 from problems import bare
+from refusals import refused
 
 OUTPUTS = jnp.asarray([[1.0, -2.0, 0.5], [0.0, 3.0, 1.0]])
 
@@ -108,25 +109,13 @@ def test_a_masked_mean_is_the_same_in_slices():
     assert float(parts) == pytest.approx(float(whole), rel=1e-12)
 
 
-def test_accuracy_counts_all_labels():
-    assert float(losses.accuracy(OUTPUTS, jnp.asarray([0, 0]))) == 0.5
-    outputs = jax.nn.one_hot(jnp.asarray([[0, 1, 2, 1], [2, 2, 0, 0]]), 3)
-    labels = jnp.asarray([[0, 1, 0, 1], [2, 1, 0, 0]])
-    assert float(losses.accuracy(outputs, labels)) == 6 / 8
-
-
-@pytest.mark.parametrize(
-    ("loss", "targets", "message"),
-    [
-        (losses.squared_error, jnp.zeros(2), r"targets have shape \(2,\).* have .*\(2, 3\)"),
-        (losses.cross_entropy, jnp.zeros((2, 3), int), "targets must be 2 integer labels, got sh"),
-        (losses.accuracy, jnp.zeros((2, 1), int), "targets must be 2 labels, got shape"),
-        (losses.accuracy, jnp.array([0, 3]), "labels of 3 classes, 0 to 2: got 3"),
-    ],
+test_other_targets_are_refused = refused(
+    lambda loss, targets: bare(loss)(OUTPUTS, targets),
+    (losses.squared_error, jnp.zeros(2), r"targets have shape \(2,\).* have .*\(2, 3\)"),
+    (losses.cross_entropy, jnp.zeros((2, 3), int), "targets must be 2 integer labels, got sh"),
+    (losses.accuracy, jnp.zeros((2, 1), int), "targets must be 2 labels, got shape"),
+    (losses.accuracy, jnp.array([0, 3]), "labels of 3 classes, 0 to 2: got 3"),
 )
-def test_other_targets_are_refused(loss, targets, message):
-    with pytest.raises(ValueError, match=message):
-        bare(loss)(OUTPUTS, targets)
 
 
 ENTROPY = losses.cross_entropy

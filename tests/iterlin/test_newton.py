@@ -151,9 +151,3 @@ def test_rounding_is_that_of_the_loss_and_of_the_outputs(output, offset, there):
         return offset + 0.5 * jnp.sum((outputs - params - 1e-4) ** 2)
 
     assert bool(newton.within_rounding(identity(params, loss, 1e-4))) == there
-
-
-def test_a_problem_without_minimum_is_refused():
-    for penalty, tolerance, named in ((0.0, 1e-3, "penalty"), (1.0, 0.0, "tolerance")):
-        with pytest.raises(ValueError, match=named):
-            minimize(identity(jnp.ones(3), hyperbolic, penalty), tolerance=tolerance)

@@ -83,6 +83,13 @@ ANYTHING = {
     "repeated": lambda p, x: jnp.einsum("ni,ijk->nj", x, jnp.repeat(p["w"][..., None], 2, axis=2)),
     "through integers": lambda p, x: x @ p["w"].astype(int).astype(float),
     "a number that all features share": lambda p, x: x @ p["w"] + jnp.tile(p["b"], (1, 3)),
+    "a branch": lambda p, x: jax.lax.cond(
+        p["b"][0] > 9, lambda: x, lambda: jax.jit(jnp.tanh)(x @ p["w"])
+    ),
+    # There relu's own rule (0) and that of the maximum in it (1/2) differ.
+    "relu at zero": lambda p, x: (
+        jax.nn.relu(x @ (p["w"] - jax.lax.stop_gradient(p["w"]))) + x @ p["w"]
+    ),
 }
 OTHERS = {
     "residual": {"w": normal(2, 1, 3), "v": normal(3, 3, 3)},
@@ -90,12 +97,6 @@ OTHERS = {
     "one bias for all hidden features": {"w": W, "b": B[:1], "v": W},
     "a number that all features share": {"w": W, "b": B[:1]},
 }
-
-
-@pytest.mark.parametrize("name", ANYTHING)
-def test_any_use_of_parameters_gives_the_products_of_dense_jacobians(name):
-    params = OTHERS.get(name, {"w": W, "b": B})
-    assert_forms(ANYTHING[name], params, normal(5, 3), forms=("full",))
 
 
 # Of one example (3, 3). A bias is added to each feature of a product; with as many positions as
@@ -108,17 +109,41 @@ BIASES = {
     "factor": lambda w, b, x: b[None] * (x @ w),
     "a part of it": lambda w, b, x: x @ w + jnp.broadcast_to(b[:1], 3)[None],
     "of its inverse": lambda w, b, x: 2.0 / (x @ w) + b[None],
+    "behind known factors": lambda w, b, x: 3.0 * (x @ w) * 2.0 / 4.0 + b[None],
+    "of a cast weight": lambda w, b, x: x @ w.astype("float32").astype("float64") + b[None],
+    "of a reshaped weight": lambda w, b, x: x @ w.reshape(9)[None].reshape(3, 3) + b[None],
     "behind an unknown factor": lambda w, b, x: (x @ w) * x.sum() + b[None],
     "behind a factor for each feature": lambda w, b, x: (x @ w) * np.arange(1.0, 4)[None] + b[None],
 }
 
 
-@pytest.mark.parametrize("name", BIASES)
-def test_any_use_of_a_vector_gives_the_products_of_dense_jacobians(name):
-    def f(p, x):
+@pytest.mark.parametrize("name", [*ANYTHING, *BIASES])
+def test_any_use_of_parameters_gives_the_products_of_dense_jacobians(name):
+    def biased(p, x):
         return jnp.stack([jnp.tanh(BIASES[name](p["w"], p["b"], e)).sum(0) for e in x])
 
-    assert_forms(f, {"w": W, "b": B}, normal(5, 3, 3), forms=("full",))
+    f, shape = (biased, (5, 3, 3)) if name in BIASES else (ANYTHING[name], (5, 3))
+    assert_forms(f, OTHERS.get(name, {"w": W, "b": B}), normal(*shape), forms=("full",))
+
+
+NHWC, NCHW, MIXED = (("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("HWNC", "IOHW", "CWNH"))
+
+
+@pytest.mark.parametrize(
+    ("stride", "spread", "hole", "pad", "layout"),
+    [(1, 1, 1, 0, NHWC), (2, 1, 2, 1, MIXED), (2, 2, 1, 2, NCHW)],
+)
+def test_any_convolution_gives_the_products_of_dense_jacobians(stride, spread, hole, pad, layout):
+    sizes = {"N": 1, "H": 7, "W": 6, "C": 2, "I": 2, "O": 3}
+    kernel = sizes | {"H": 3, "W": 2}
+    steps, pads, spreads = (stride, 1), [(pad, 1), (0, pad)], ((1, spread), (hole, 1))
+
+    def f(w, x):
+        found = [jax.lax.conv_general_dilated(e, w, steps, pads, *spreads, layout) for e in x]
+        return jnp.stack([jnp.tanh(each).ravel()[::9] for each in found])
+
+    weight, x = normal(*map(kernel.get, layout[1])), normal(4, *map(sizes.get, layout[0]))
+    assert_forms(f, weight, x, forms=("full",))
 
 
 def convolutional(size, channels, features, method):
@@ -224,6 +249,8 @@ def test_bad_input_is_refused_by_name():
         (lambda: kernel(f, params, x[:0]), "x1 must hold an example"),
         (lambda: kernel(f, params, x, x[:, 1:]), "examples of x2 must be shaped as those"),
         (lambda: kernel(f, whole, x), "to train, of"),
+        (lambda: kernel(lambda p, x: (f(p, x), 0), params, x), "f must return one array"),
+        (lambda: kernel(f, params, {"a": x, "b": x[:2]}), "differ in their numbers of examples"),
         (lambda: kernel(f, params, x, x > 0), "x1 and x2 must be of one kind"),
         (lambda: kernel(f, params, x, trace=True, diagonal=True), "trace and diagonal"),
         (lambda: bare(kernel_alignment)(jnp.eye(2), jnp.ones(2)), r"one shape, got \(2, 2\) and"),

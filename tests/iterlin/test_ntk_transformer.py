@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import empirical_ntk, ntk_matrix
+from iterlin import ntk_matrix
 from iterlin.kernels import factors
 from iterlin.linearise.linearization import jacobian
 from iterlin.linearise.parameters import partition
@@ -148,12 +148,3 @@ def test_indices_of_a_type_that_cannot_count_the_rows():
     rows = jacobian(f, table, ids.astype(jnp.int32))
     kernel = jax.jit(lambda table: ntk_matrix(f, table, ids))(table)
     np.testing.assert_allclose(kernel, rows @ rows.T, atol=1e-12)
-
-
-def test_bad_input_is_refused_by_name():
-    with pytest.raises(ValueError, match="differ in their numbers of examples"):
-        empirical_ntk(pooled, PARAMS, X | {"mask": X["mask"][:2]})
-    with pytest.raises(ValueError, match="f must return one array"):
-        empirical_ntk(lambda p, x: (pooled(p, x), 0), PARAMS, X)
-    with pytest.raises(ValueError, match="no floating point leaf"):
-        empirical_ntk(pooled, PARAMS, X, trainable=False)

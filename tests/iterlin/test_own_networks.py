@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin.linearise import parameters
 from iterlin.training import losses, schedules, timed
 from problems import bare, flat, single
+from refusals import refused
 
 N, T, CLASSES = 12, 3, 4
 KEY = jax.random.key(7)
@@ -65,9 +65,6 @@ def by_hand(period, num_steps=11, f=classifier, given=lambda step: {}):
         anchor = params if step % period == 0 else anchor
         params = descended(params, anchor, f, **given(step))
     return params
-
-
-# Part of the parameters ---------------------------------------------------------------------
 
 
 def test_a_head_is_trained_as_if_the_rest_were_part_of_the_network():
@@ -155,25 +152,15 @@ def test_linear_algebra_is_that_of_the_part():
     np.testing.assert_array_equal(moved["head"], PARAMS["head"])
 
 
-@pytest.mark.parametrize(
-    ("params", "trainable", "message"),
-    [
-        (PARAMS, lambda name: False, "leaves no floating point leaf to train, of body, head"),
-        (PARAMS, {"body": True}, "is not a prefix of params"),
-        (PARAMS, lambda name: 1, "must be true or false of 'body', got 1"),
-        ([jnp.ones(1)] * 9, lambda name: False, r"to train, of 0, 1, .*, 7, \.\.\.$"),
-        ({"act": jax.nn.relu}, None, "at 'act', which is no array: take apart"),
-        (jax.nn.relu, None, "at '', which is no array: params come after f"),
-    ],
+test_a_bad_choice_of_parameters_is_refused = refused(
+    lambda params, trainable: run(classifier, params, (X, LABELS), trainable=trainable),
+    (PARAMS, lambda name: False, "leaves no floating point leaf to train, of body, head"),
+    (PARAMS, {"body": True}, "is not a prefix of params"),
+    (PARAMS, lambda name: 1, "must be true or false of 'body', got 1"),
+    ([jnp.ones(1)] * 9, lambda name: False, r"to train, of 0, 1, .*, 7, \.\.\.$"),
+    ({"act": jax.nn.relu}, None, "at 'act', which is no array: take apart"),
+    (jax.nn.relu, None, "at '', which is no array: params come after f"),
 )
-def test_a_bad_choice_of_parameters_is_refused(params, trainable, message):
-    with pytest.raises(ValueError, match=message):
-        parameters.partition(params, trainable)
-    with pytest.raises(ValueError, match=message):
-        run(classifier, params, (X, LABELS), trainable=trainable)
-
-
-# Inputs, targets and outputs ----------------------------------------------------------------
 
 
 def test_inputs_and_targets_may_be_pytrees():
@@ -274,9 +261,6 @@ def test_a_line_search_solves_the_linear_problem():
     close(again.params, state.params, 1e-2)
 
 
-# Data in batches ----------------------------------------------------------------------------
-
-
 def test_batches_may_come_from_an_iterable():
     order = [np.arange(4) + start for start in (0, 4, 8, 0, 4, 8, 0)]  # one more than steps
     taken = []
@@ -292,9 +276,6 @@ def test_batches_may_come_from_an_iterable():
     close(state.params, by_hand(2, 6, given=part))
     assert len(taken) == 6
     assert history["step"].tolist() == [0, 3, 6]
-
-
-# Schedules ----------------------------------------------------------------------------------
 
 
 @jax.jit
@@ -374,12 +355,3 @@ def test_a_fixed_time_needs_a_known_curvature():
     for settings in ({"time": 0.0}, {"time": 1.0, "fraction": 1.0}):
         with pytest.raises(ValueError, match="must"):
             timed.for_time(**settings)
-
-
-def test_split_and_join_are_inverse():
-    params = {"a": [jnp.ones(2), 3], "b": None, "c": (KEY, jnp.arange(2.0))}
-    for trainable in (None, lambda name: name == "c/1", {"a": np.True_, "b": None, "c": False}):
-        moving, fixed = parameters.partition(params, trainable)
-        equal = jax.tree.map(lambda u, v: np.all(u == v), parameters.combine(moving, fixed), params)
-        assert jax.tree.all(equal)
-        assert len(jax.tree.leaves((moving, fixed))) == len(jax.tree.leaves(params))

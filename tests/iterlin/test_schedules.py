@@ -15,11 +15,11 @@ from iterlin.algorithm3 import train, train_sweep
 from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import NEVER, Solved, as_schedule, periods_array, when, when_solved
-from iterlin.training.step import Step
 from iterlin.training.watching import Watch
 from iterlin_study.runs import grids
 from iterlin_study.runs.groups import Problem
 from problems import bare
+from refusals import refused
 
 
 def asked(schedule, steps):
@@ -55,6 +55,9 @@ def test_bad_period_is_refused(period):
     for call in (lambda: bare(every)(period), lambda: periods_array([1, period])):
         with pytest.raises(ValueError, match=message):
             call()
+    for periods in (3, []):
+        with pytest.raises(ValueError, match="periods must be a sequence of at least one period"):
+            periods_array(periods)
 
 
 @pytest.mark.parametrize("engine", ["steps", "flow"])
@@ -70,12 +73,6 @@ def test_a_list_of_steps_is_a_schedule(engine):
             bare(as_schedule)(steps)
     with pytest.raises(ValueError, match=r"the \.schedule of for_time"):
         bare(as_schedule)(for_time(2.0))
-
-
-def test_what_is_no_sequence_of_periods_is_refused():
-    for periods in (3, []):
-        with pytest.raises(ValueError, match="periods must be a sequence of at least one period"):
-            periods_array(periods)
 
 
 def due(schedule, anchored, **state):
@@ -100,16 +97,11 @@ def test_a_schedule_looks_at_the_state_now_and_then_until_its_longest_period_is_
         assert due(when(yes, check_every=4, max_period=10), anchored, params=params) == expected
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"predicate": lambda: True, "check_every": 2}, "predicate is called as predicate.state"),
-        ({"predicate": bool, "check_every": 0}, "check_every must be a positive integer"),
-    ],
+test_a_look_that_cannot_be_taken_is_refused = refused(
+    lambda settings: bare(when)(**settings),
+    ({"predicate": lambda: True, "check_every": 2}, "predicate is called as predicate.state"),
+    ({"predicate": bool, "check_every": 0}, "check_every must be a positive integer"),
 )
-def test_a_look_that_cannot_be_taken_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        bare(when)(**settings)
 
 
 DATA, START = (jnp.eye(2), jnp.array([1.0, 0.0])), jnp.zeros(2)
@@ -155,12 +147,6 @@ def test_a_schedule_that_returns_no_bool_is_refused_before_compute(schedule, mes
         assert "\n" not in str(error.value)
 
 
-def test_a_sweep_takes_a_function_of_the_period():
-    settings = {"periods": [1], "keys": SEEDS, "num_steps": 4}
-    with pytest.raises(ValueError, match=r"^schedule is called as schedule\(period\), but it"):
-        bare(train_sweep)(ALGORITHM, lambda key: START, DATA, schedule=never, **settings)
-
-
 def test_a_plain_function_may_answer_in_python_and_numpy():
     """True and False of any kind; two engines then agree on the updates."""
     for answer in (True, np.bool_(True), np.asarray(True), jnp.asarray(True)):
@@ -172,35 +158,9 @@ def test_a_plain_function_may_answer_in_python_and_numpy():
         assert (int(state.updates), int(state.anchored_at)) == (2, 10)
 
 
-def meets(rule, loss, params, anchor, y):
-    """Whether outputs that are the parameters themselves solve their problem."""
-    step = Step(Algorithm(lambda p, x: p[x], loss, 0.1), when_solved(rule))
-    data = jnp.arange(len(y)), y
-    state = step.start(params, data, jax.random.key(0))
-    return bool(step._meets_rule(state, anchor, params, data))
-
-
-def test_accuracy_counts_every_label_of_a_sequence():
-    outputs, labels = jnp.eye(3)[jnp.array([[0, 2], [1, 1]])], jnp.array([[0, 2], [1, 0]])
-    for accuracy, met in ((0.75, True), (0.8, False)):
-        rule = Solved(1, accuracy, slice_size=1)
-        assert meets(rule, losses.cross_entropy, outputs, outputs, labels) == met
-
-
-def test_a_gradient_has_fallen_to_its_fraction_of_the_first_that_may_be_none():
-    rule, one = Solved(1, accuracy=None, gradient=0.5), jnp.ones(3)
-    for size, first, met in ((1.99, 4.0, True), (2.01, 4.0, False), (0.0, 0.0, True)):
-        assert meets(rule, losses.squared_error, size * one, first * one, 0 * one) == met
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"check_every": 0}, "check_every must be a positive integer, got 0"),
-        ({"accuracy": 2}, r"accuracy must lie in \(0, 1\], got 2"),
-        ({"accuracy": None}, "the rule `Solved` needs an accuracy or a gradient"),
-    ],
+test_a_rule_that_cannot_be_met_is_refused = refused(
+    lambda settings: Solved.__post_init__(SimpleNamespace(**vars(Solved(1)) | settings)),
+    ({"check_every": 0}, "check_every must be a positive integer, got 0"),
+    ({"accuracy": 2}, r"accuracy must lie in \(0, 1\], got 2"),
+    ({"accuracy": None}, "the rule `Solved` needs an accuracy or a gradient"),
 )
-def test_a_rule_that_cannot_be_met_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Solved.__post_init__(SimpleNamespace(**vars(Solved(1)) | settings))

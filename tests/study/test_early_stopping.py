@@ -33,9 +33,6 @@ def curves():
 def test_the_oracle_reads_the_best_of_what_is_trained_and_validation_where_it_chooses():
     assert_allclose(oracle(curves()), [[0.7, 0.4], [0.3, 0.4]])
     assert_allclose(validated(curves()), [[0.6, 0.4], [0.2, 0.3]])
-
-
-def test_readings_may_begin_late():
     first = xr.DataArray([10, 100], {"period": curves().period})
     assert_allclose(oracle(curves(), first_step=first), [[0.7, 0.4], [NAN, 0.3]])
     assert_allclose(validated(curves(), first_step=first), [[0.6, 0.4], [NAN, 0.3]])

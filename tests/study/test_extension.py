@@ -83,9 +83,6 @@ def test_whole_seeds_of_the_same_parameters_are_taken():
     assert extension.whole_seeds(recorded(missing=1, parts=parts), ASKED) == [0]
 
 
-# A page that asks for it, with a record that it makes itself.
-
-
 def whole_run(num_seeds, known=()):
     """A record of so many seeds; returns it, and the data set before it was completed."""
     page = Page("trial", VALUES | {"num_seeds": num_seeds}, extends=True)

@@ -10,7 +10,7 @@ import pytest
 import roads
 from iterlin.networks.mlp import mlp
 from iterlin.training import losses, schedules
-from iterlin.training.schedules import Solved, every
+from iterlin.training.schedules import every
 from iterlin_study.records import environment
 from iterlin_study.runs import grids, groups
 from iterlin_study.runs.grids import Run
@@ -134,12 +134,6 @@ def test_at_the_deadline_whole_seeds_are_there_and_the_rest_goes_on(tmp_path, mo
     np.testing.assert_array_equal(whole.test_loss.sel(seed=0), part.test_loss.sel(seed=0))
 
 
-def test_labels_outside_the_classes_are_refused_before_any_run(monkeypatch):
-    monkeypatch.setattr(grids, "trainer", lambda *a: pytest.fail("a run was prepared"))
-    with pytest.raises(ValueError, match="got 2"):
-        grids.run_all(problem(train=(X, Y + 1)), RUNS[:1])
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -201,12 +195,3 @@ def test_a_grid_that_makes_no_rectangle_is_refused():
     for seeds, named in (([0, 1], r"\[1, 4\]"), ([], "'seed'")):
         with pytest.raises(ValueError, match=named):
             grids.grid(problem(), {"seed": seeds}, make)
-
-
-@pytest.mark.parametrize("solved", [None, Solved(1, None, 0.1)])
-def test_operations_are_those_of_a_step(solved):
-    """Products with the weights of both layers: forward, along, and back but for the inputs."""
-    layer = 2 * 6 * 2 * 5
-    for period, products in ((1, 2 + 3), (4, 2 + 3 + 3)):
-        run = Run(0, period, 0.1, STEPS, until_solved=solved is not None and period > 1)
-        assert groups.step_operations(problem(solved=solved), run) == products * layer

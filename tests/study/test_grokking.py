@@ -77,8 +77,6 @@ def test_weight_decay_alone_shrinks_what_the_loss_does_not_see():
     np.testing.assert_allclose(last, first * (1 - 0.01 * 0.5) ** 30, rtol=1e-5)
 
 
-# Periods: the longest that generalises, and its exponent over the weight decay.
-
 DECAYS = np.array([0.5, 1.0, 2.0])
 
 
@@ -120,9 +118,6 @@ def test_an_edge_outside_the_grid_leaves_the_exponent_open():
     assert grokking_period_helpers.over_all_seeds(slopes)[1].tolist() == [0, -np.inf, np.inf]
 
 
-# Schedules, and the transformer that they train.
-
-
 def test_a_run_needs_the_updates_of_its_first_look_above_the_level():
     dims = ["schedule", "seed", "look"]
     accuracy = [[[0.1, 0.97, 0.5, 1.0], [0.1, 0.2, 0.3, 0.9]]]
@@ -141,9 +136,6 @@ def test_the_transformer_tells_first_from_second_number_and_treats_pairs_alone()
     assert not np.allclose(logits[0], logits[1])
     alone = grokking_schedules_helpers.transformer(params, pairs[:1])
     np.testing.assert_allclose(alone, logits[:1], rtol=1e-6)
-
-
-# Parts of a network that are trained alone.
 
 
 def test_a_seed_draws_a_training_set_and_all_other_sums():
@@ -171,9 +163,6 @@ def test_parts_are_judged_by_the_best_look_and_the_first_at_the_level():
     expected = {"all_best": 99, "part_best": 20, "alone_fit": 100}
     expected |= {"single_best": 96, "single_later": 100}
     assert_statistics(helpers.add_statistics(layers.merge(halves)), expected)
-
-
-# Full solves, with weights among the outputs.
 
 
 @pytest.mark.parametrize("loss", list(grokking_solves_helpers.LOSSES))

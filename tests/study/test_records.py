@@ -85,9 +85,6 @@ def test_a_failed_save_leaves_the_old_record_and_nothing_else(monkeypatch, failu
     assert [file.name for file in path.parent.iterdir()] == ["laptop.nc"]
 
 
-# Records that hold what no record of ours does.
-
-
 def craft(change):
     """Save a record and change its file past what `save` refuses."""
     save()

@@ -67,7 +67,7 @@ class TrainState(NamedTuple):
         return (self.diverged_at != NOT_YET) | (self.converged_at != NOT_YET)
 
 
-def all_ended(state: TrainState) -> bool:
+def all_ended(state: Any) -> bool:
     """Return whether all runs of a state have ended. On the host, which compiles nothing."""
     diverged, converged = np.asarray(state.diverged_at), np.asarray(state.converged_at)
     return bool(np.all((diverged != NOT_YET) | (converged != NOT_YET)))
