@@ -36,6 +36,12 @@ REASONS = {
     "linearised step, share of the floor": "the rest is copies of patches, masks of ReLU and of "
     "pooling, and products with 50 columns, which run slower than the square one that sets the "
     "rate.",
+    "transformer, plain, against torch": "a step takes as long as JAX's own gradient: what is left "
+    "is XLA against torch.",
+    "gradient, against torch": "the program is JAX's own, and XLA takes longer for it than torch.",
+    "against torch.func": "a first training compiles its loop of steps, and torch compiles "
+    "nothing; with JAX's cache it is faster than torch. Why the kernel of the transformer takes "
+    "longer is not understood yet.",
     "against neural-tangents": "most of it is importing JAX, and neural-tangents runs on an older "
     "JAX, which is imported in less time.",
     "against laplace-torch": "the full posterior takes singular values, which keep small "
