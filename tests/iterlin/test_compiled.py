@@ -259,3 +259,22 @@ def test_numbers_become_the_array_that_asarray_gives(value, dtype):
     found, wanted = to_array(value, dtype), jnp.asarray(value, dtype)
     assert (found.dtype, found.weak_type) == (wanted.dtype, wanted.weak_type)
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_call_on_known_arrays_inside_a_trace():
+    """Training is refused. A kernel is computed, and examples that meet are still found."""
+    f, params, x, y = network((2, 3, 1), examples=4)
+
+    def coupled(params, x):
+        return f(params, x - x.mean(0, keepdims=True))
+
+    def train(z):
+        algorithm = iterlin.Algorithm(f, losses.squared_error, 0.1)
+        return z, iterlin.train(algorithm, params, (x, y), schedule=1, num_steps=2)
+
+    with pytest.raises(ValueError, match="train is a loop in Python"):
+        jax.jit(train)(1.0)
+    kernel = jax.jit(lambda z: z * empirical_ntk(f, params, x))(1.0)
+    np.testing.assert_allclose(kernel, empirical_ntk(f, params, x), rtol=1e-12)
+    with pytest.raises(ValueError, match="couples its examples"):
+        jax.jit(lambda z: z * empirical_ntk(coupled, params, x))(1.0)
