@@ -63,13 +63,17 @@ def imported_files(root, code):
 def shown_files(root, page, code):
     """The records that a page shows, with the ledger of claims if there are any: the page's own
     record, those that its code names in quotes, such as "xor" or "experiments/xor", and all if it
-    uses `claims` or lists the folder.
+    uses `claims` or lists the folder. With the named ones, the files of their tiers: captions say
+    which parameters have changed since.
     """
     quoted = set(re.findall(r"""["']([\w/]+)["']""", code))
     shows_all = "data/results" in quoted or re.search(r"\bclaims\.", code)
     names = {name.rpartition("/")[2] for name in (page, *quoted)}
     shown = [path for path in records(root) if shows_all or path.parent.name in names]
-    return [*shown, root / "book" / "claims.yml"] if shown or shows_all else []
+    if not shown and not shows_all:
+        return []
+    tiers = (path for path in (root / "book").rglob("*.yml") if path.name.split(".")[0] in names)
+    return [*shown, *tiers, root / "book" / "claims.yml"]
 
 
 def records(root):
