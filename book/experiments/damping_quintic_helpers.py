@@ -30,15 +30,26 @@ def kept(ds, suffix=""):
 def spread(samples):
     """Return mean, median and 5 % tails over the last axis, each with its bootstrap interval."""
     statistics = {
-        "mean": np.nanmean,
-        "median": np.nanmedian,
-        "worst 5 %": lambda s: np.nanquantile(s, 0.95),
-        "best 5 %": lambda s: np.nanquantile(s, 0.05),
+        "mean": mean,
+        "median": quantile(0.5),
+        "worst 5 %": quantile(0.95),
+        "best 5 %": quantile(0.05),
     }
-    return {
-        name: np.array([intervals.bootstrap_interval(f, row, resamples=500) for row in samples])
-        for name, f in statistics.items()
-    }
+    return {name: intervals_of(statistic, samples) for name, statistic in statistics.items()}
+
+
+def mean(samples):
+    return np.nanmean(samples, -1)
+
+
+def quantile(share):
+    return lambda samples: intervals.nan_quantile(samples, share)
+
+
+def intervals_of(statistic, samples):
+    """Return the bootstrap interval of a statistic of each row: (row, bound)."""
+    options = {"resamples": 500, "vectorized": True}
+    return np.array([intervals.bootstrap_interval(statistic, row, **options) for row in samples])
 
 
 def draw_panel(axis, dials, errors):
@@ -110,9 +121,7 @@ def draw_roughness(ds):
     )
     for colour, marker, bias in zip(plotting.COLOURS, "os", BIASES, strict=False):
         view = kept(ds).sel(range="[-4, 4]", bias=bias).roughness
-        bounds = np.array(
-            [intervals.bootstrap_interval(np.nanmedian, row, resamples=500) for row in view.values]
-        )
+        bounds = intervals_of(quantile(0.5), view.values)
         top.plot(view.damping, bounds[:, 0], color=colour, marker=marker, label=f"{bias} biases")
         top.fill_between(view.damping, bounds[:, 1], bounds[:, 2], color=colour, alpha=0.2, lw=0)
         unfinished = ds.status.sel(range="[-4, 4]", bias=bias) != int(Status.CONVERGED)
@@ -163,21 +172,12 @@ def dataset_of(outcomes, of_time, dampings, times, function_dampings):
     return xr.Dataset(variables, coordinates)
 
 
-def mean_ratio(a, b):
-    """Return the decimal logarithm of the ratio of two means, without NaNs."""
-    return np.log10(np.nanmean(a) / np.nanmean(b))
+def ratio(statistic):
+    """Return a function: the decimal logarithm of the ratio of a statistic of two samples."""
+    return lambda a, b: np.log10(statistic(a) / statistic(b))
 
 
-def quantile_ratio(q):
-    """Return a function like `mean_ratio`, of the quantile q."""
-    return lambda a, b: np.log10(np.nanquantile(a, q) / np.nanquantile(b, q))
-
-
-RATIOS = {
-    "mean_ratio": mean_ratio,
-    "worst_ratio": quantile_ratio(0.95),
-    "best_ratio": quantile_ratio(0.05),
-}
+RATIOS = {"mean_ratio": mean, "worst_ratio": quantile(0.95), "best_ratio": quantile(0.05)}
 
 
 def add_statistics(ds):
@@ -186,6 +186,10 @@ def add_statistics(ds):
     Ratios are decimal logarithms of damping 0.001 over 1, or of periods of time 1000 over 1, for
     either way to draw the biases.
     """
+
+    def interval(statistic, *samples):
+        return intervals.bootstrap_interval(ratio(statistic), *samples, vectorized=True).variable()
+
     for bias in BIASES:
         ends = {
             "": [kept(ds).sel(range="[-4, 4]", bias=bias, damping=d) for d in (1e-3, 1.0)],
@@ -193,11 +197,9 @@ def add_statistics(ds):
         }
         for suffix, (free, held) in ends.items():
             for name, statistic in RATIOS.items():
-                interval = intervals.bootstrap_interval(statistic, free.test_rmse, held.test_rmse)
-                ds[f"{name}{suffix}_{bias}"] = interval.variable()
+                ds[f"{name}{suffix}_{bias}"] = interval(statistic, free.test_rmse, held.test_rmse)
         rough = (end.roughness for end in ends[""])
-        interval = intervals.bootstrap_interval(quantile_ratio(0.5), *rough)
-        ds[f"roughness_ratio_{bias}"] = interval.variable()
+        ds[f"roughness_ratio_{bias}"] = interval(quantile(0.5), *rough)
     return ds
 
 

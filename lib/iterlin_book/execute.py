@@ -27,7 +27,7 @@ from iterlin_book import freshness, pages, parameters, states, xla
 from iterlin_book.pages import BookError
 
 # A quick run traces and compiles: looking for garbage would take a twelfth of its time.
-FEW_COLLECTIONS = ["__import__('gc').set_threshold(10_000, 10, 10)"]
+FEW_COLLECTIONS = ["__import__('gc').set_threshold(50_000, 20, 20)"]
 TRACEBACK_LINES = 16
 
 

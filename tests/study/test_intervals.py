@@ -68,6 +68,18 @@ def test_bootstrap_of_a_mean_is_about_as_long_as_students(size):
     assert 0.9 < ratio < 1.1  # the plain percentile interval's is about 0.7 and 0.78
 
 
+def test_resamples_at_once_give_the_interval_that_they_give_one_by_one():
+    samples = np.random.default_rng(6).normal(size=30)
+    samples[:3] = np.nan
+    for share in (0.05, 0.5, 0.95):
+        expected = bootstrap_interval(lambda s, q=share: np.nanquantile(s, q), samples)
+        found = bootstrap_interval(
+            lambda s, q=share: intervals.nan_quantile(s, q), samples, vectorized=True
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert np.isnan(intervals.nan_quantile(np.full(4, np.nan), 0.5))
+
+
 def test_bootstrap_counts_the_samples_that_are_known():
     few = np.array([1.3, 1.4, *[np.nan] * 28])
     assert bootstrap_interval(np.nanmean, few)[1:] == (-np.inf, np.inf)

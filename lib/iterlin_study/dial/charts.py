@@ -65,7 +65,7 @@ def html(label: str, question: str, panels: list[Panel]) -> str:
     start = len(stops) // 2
     choices = list(dict.fromkeys(row["choice"] for row in rows if "choice" in row)) or [""]
     words = {choice: [_words(panels, stop, choice) for stop in stops] for choice in choices}
-    charts = [_chart(panel, stops, number) for number, panel in enumerate(panels)]
+    charts = [_chart(panel, number) for number, panel in enumerate(panels)]
     slider = alt.binding_range(min=0, max=len(stops) - 1, step=1, name=label)
     menu = alt.binding_select(options=choices, name=question) if choices[1:] else alt.Undefined
     chart = alt.concat(*charts).resolve_scale(strokeDash="independent").configure(**CONFIG)
@@ -75,6 +75,8 @@ def html(label: str, question: str, panels: list[Panel]) -> str:
         alt.param("words", value=words),
         alt.param("told", expr="words[choice][stop]"),
     )
+    # Last: Altair copies a chart, with the rows in it, at each of its methods.
+    chart.datasets = {str(number): _known(panel, stops) for number, panel in enumerate(panels)}
     spec = fitted(chart.to_dict(format="vega"))
     picture = vl_convert.vega_to_svg(json.dumps(spec).replace(NOW, "#176de8")).encode()
     # No text of a record can end the script element around it.
@@ -113,19 +115,23 @@ def _words(panels: list[Panel], stop: str, choice: str) -> list:
     return [stop, "; ".join(said), lines]
 
 
-def _chart(panel: Panel, stops: list[str], number: int) -> alt.LayerChart:
-    at = {stop: place for place, stop in enumerate(stops)}
-    rows = [row | {"at": at.get(row.get("stop"))} for row in panel.rows]
-    rows = [{key: value for key, value in row.items() if value != math.inf} for row in rows]
+def _chart(panel: Panel, number: int) -> alt.LayerChart:
     lines = alt.Chart(alt.InlineData(values=[{}])).mark_text(
         text=alt.expr(f"told[2][{number}]"), align="left", fontSize=12
     )
     lines = lines.encode(x=alt.value(0), y=alt.value(-36))
-    chart = alt.layer(*panel.draw(alt.InlineData(values=rows), rows), lines)
+    chart = alt.layer(*panel.draw(alt.NamedData(str(number)), panel.rows), lines)
     return chart.properties(title=panel.title, width=WIDTH, height=HEIGHT)
 
 
-def _rows(data: alt.InlineData, test: str, *columns: str) -> alt.Chart:
+def _known(panel: Panel, stops: list[str]) -> list[dict]:
+    """Return the rows, each with the place of its stop ("at"), without infinite values."""
+    at = {stop: place for place, stop in enumerate(stops)}
+    rows = [row | {"at": at.get(row.get("stop"))} for row in panel.rows]
+    return [{key: value for key, value in row.items() if value != math.inf} for row in rows]
+
+
+def _rows(data: alt.NamedData, test: str, *columns: str) -> alt.Chart:
     """Keep the rows that pass a test; lists in these columns become rows of their own."""
     chart = alt.Chart(data).transform_filter(test)
     return chart.transform_flatten(columns) if columns else chart
