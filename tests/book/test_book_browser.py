@@ -16,6 +16,7 @@ SOUND = """<!doctype html><html lang="en"><head><title>A page</title>
 <link rel="icon" href="data:,"><style>
 html[data-theme=dark] { background: #111; color: #eee }
 html[data-theme=dark] #night { color: #444 }
+@media (min-width: 1000px) and (max-width: 1200px) { #middle { width: 1250px } }
 </style></head><body><main><article><h1>A page</h1><p>Text with <code>\\(x\\)</code>.</p>
 BODY</article></main></body></html>"""
 DIAL = """<label>Period <input type="range" id="dial" max="5" value="5" OPTIONS></label>
@@ -42,6 +43,7 @@ FAULTS = {
     "raises": ("<script>undefinedThing()</script>", BOTH, "script", "is not defined"),
     "small": (DRAWN.format("100%", 3000), PHONE, "svg > text", r"text of \d\.\d pixels"),
     "wide": (WIDE, PHONE, "#wide", "scrolls sideways, 5.. in 390"),
+    "middle": ('<p id="middle">x</p>', DESK, "#middle", "sideways, 12.. in 1100"),
     "fails": (
         '<mjx-merror data-mjx-error="Undefined control sequence \\foo">x</mjx-merror>',
         BOTH,
