@@ -10,7 +10,7 @@ import os
 import re
 import sys
 
-from iterlin_book import pages
+from iterlin_book import pages, parameters
 
 PRECISION = "JAX_DEFAULT_MATMUL_PRECISION"  # a variable that changes the numbers on a GPU
 IMPORT = re.compile(r"^\s*from ([\w.]+) import (\([^)]*\)|.*)", re.MULTILINE)
@@ -72,6 +72,8 @@ def shown_files(root, page, code):
     shown = [path for path in records(root) if shows_all or path.parent.name in names]
     if not shown and not shows_all:
         return []
+    like = {parameters.like(root, page, tier) or page for tier in pages.TIERS}
+    names |= {name.rpartition("/")[2] for name in like}
     tiers = (path for path in (root / "book").rglob("*.yml") if path.name.split(".")[0] in names)
     return [*shown, *tiers, root / "book" / "claims.yml"]
 

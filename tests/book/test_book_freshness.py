@@ -76,9 +76,13 @@ def test_digests_follow_the_records_and_claims_that_a_page_shows(root, code, sho
         path.write_bytes(b"other content")
         assert (digest(root, more=code) != before) == (name in shown)
         path.write_bytes(b"content")
-    (root / "book" / "other.laptop.yml").write_text("seeds: 2\n")
-    assert digest(root, more=code) != before
-    (root / "book" / "other.laptop.yml").unlink()
+    own, alike = (root / "book" / f"{name}.laptop.yml" for name in ("other", "alike"))
+    own.write_text("like: alike\n")
+    changed = digest(root, more=code)
+    alike.write_text("seeds: 2\n")
+    assert len({before, changed, digest(root, more=code)}) == 3
+    own.unlink()
+    alike.unlink()
     toy_book.edit(root, "book/claims.yml", "[]\n", "[]  # none\n")
     assert digest(root, more=code) != before
 
