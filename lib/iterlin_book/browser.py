@@ -17,7 +17,7 @@ from iterlin_study.report import plotting
 from iterlin_book import chromium
 from iterlin_book.pages import one_line
 
-PHONE, TABLET = 390, 1100  # the latter without the theme's right margin
+PHONE, LAPTOP = 390, 1100  # the latter without the theme's right margin
 # A width comes with a colour scheme: colours do not depend on it, and axe-core takes its time.
 SCHEMES = {1360: "light", PHONE: "dark"}
 LEAST_TEXT = 9  # CSS pixels
@@ -75,7 +75,7 @@ async def visit(context, address, name, width, axe):
         faults += await turned(page)
         faults += await page.evaluate("iterlin.axe()")
     if width != PHONE:
-        await page.set_viewport_size({"width": TABLET, "height": 900})
+        await page.set_viewport_size({"width": LAPTOP, "height": 900})
         await page.wait_for_timeout(100)  # a drawing fits itself in a frame later
         faults += await page.evaluate("iterlin.sideways()")
     await page.close()

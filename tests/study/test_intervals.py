@@ -78,6 +78,7 @@ def test_resamples_at_once_give_the_interval_that_they_give_one_by_one():
         )
         np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert np.isnan(intervals.nan_quantile(np.full(4, np.nan), 0.5))
+    assert intervals.nan_quantile(np.array([1, np.inf, -np.inf, np.nan, 3]), 1 / 3) == 1
 
 
 def test_bootstrap_counts_the_samples_that_are_known():

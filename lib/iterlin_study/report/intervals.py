@@ -97,7 +97,7 @@ def bootstrap_interval(
 def nan_quantile(samples: np.ndarray, share: float) -> np.ndarray:
     """`np.nanquantile` along the last axis, fifty times as fast for many rows."""
     ordered = np.sort(samples)  # NaN last
-    place = share * (np.isfinite(samples).sum(-1, keepdims=True) - 1)
+    place = share * ((~np.isnan(samples)).sum(-1, keepdims=True) - 1)
     low, high = np.floor(place).astype(int), np.ceil(place).astype(int)
     start, end = (np.take_along_axis(ordered, each, -1) for each in (low, high))
     return (start + (place - low) * (end - start))[..., 0]
