@@ -48,6 +48,7 @@ SWITCH = "jax_disable_most_optimizations"
 LONGEST = (
     "test_book_build.py",
     "test_tiers.py",
+    "test_more_seeds.py",
     "test_mutations.py",
     "test_book_results.py",
     "test_four_devices.py",
