@@ -350,7 +350,7 @@ class Weightless(nnx.Module):
 @pytest.mark.parametrize(
     ("adapter", "arguments", "message"),
     [
-        (from_nnx, (nn.Dense(2),), "takes a flax.nnx.Module, got Dense"),
+        (from_nnx, (nn.Dense(2),), "takes a flax.nnx.Module, got Dense$"),
         (from_nnx, (Weightless(),), "no nnx.Param to train"),
         (from_linen, (nn.Dense(2), {"kernel": 1}), "must be what module.init gives"),
         (from_equinox, (jnp.tanh,), "takes an equinox.Module that can be called"),

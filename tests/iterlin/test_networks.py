@@ -67,6 +67,7 @@ test_bad_settings_are_refused = refused(
     ((3,), {}, "widths must hold at least"),
     ((3, 1), {"bias_scale": -1.0}, "bias_scale must .* got -1.0"),
     ((3, 1), {"weight_scale": 1.0, "parameterization": "ntk"}, "weight_scale has no meaning"),
+    ((3, 1), {"output_bias": "no"}, "output_bias must be True or False"),
 )
 
 

@@ -77,14 +77,31 @@ def test_a_singular_kernel_is_inverted_on_its_range(scale):
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [{"damping": 1e-5}, {"time": 1e5}, {"step_size": 0.5, "num_steps": 200_000}, {}],
+    ids=str,
+)
+def test_small_eigenvalues_count_in_float32(settings):
+    """Down to 100 times the rounding errors of the largest, which is 1."""
+    rng = np.random.default_rng(0)
+    basis = np.linalg.qr(rng.normal(size=(100, 100)))[0]
+    kernel = (basis * np.geomspace(1, 1e-5, 100)) @ basis.T
+    y = jnp.asarray(rng.normal(size=100))
+    exact = predict(jnp.asarray(kernel), y, jnp.asarray(kernel), **settings)
+    kernel = jnp.asarray(kernel, jnp.float32)
+    np.testing.assert_allclose(predict(kernel, y, kernel, **settings), exact, atol=0.02)
+
+
+@pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"time": 0.5}, -math.expm1(-1.0) / 2),
-        ({"step_size": 0.1, "num_steps": 2}, (1 - 0.8**2) / 2),
-        ({"damping": 0.5}, 1 / 2.5 + 3 / 0.5),  # kernel ridge regression trains them
+        ({"time": 0.5}, -math.expm1(-1.0) / 2 + 3 * 0.5),
+        ({"step_size": 0.1, "num_steps": 2}, (1 - 0.8**2) / 2 + 3 * 0.2),
+        ({"damping": 0.5}, 1 / 2.5 + 3 / 0.5),
+        ({}, 1 / 2),
     ],
 )
-def test_singular_directions_are_left_untrained_without_damping(settings, expected):
+def test_singular_directions_are_left_untrained_at_the_end_without_damping(settings, expected):
     kernel_dd, kernel_td = jnp.diag(jnp.array([2.0, 0.0])), jnp.array([[1.0, 1.0]])
     found = predict(kernel_dd, jnp.array([1.0, 3.0]), kernel_td, **settings)
     np.testing.assert_allclose(found, [expected], rtol=1e-12)

@@ -286,13 +286,12 @@ def laplace(
 
     Raises:
         ValueError: if prior_precision or noise_variance is not positive and finite; if structure
-            is another word; if the loss is
-            not a function, is a mean, couples its examples or is not convex; if f couples its
-            examples (couplings and convexity are not checked under tracing); if x and y differ in
-            their numbers of examples, or the loss does not accept y; if the trained parameters are
-            narrower than float32, or there are none; if prior_mean is not like params; or if
-            memory_limit is not a positive integer or is too small for the kernel
-            (`empirical_ntk`).
+            is another word; if the loss is not a function, is a mean, couples its examples or is
+            not convex; if f couples its examples (couplings and convexity are not checked under
+            tracing); if x and y differ in their numbers of examples, or the loss does not accept y;
+            if the trained parameters are narrower than float32, or there are none; if prior_mean is
+            not like params; or if memory_limit is not a positive integer or is too small for the
+            kernel (`empirical_ntk`).
 
     Example:
         >>> f, x, y = lambda p, x: x @ p, jnp.eye(2), jnp.array([1.0, 3.0])

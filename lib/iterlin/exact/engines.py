@@ -87,7 +87,7 @@ class ClosedForm:
 
         def parameters(anchor, steps):
             modes = eigenmodes(task.f, anchor, x, targets, memory_limit=task.memory_limit)
-            rates = factor * modes.eigenvalues + 2 * task.penalty
+            rates = factor * modes.spectrum + 2 * task.penalty
             filtered = factor * descent_filter(rates, task.step_size, steps)
             return modes.displaced(filtered), task.step_size * jnp.max(rates)
 

@@ -32,7 +32,9 @@ from iterlin.linearise.spectral_filters import (
     descent_filter,
     flow_filter,
     log_contraction,
+    rounding_of,
     steps_and_parity,
+    without_noise,
 )
 from iterlin.linearise.validation import (
     check_finite,
@@ -54,15 +56,17 @@ class Eigenmodes(NamedTuple):
         params: The trained leaves of the parameters theta_s (`parameters.partition`).
         singular_values: Singular values of J (R,), 0 where J is rank deficient.
         coefficients: U^T z (R,), the residual along the left singular vectors.
-        to_params: Maps weights w (R,) to sum_i w_i v_i, a pytree like params, with v_i the right
-            singular vectors.
+        spectrum: Eigenvalues of J J^T (R,) for filters: those of a decomposed kernel also where
+            they are too small to be told from 0.
+        moved: Maps filter values g (R,) to V S g U^T z, a pytree like params.
         fixed: The fixed leaves of the parameters.
     """
 
     params: PyTree
     singular_values: Float[Array, " R"]
     coefficients: Float[Array, " R"]
-    to_params: Callable[[Array], PyTree]
+    spectrum: Float[Array, " R"]
+    moved: Callable[[Array], PyTree]
     fixed: PyTree = ()
 
     @property
@@ -73,8 +77,7 @@ class Eigenmodes(NamedTuple):
     @full_precision()
     def displaced(self, filtered: Float[Array, " R"]) -> PyTree:
         """Return theta_s - V S g U^T z for filter values g (R,), with the fixed parameters."""
-        moved = self.to_params(self.singular_values * filtered * self.coefficients)
-        return combine(tree_sub(self.params, moved), self.fixed)
+        return combine(tree_sub(self.params, self.moved(filtered)), self.fixed)
 
     def flow(self, time) -> PyTree:
         """Return the parameters after gradient flow.
@@ -90,7 +93,7 @@ class Eigenmodes(NamedTuple):
         """
         check_non_negative("time", time, infinity=True)
         check_scalar("time", time)
-        return self.displaced(flow_filter(self.eigenvalues, time))
+        return self.displaced(flow_filter(self.spectrum, time))
 
     def descent(self, step_size, num_steps) -> PyTree:
         """Return the parameters after gradient descent on the linearised model.
@@ -109,7 +112,7 @@ class Eigenmodes(NamedTuple):
         check_positive("step_size", step_size)
         check_scalar("step_size", step_size)
         check_positive_integer("num_steps", num_steps, below=MAX_STEPS)
-        return self.displaced(descent_filter(self.eigenvalues, step_size, num_steps))
+        return self.displaced(descent_filter(self.spectrum, step_size, num_steps))
 
     def damped(self, damping) -> PyTree:
         """Return the parameters after the damped Gauss-Newton step of eq. (10).
@@ -125,7 +128,7 @@ class Eigenmodes(NamedTuple):
         """
         check_non_negative("damping", damping)
         check_scalar("damping", damping)
-        return self.displaced(damping_filter(self.eigenvalues, damping))
+        return self.displaced(damping_filter(self.spectrum, damping))
 
     def residual_ratio(self, step_size, num_steps) -> Float[Array, ""]:
         """Return ||J^T z_K|| / ||J^T z|| after K gradient steps.
@@ -173,9 +176,9 @@ def eigenmodes(
 
     If J (N O, P) fits into memory_limit, its singular value decomposition is computed. Singular
     values below eps max(n, sqrt(m)) s_max count as zero, for the smaller n and the larger m of
-    N O and P. Otherwise the kernel J J^T is built in blocks
-    and its eigendecomposition is computed. J is then not stored, but singular values below
-    sqrt(eps N O) s_max cannot be told from zero.
+    N O and P. Otherwise the kernel J J^T is built in blocks and its eigendecomposition is computed.
+    J is then not stored, but eigenvalues below eps max(10, sqrt(N O)) l_max cannot be told from
+    zero: a filter may not divide by them.
 
     Args:
         f: The network, f(params, x).
@@ -224,22 +227,26 @@ def eigenmodes(
         sizes = sorted([y.size, flat.size])
         threshold = max(sizes[0], sizes[1] ** 0.5) * jnp.finfo(values.dtype).eps * jnp.max(values)
         values = jnp.where(values > threshold, values, 0)
-        to_params = lambda weights: unravel(weights @ right)  # noqa: E731
+        spectrum = values**2
+
+        def moved(filtered):
+            return unravel((values * filtered * coefficients) @ right)
+
     else:
         outputs, _, vjp = jacobian_products(network, trained, x)
         check_finite("outputs of f", outputs)
         kernel = ntk_matrix(f, params, x, trainable=trainable, memory_limit=memory_limit)
         check_finite("the kernel J J^T", kernel)
         eigenvalues, left = jnp.linalg.eigh(kernel)
-        threshold = y.size * jnp.finfo(eigenvalues.dtype).eps * jnp.max(eigenvalues)
-        values = jnp.sqrt(jnp.where(eigenvalues > threshold, eigenvalues, 0))
+        noise, spectrum = rounding_of(eigenvalues), jnp.maximum(eigenvalues, 0)
+        values = jnp.sqrt(jnp.where(eigenvalues > noise, eigenvalues, 0))
 
-        def to_params(weights):
-            # v_i = J^T u_i / s_i. A direction of singular value 0 has no weight.
-            scaled = jnp.where(values > 0, weights / jnp.where(values > 0, values, 1), 0)
-            return vjp((left @ scaled).reshape(y.shape))
+        def moved(filtered):
+            weights = without_noise(filtered, spectrum, noise) * coefficients
+            return vjp((left @ weights).reshape(y.shape))
 
-    return Eigenmodes(trained, values, left.T @ (outputs - y).reshape(-1), to_params, fixed)
+    coefficients = left.T @ (outputs - y).reshape(-1)
+    return Eigenmodes(trained, values, coefficients, spectrum, moved, fixed)
 
 
 @full_precision()

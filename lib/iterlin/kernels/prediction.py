@@ -14,7 +14,13 @@ from jaxtyping import Array, Float
 from iterlin.kernels.ntk import kernel_matrix
 from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.spectral_filters import MAX_STEPS, descent_filter, flow_filter
+from iterlin.linearise.spectral_filters import (
+    MAX_STEPS,
+    descent_filter,
+    flow_filter,
+    rounding_of,
+    without_noise,
+)
 from iterlin.linearise.validation import (
     check_float32_or_wider,
     check_non_negative,
@@ -44,8 +50,8 @@ def predict(
     The loss is the sum 1/2 ||f - y||^2 plus damping/2 ||theta - theta_s||^2. For a loss divided by
     a number, divide time or step_size by it; `predict.gradient_descent_mse` of neural-tangents
     divides by the size of y. Training to the end with a damping is kernel ridge regression. Without
-    a damping, directions in which kernel_dd is singular to rounding stay untrained, as by its
-    pseudo-inverse. For many times use ``jax.vmap`` over them, which decomposes kernel_dd once.
+    one it leaves directions in which kernel_dd is singular to rounding untrained, as the
+    pseudo-inverse does. For many times use ``jax.vmap`` over them, which decomposes kernel_dd once.
 
     Args:
         kernel_dd: The kernel between the N training inputs: (N, N), the same for each output of y,
@@ -89,9 +95,8 @@ def predict(
     matrix, cross = _matrix(kernel_dd), _matrix(kernel_td)
     _check_kernel(matrix)
     eigenvalues, vectors = jnp.linalg.eigh(matrix)
-    threshold = len(matrix) * jnp.finfo(matrix.dtype).eps * jnp.max(jnp.abs(eigenvalues))
-    eigenvalues = jnp.where(eigenvalues > threshold, eigenvalues, 0) + damping
-    weights = jnp.where(eigenvalues > 0, filtered(eigenvalues), 0)
+    rates = jnp.maximum(eigenvalues, 0) + damping
+    weights = without_noise(filtered(rates), rates, rounding_of(eigenvalues))
     coefficients = vectors.T @ residual.reshape(len(matrix), -1)
     moved = cross @ (vectors @ (weights[:, None] * coefficients))
     return test_outputs + moved.reshape(kernel_td.shape[0], *out)

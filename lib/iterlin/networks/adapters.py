@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from iterlin.linearise import examples
+from iterlin.linearise.validation import describe
 from iterlin.networks.normalization import Normalization
 from iterlin.training.state import TrainState
 
@@ -87,7 +88,7 @@ def from_nnx(module) -> Adapted:
     from flax import nnx
 
     if not isinstance(module, nnx.Module):
-        raise ValueError(f"from_nnx takes a flax.nnx.Module, got {module!r}")
+        raise ValueError(f"from_nnx takes a flax.nnx.Module, got {describe(module)}")
     states = nnx.state(module, nnx.Param, nnx.BatchStat, ...)
     # Pure dicts, because a module cannot write to its variables inside another trace.
     params, initial, rest = map(nnx.to_pure_dict, states)
@@ -145,7 +146,7 @@ def from_linen(module, variables, *, streams: str | tuple[str, ...] = (), **sett
     from flax.core import unfreeze
 
     if not isinstance(module, linen.Module):
-        raise ValueError(f"from_linen takes a flax.linen.Module, got {module!r}")
+        raise ValueError(f"from_linen takes a flax.linen.Module, got {describe(module)}")
     if not isinstance(variables, Mapping) or "params" not in variables:
         raise ValueError('variables must be what module.init gives: {"params": ..., ...}')
     variables = unfreeze(dict(variables))
@@ -208,7 +209,7 @@ def from_equinox(module, state=None, *, axis_name: str = "batch") -> Adapted:
     import equinox as eqx
 
     if not isinstance(module, eqx.Module) or not callable(module):
-        raise ValueError(f"from_equinox takes an equinox.Module that can be called, got {module!r}")
+        raise ValueError(f"from_equinox takes an equinox.Module that can be called, got {describe(module)}")
     params, fixed = eqx.partition(module, eqx.is_inexact_array)
     if not jax.tree.leaves(params):
         raise ValueError("the module has no floating point array to train")

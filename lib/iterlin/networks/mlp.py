@@ -9,7 +9,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from iterlin.linearise.validation import check_non_negative, check_one_of, check_positive_integers
+from iterlin.linearise.validation import (
+    check_bools,
+    check_non_negative,
+    check_one_of,
+    check_positive_integers,
+)
 
 ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "identity": lambda h: h}
 
@@ -58,8 +63,8 @@ def mlp(
 
     Raises:
         ValueError: if activation or parameterization is unknown, widths are not at least two
-            positive integers, a scale is negative or not finite, or weight_scale is given in the
-            NTK parameterization.
+            positive integers, a scale is negative or not finite, weight_scale is given in the NTK
+            parameterization, or output_bias is not a bool.
 
     Example:
         >>> net = il.mlp((2, 16, 1), activation="tanh", parameterization="ntk")
@@ -73,6 +78,7 @@ def mlp(
     if len(widths) < 2:
         raise ValueError(f"widths must hold at least inputs and outputs, got {tuple(widths)}")
     check_non_negative("bias_scale", bias_scale)
+    check_bools(output_bias=output_bias)
     if weight_scale is not None:
         check_non_negative("weight_scale", weight_scale)
         if parameterization == "ntk":
