@@ -129,6 +129,18 @@ def iterated(data, mesh=None):
     return il.train(algorithm(f), start, iter(batches), schedule=3, num_steps=3)[0].params
 
 
+def looked_up(data, mesh=None):
+    """A network that looks up rows of a table, on labels as tokens."""
+    tokens, start = data[1], {"table": jnp.eye(3, 4), "head": jnp.ones((4, 3))}
+
+    def f(p, tokens):
+        traced.add(len(tokens))
+        return jnp.tanh(p["table"][tokens]) @ p["head"]
+
+    run = {"schedule": 3, "num_steps": 7, "mesh": mesh}
+    return il.train(algorithm(f), start, (tokens, tokens), **run)[0].params
+
+
 def sweep(data, **settings):
     settings |= {"periods": [1, 3, jnp.inf], "keys": jax.random.split(jax.random.key(2), 2)}
     return il.train_sweep(algorithm(), model.init, data, num_steps=7, **settings)[0].params
@@ -144,6 +156,7 @@ def training():
     for train, place, settings in (
         (run, NamedSharding(auto, parts), {"mesh": explicit, "batch_size": 18}),
         (iterated, NamedSharding(explicit, parts), {}),
+        (looked_up, NamedSharding(explicit, parts), {"mesh": explicit}),
         (sweep, NamedSharding(auto, PartitionSpec()), {"mesh": auto, "batch_size": 16}),
     ):
         expected = train(here, **settings | {"mesh": None})

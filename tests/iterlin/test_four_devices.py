@@ -34,7 +34,7 @@ def printed():
 
 def test_four_devices_give_the_numbers_of_one(printed):
     """By every call on Explicit axes, by sharded kernels and by each way of training."""
-    assert len(printed) == 13 + 4 + 9
+    assert len(printed) == 13 + 4 + 10
     bounds = {name: 1e-9 if name.startswith("explicit/") else 1e-5 for name in printed}
     assert {name for name, (far, _) in printed.items() if far > bounds[name]} == {"two"}
 
@@ -46,6 +46,7 @@ SIZES = {
     "run": ({4, 2}, {1, 64}),  # 18 are four each, and two by all
     "slices": ({7, 1}, {2, 64}),  # eight, seven at a time
     "iterated": ({4}, {1, 2, 7, 64}),
+    "looked_up": ({16}, {1, 64}),
     "sweep": ({4}, {1, 64}),
     "kernel": ({4}, set()),  # rows
 }

@@ -78,26 +78,38 @@ def find_mesh(tree: PyTree) -> Mesh | None:
     return None
 
 
-def sum_over_devices(term: Callable[..., PyTree], mesh: Mesh, *trees: PyTree) -> PyTree:
+def sum_over_devices(
+    term: Callable[..., PyTree], mesh: Mesh, trees: tuple, shared: tuple = ()
+) -> PyTree:
     """Compute a sum over examples with one part of the examples on each device.
 
     Without this function the compiler would let every device loop over all slices of a network
     that is evaluated in slices. If the D devices do not divide the N examples, every device also
-    treats the N mod D examples that are left over. Returns ``term(*trees)``, a pytree of sums over
-    the examples, replicated on the devices.
+    treats the N mod D examples that are left over.
+
+    Args:
+        term: ``term(*trees, *shared)`` returns a pytree of sums over the examples.
+        mesh: The devices.
+        trees: Pytrees of arrays that lead with N.
+        shared: Pytrees that every device needs whole. If the term captured them instead, JAX could
+            not index those that lie on the mesh.
+
+    Returns:
+        The value of ``term(*trees, *shared)``, replicated on the devices.
     """
     count = examples.num_examples(trees, "arrays")
-    shared = count - count % mesh.size
-    if shared == 0:
-        return term(*trees)
+    divisible = count - count % mesh.size
+    if divisible == 0:
+        return term(*trees, *shared)
     axes = mesh.axis_names
     total = jax.shard_map(
-        lambda *part: jax.lax.psum(term(*part), axes),
+        lambda part, shared: jax.lax.psum(term(*part, *shared), axes),
         mesh=_auto_mesh(mesh),
-        in_specs=PartitionSpec(axes),
+        in_specs=(PartitionSpec(axes), PartitionSpec()),
         out_specs=PartitionSpec(),
         check_vma=False,  # the program of one part is written for one device
-    )(*examples.take_slice(trees, 0, shared))
-    if shared == count:
+    )(examples.take_slice(trees, 0, divisible), shared)
+    if divisible == count:
         return total
-    return jax.tree.map(jnp.add, total, term(*examples.take_slice(trees, shared)))
+    rest = examples.take_slice(trees, divisible)
+    return jax.tree.map(jnp.add, total, term(*rest, *shared))

@@ -209,7 +209,9 @@ def from_equinox(module, state=None, *, axis_name: str = "batch") -> Adapted:
     import equinox as eqx
 
     if not isinstance(module, eqx.Module) or not callable(module):
-        raise ValueError(f"from_equinox takes an equinox.Module that can be called, got {describe(module)}")
+        raise ValueError(
+            f"from_equinox takes an equinox.Module that can be called, got {describe(module)}"
+        )
     params, fixed = eqx.partition(module, eqx.is_inexact_array)
     if not jax.tree.leaves(params):
         raise ValueError("the module has no floating point array to train")

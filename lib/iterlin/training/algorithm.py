@@ -188,7 +188,7 @@ class Algorithm:
         Any other network sees the whole batch at once. A displacement of None stands for zero.
         """
 
-        def of_part(loss, x, y):
+        def of_part(loss, x, y, anchor, displacement, extra):
             network = lambda p: self.in_training(p, x, extra)  # noqa: E731
             if displacement is None:
                 outputs, transpose, statistics = jax.vjp(network, anchor, has_aux=True)
@@ -202,7 +202,9 @@ class Algorithm:
         # A keyed network takes one key for the batch, and would need another for each slice.
         indivisible = self.normalization is not None or self.keyed
         size = self.f.size if isinstance(self.f, Sliced) and not indivisible else None
-        return loss_over_slices(of_part, self.loss, size, x, y, None if indivisible else mesh)
+        mesh = None if indivisible else mesh
+        shared = anchor, displacement, extra
+        return loss_over_slices(of_part, self.loss, size, x, y, *shared, mesh=mesh)
 
 
 @dataclass(frozen=True)

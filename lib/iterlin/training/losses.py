@@ -353,11 +353,12 @@ def smoothness(loss: Loss, targets: Array) -> float | Array:
 
 
 def loss_over_slices(
-    term: Callable[[Loss, Array, Array], PyTree],
+    term: Callable[..., PyTree],
     loss: Loss,
     size: int | None,
     x: PyTree,
     y: PyTree,
+    *shared: PyTree,
     mesh: Mesh | None = None,
 ) -> PyTree:
     """Evaluate a term that is linear in the loss, such as a gradient, slice by slice.
@@ -366,23 +367,30 @@ def loss_over_slices(
     (`as_sum`). For any other loss the term is evaluated on all examples at once.
 
     Args:
-        term: term(loss, x, y) -> a pytree that is linear in the loss.
+        term: term(loss, x, y, *shared) -> a pytree that is linear in the loss.
         loss: The loss.
         size: Examples in a slice; None for all.
         x: Inputs of N examples.
         y: Targets of N examples.
+        *shared: Further arguments of the term, such as parameters.
         mesh: Devices that share the examples; None for one device.
 
     Returns:
-        term(loss, x, y).
+        term(loss, x, y, *shared).
     """
     total = as_sum(loss)
     if total is None or (size is None and mesh is None):
-        return term(loss, x, y)
-    of_part = partial(term, total)
-    if size is not None:
-        of_part = partial(sum_over_slices, of_part, size)
-    summed = of_part(x, y) if mesh is None else sum_over_devices(of_part, mesh, x, y)
+        return term(loss, x, y, *shared)
+
+    def of_part(x, y, *shared):
+        if size is None:
+            return term(total, x, y, *shared)
+        return sum_over_slices(lambda x, y: term(total, x, y, *shared), size, x, y)
+
+    if mesh is None:
+        summed = of_part(x, y, *shared)
+    else:
+        summed = sum_over_devices(of_part, mesh, (x, y), shared)
     if isinstance(loss, Mean):
         divisor = loss.divisor(examples.num_examples(y), y)
         summed = jax.tree.map(lambda leaf: _divide(leaf, divisor), summed)
