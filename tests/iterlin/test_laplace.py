@@ -233,6 +233,7 @@ test_bad_input_is_refused = refused(
     ({"structure": "kfac"}, "unknown structure 'kfac'; allowed: diagonal, full, kronecker"),
     ({"loss": "mse"}, r"loss must be a function of \(outputs, targets\), got 'mse'"),
     ({"loss": losses.mean(losses.squared_error)}, "loss must be a sum over the examples"),
+    ({"loss": lambda o, y: jnp.mean((o - y) ** 2)}, "loss must be a sum .* it is 1 times"),
     ({"loss": lambda o, y: -jnp.sum((o - y) ** 2)}, "loss must be convex and curved"),
     ({"prior_mean": jnp.zeros(3)}, "prior_mean must be a pytree of structure"),
     ({"y": jnp.ones((2, 2))}, "inputs and targets differ in their numbers"),

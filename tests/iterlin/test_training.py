@@ -305,12 +305,13 @@ def mistaken(door, changes):
     settings |= {"data": (X3, TWO), "num_steps": 2} | changes
     of_algorithm = {n: settings.pop(n) for n in roads.OF_ALGORITHM & settings.keys()}
     algorithm, data = roads.unchecked(**of_algorithm), settings.pop("data")
+    params = settings.pop("params", jnp.ones((3, 2)))
     if door == "train_sweep":
         settings = {"periods": [1], "keys": KEYS} | settings
         return bare(iterlin.train_sweep)(algorithm, lambda key: jnp.ones((3, 2)), data, **settings)
     settings = {"schedule": 1} | settings
     settings |= {} if door == "train" else {"engine": door}
-    return bare(iterlin.train)(algorithm, jnp.ones((3, 2)), data, **settings)
+    return bare(iterlin.train)(algorithm, params, data, **settings)
 
 
 ONE_NUMBER = "must return one number, such as a sum or a mean over the examples"
@@ -329,6 +330,8 @@ MISTAKES = [
     (TRAIN, {"target_loss": math.nan}, "target_loss must be finite and positive, got nan"),
     (TRAIN, {"optimizer": None}, "has no optimizer: give one, or a step size"),
     (TRAIN, {"optimizer": -0.1}, "optimizer, as a step size, must be finite and positive"),
+    (TRAIN, {"optimizer": optax.adam}, "optimizer must be a transformation, .* function adam"),
+    ("train flow", {"params": jnp.full((3, 2), jnp.nan)}, "params must be finite, not NaN"),
     (TRAIN, {"penalty": -1.0}, "penalty must be finite and non-negative"),
     (TRAIN, {"normalization": 3}, "normalization must be a"),
     (TRAIN, {"f": lambda p: p}, r"as f\(params, x\), but it takes \(p\)"),

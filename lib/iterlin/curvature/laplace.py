@@ -378,7 +378,7 @@ def _example_shapes(x):
 
 
 def _check_curvature(loss, outputs: jax.ShapeDtypeStruct, y):
-    """Raise ValueError, unless traced, if the loss couples its examples, or is flat or not convex.
+    """Raise ValueError, unless traced, if the loss is no sum over examples, or flat or not convex.
 
     Convexity is checked at outputs of 0: at the network's own outputs the Hessian of a confident
     classifier is nothing but rounding.
@@ -388,13 +388,20 @@ def _check_curvature(loss, outputs: jax.ShapeDtypeStruct, y):
         anywhere = jax.random.normal(jax.random.key(1), outputs.shape, outputs.dtype)
         blocks = loss_hessian_blocks(loss, jnp.zeros_like(anywhere), y)
         values = jnp.linalg.eigvalsh(blocks.astype(jnp.promote_types(blocks.dtype, jnp.float32)))
-        return largest_coupling(loss, anywhere, y), jnp.min(values), jnp.max(values)
+        twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), (anywhere, y))
+        growth = loss(*twice) / loss(anywhere, y)
+        return largest_coupling(loss, anywhere, y), growth, jnp.min(values), jnp.max(values)
 
-    coupling, smallest, largest = SharedJit(measure)(y)
+    coupling, growth, smallest, largest = SharedJit(measure)(y)
     if is_traced(coupling):
         return
     if coupling > 0:
         raise ValueError(f"loss couples its examples, got {loss!r}: it must be a sum over them")
+    if abs(growth - 2) > 0.1:  # NaN where anything may be outside of the domain of the loss
+        raise ValueError(
+            f"loss must be a sum over the examples: with all of them twice it is {growth:.2g} "
+            "times as large, not 2"
+        )
     if not jnp.isfinite(largest - smallest):  # 0 may be outside of the domain of the loss
         return
     if largest <= 0 or smallest < -1e-3 * largest:

@@ -121,5 +121,6 @@ def check_outputs(task: Task, params: PyTree) -> None:
     """Require finite outputs in one array (N, ...), which targets and the rule `solved` match."""
     outputs = output_shape(task.f, params, task.data[0])
     check_loss(task.loss, outputs, task.data[1])
+    check_finite("params", params)
     check_finite_examples(task.f, params, task.data[0])
     check_targets_of_rule(task.solved, outputs, task.data[1])

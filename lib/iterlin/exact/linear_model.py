@@ -60,14 +60,16 @@ def from_products(
         sliced = in_slices(f, slice_size)
         outputs = sliced(params, x)
 
-        def jvp(direction):
+        def pushed(direction):
             return jax.jvp(lambda p: sliced(p, x), (params,), (direction,))[1]
 
-        def vjp(cotangent):
+        def pulled(cotangent):
             def pull(part, u):
                 return jax.vjp(lambda p: f(p, part), params)[1](u)[0]
 
             return sum_over_slices(pull, slice_size, x, cotangent)
+
+        jvp, vjp = pushed, pulled
 
     def push(g):
         direction = vjp(g)

@@ -229,9 +229,10 @@ def eigenmodes(
         values = jnp.where(values > threshold, values, 0)
         spectrum = values**2
 
-        def moved(filtered):
+        def by_vectors(filtered):
             return unravel((values * filtered * coefficients) @ right)
 
+        moved = by_vectors
     else:
         outputs, _, vjp = jacobian_products(network, trained, x)
         check_finite("outputs of f", outputs)
@@ -241,10 +242,11 @@ def eigenmodes(
         noise, spectrum = rounding_of(eigenvalues), jnp.maximum(eigenvalues, 0)
         values = jnp.sqrt(jnp.where(eigenvalues > noise, eigenvalues, 0))
 
-        def moved(filtered):
+        def by_product(filtered):
             weights = without_noise(filtered, spectrum, noise) * coefficients
             return vjp((left @ weights).reshape(y.shape))
 
+        moved = by_product
     coefficients = left.T @ (outputs - y).reshape(-1)
     return Eigenmodes(trained, values, coefficients, spectrum, moved, fixed)
 

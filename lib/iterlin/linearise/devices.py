@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ from jaxtyping import PyTree
 
 from iterlin.linearise import examples
 from iterlin.linearise.validation import is_traced
+
+Function = TypeVar("Function", bound=Callable)
 
 
 def to_array(value: Any, dtype: Any = None) -> jax.Array:
@@ -32,7 +34,7 @@ def to_auto_axes(tree: PyTree) -> PyTree:
     return jax.tree.map(_to_auto_axes, tree)
 
 
-def with_auto_axes(function: Callable) -> Callable:
+def with_auto_axes(function: Function) -> Function:
     """Decorate a function so that it receives its array arguments on Auto mesh axes."""
 
     @wraps(function)
@@ -44,7 +46,7 @@ def with_auto_axes(function: Callable) -> Callable:
             args, settings = jax.tree.unflatten(structure, leaves)
         return function(*args, **settings)
 
-    return wrapped
+    return cast(Function, wrapped)
 
 
 def _explicit_sharding(leaf: Any) -> NamedSharding | None:

@@ -18,6 +18,7 @@ from iterlin.linearise.validation import (
     check_non_negative,
     check_positive,
     check_signature,
+    describe,
     is_traced,
 )
 from iterlin.training.losses import Loss, Mean, loss_over_slices
@@ -71,7 +72,7 @@ class Algorithm:
         for name in ("f", "loss", "regularizer"):
             value = getattr(self, name)
             if not callable(value) and not (name == "regularizer" and value is None):
-                raise ValueError(f"{name} must be a function, got {value!r}")
+                raise ValueError(f"{name} must be a function, got {describe(value)}")
         if isinstance(self.f, Mean):
             raise ValueError("f must be the network f(params, x), got a loss: it comes second")
         check_signature("loss", self.loss, ("outputs", "y"))
@@ -82,6 +83,11 @@ class Algorithm:
         else:
             remedy = "; with keyed=True it is f(params, x, key)"
             check_signature("f", self.f, ("params", "x"), remedy)
+        if callable(self.optimizer):
+            raise ValueError(
+                "optimizer must be a transformation, as optax.adam(1e-3), or a step size: got the "
+                f"function {describe(self.optimizer)}"
+            )
         if not isinstance(self.optimizer, optax.GradientTransformation | None):
             check_positive("optimizer, as a step size,", self.optimizer)
             if jnp.ndim(self.optimizer) > 0:

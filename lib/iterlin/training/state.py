@@ -29,7 +29,8 @@ class TrainState(NamedTuple):
         updates: Re-linearisations after the first linearisation.
         anchored_at: Step of the latest linearisation.
         solved: Whether the stopping rule has found the current linear problem solved.
-        statistics: Running statistics of normalisation layers; () for a network without them.
+        statistics: Running statistics of normalisation layers, of batches that pass the network at
+            the anchor; () for a network without them.
         diverged_at: Step whose loss or parameters were not finite (the step is not applied); -1 if
             there was none.
         converged_at: Step at which the target loss was reached; -1 if it was not.

@@ -11,7 +11,7 @@ from iterlin.linearise.devices import find_mesh, to_array, to_auto_axes
 from iterlin.linearise.digests import program_digest
 from iterlin.linearise.parameters import partition, warn_about_batch_stats
 from iterlin.linearise.slices import Sliced
-from iterlin.linearise.validation import check_random_key, warn_user
+from iterlin.linearise.validation import check_finite, check_random_key, warn_user
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.checks import (
     batch_iterator,
@@ -72,6 +72,7 @@ def train_by_steps(
     else:
         moving, given = partition(params, algorithm.trainable)
         warn_about_batch_stats(moving)
+        check_finite("params", moving)
         state = step.bind(given).start(moving, data, key)
     # Arguments of the programs, on the device once. Constants would be copied into each program.
     data, state, fixed, sets = to_auto_axes((tuple(data), state, given, dict(watch.sets)))
