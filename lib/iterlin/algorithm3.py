@@ -78,9 +78,10 @@ def train(
     ``linearize(f, state.anchor)(state.params, x)``. A run that becomes non-finite ends as diverged,
     without an error. Matrix products use full precision (`linearise.precision`). A second call
     that computes the same compiles nothing, also with another period, step size, positive penalty,
-    parameters and data. If f has derivative rules of its own, such as `jax.custom_jvp`, or an
-    inner `jax.jit` that closes over arrays, this holds for calls with the same algorithm and the
-    engine "steps".
+    parameters and data. Another number inside an optax transformation is another program, unless
+    `optax.inject_hyperparams` makes it a part of the state. If f has derivative rules of its own,
+    such as `jax.custom_jvp`, or an inner `jax.jit` that closes over arrays, this holds for calls
+    with the same algorithm and the engine "steps".
 
     Args:
         algorithm: The objective and the optimiser.

@@ -241,6 +241,15 @@ test_bad_input_is_refused = refused(
 )
 
 
+def test_a_loss_may_weigh_each_example():
+    weights = jnp.asarray([[1.0], [4.0], [9.0]])
+    found = fit(**PROBLEM, loss=lambda o, y: 0.5 * jnp.sum(weights * (o - y) ** 2))
+    f, params, x, _ = PROBLEM.values()
+    scaled = dense(lambda p, x: jnp.sqrt(weights) * f(p, x), params, x)
+    precision = scaled.T @ scaled + np.eye(scaled.shape[1])
+    np.testing.assert_allclose(found.variance(x), variances(f, params, x, precision), atol=1e-10)
+
+
 @pytest.mark.parametrize("margin", [15.0, 1000.0])
 def test_a_confident_classifier_has_the_variance_of_its_prior(margin):
     """There the Hessian of the cross-entropy is zero up to rounding, which is not concave."""

@@ -389,7 +389,10 @@ def _check_curvature(loss, outputs: jax.ShapeDtypeStruct, y):
         blocks = loss_hessian_blocks(loss, jnp.zeros_like(anywhere), y)
         values = jnp.linalg.eigvalsh(blocks.astype(jnp.promote_types(blocks.dtype, jnp.float32)))
         twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), (anywhere, y))
-        growth = loss(*twice) / loss(anywhere, y)
+        try:
+            growth = loss(*twice) / loss(anywhere, y)
+        except (TypeError, ValueError):  # it has weights for N examples, say
+            growth = jnp.nan
         return largest_coupling(loss, anywhere, y), growth, jnp.min(values), jnp.max(values)
 
     coupling, growth, smallest, largest = SharedJit(measure)(y)
