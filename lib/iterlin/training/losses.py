@@ -367,7 +367,7 @@ def loss_over_slices(
     (`as_sum`). For any other loss the term is evaluated on all examples at once.
 
     Args:
-        term: term(loss, x, y, *shared) -> a pytree that is linear in the loss.
+        term: ``term(loss, x, y, *shared)`` returns a pytree that is linear in the loss.
         loss: The loss.
         size: Examples in a slice; None for all.
         x: Inputs of N examples.
@@ -376,7 +376,7 @@ def loss_over_slices(
         mesh: Devices that share the examples; None for one device.
 
     Returns:
-        term(loss, x, y, *shared).
+        The value of ``term(loss, x, y, *shared)``.
     """
     total = as_sum(loss)
     if total is None or (size is None and mesh is None):
