@@ -56,8 +56,8 @@ class Eigenmodes(NamedTuple):
         params: The trained leaves of the parameters theta_s (`parameters.partition`).
         singular_values: Singular values of J (R,), 0 where J is rank deficient.
         coefficients: U^T z (R,), the residual along the left singular vectors.
-        spectrum: Eigenvalues of J J^T (R,) for filters: those of a decomposed kernel also where
-            they are too small to be told from 0.
+        spectrum: Eigenvalues of J J^T (R,) that filters take. If J J^T was decomposed, eigenvalues
+            too small to be told from 0 are kept here.
         moved: Maps filter values g (R,) to V S g U^T z, a pytree like params.
         fixed: The fixed leaves of the parameters.
     """

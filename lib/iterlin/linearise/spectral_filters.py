@@ -95,7 +95,7 @@ def without_noise(
 ) -> Float[Array, " R"]:
     """Return filter values, 0 where the filter would divide by an eigenvalue that is rounding.
 
-    Below 1 / noise a filter depends little on such an eigenvalue: on its time or its damping.
+    A filter value below 1 / noise comes from the time or the damping, not from such an eigenvalue.
 
     Args:
         filtered: The filter values (R,).
