@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
-from iterlin.curvature.gauss_newton import Status
+from iterlin import Status
 from iterlin_study.data import toy
 from iterlin_study.report import intervals, plotting, tables
 

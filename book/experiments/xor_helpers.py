@@ -4,7 +4,7 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
-from iterlin.curvature.gauss_newton import Status
+from iterlin import Status
 from iterlin_study.report import intervals, plotting, tables
 from iterlin_study.runs import features
 

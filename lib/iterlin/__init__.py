@@ -7,6 +7,7 @@ from iterlin.algorithm3 import train, train_sweep
 from iterlin.curvature.gauss_newton import gauss_newton
 from iterlin.curvature.laplace import laplace
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
+from iterlin.curvature.outer_loop import Status
 from iterlin.curvature.products import empirical_fisher_product, ggn_product, hessian_product
 from iterlin.curvature.truncated_gauss_newton import truncated_gauss_newton
 from iterlin.kernels.gradient_flow import (
@@ -46,6 +47,7 @@ from iterlin.version import __version__ as __version__
 __all__ = [
     "Algorithm",
     "LevenbergMarquardt",
+    "Status",
     "Step",
     "TrainState",
     "Watch",

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
-from iterlin.exact.choice import ENGINE_NAMES
+from iterlin.exact.choice import ENGINE_NAMES, EngineName
 from iterlin.exact.integrator import train_by_engine
 from iterlin.linearise.compiled import SharedJit
 from iterlin.linearise.devices import to_array, to_auto_axes, with_auto_axes
@@ -45,7 +45,7 @@ def train(
     *,
     schedule: Any,
     num_steps: int,
-    engine: str = "steps",
+    engine: EngineName = "steps",
     batch_size: int | None = None,
     augment: Callable[[Array, PyTree], PyTree] | None = None,
     key: Array | None = None,

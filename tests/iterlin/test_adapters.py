@@ -12,10 +12,11 @@ import optax
 import pytest
 from flax import nnx
 from flax.core import freeze
-from iterlin.linearise.linearization import require_independent
+from iterlin.linearise.linearization import output_shape, require_independent
 from iterlin.linearise.parameters import warn_about_batch_stats
 from iterlin.networks.adapters import Adapted, from_equinox, from_linen, from_nnx
 from iterlin.training.losses import mean, squared_error
+from problems import bare
 
 RATE, MOMENTA = 0.4, (0.99, 0.5)
 rng = np.random.default_rng(0)
@@ -381,3 +382,26 @@ def test_statistics_among_the_parameters_are_warned_of():
     # Warnings are errors in tests: of these there is none.
     warn_about_batch_stats({"batch_stats_of_mine": jnp.ones(2), "batch_stats": None})
     warn_about_batch_stats(nnx.state(module, nnx.Param))
+
+
+@pytest.mark.parametrize(
+    ("module", "adapter"),
+    [
+        (NNX((), 0, nnx.Rngs(0)), "from_nnx"),
+        (nn.Dense(2), "from_linen"),
+        (eqx.nn.Linear(3, 2, key=jax.random.key(0)), "from_equinox"),
+    ],
+)
+def test_a_module_in_the_place_of_a_network_is_told_its_adapter(module, adapter):
+    for call in (
+        lambda: il.Algorithm(module, LOSS, 0.1),
+        lambda: il.empirical_ntk(module, {"weight": jnp.ones((3, 2))}, X),
+    ):
+        with pytest.raises(ValueError, match=rf"^f[^\n]*; il.{adapter} gives f[^\n]*$"):
+            call()
+
+
+def test_an_adapted_module_in_the_place_of_a_network_is_told_its_parts():
+    adapted = from_nnx(NNX((), 0, nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"^f must .* got Adapted; .* give .f, and .params"):
+        bare(output_shape)(adapted, adapted.params, X)

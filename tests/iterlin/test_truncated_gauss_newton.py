@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import gauss_newton, truncated_gauss_newton
-from iterlin.curvature.gauss_newton import Status
+from iterlin import Status, gauss_newton, truncated_gauss_newton
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.training import losses
 from problems import bare, flat, network, quartic

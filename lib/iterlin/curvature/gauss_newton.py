@@ -6,6 +6,8 @@ the paper, the solver takes full steps without a line search, so that a run may 
 `truncated_gauss_newton` has Algorithm 2, and other losses.
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
-from iterlin.curvature.outer_loop import Solution, Status, make_problem, run_outer_loop
+from iterlin.curvature.outer_loop import Solution, make_problem, run_outer_loop
 from iterlin.kernels.gradient_flow import eigenmodes
 from iterlin.linearise.compiled import as_argument
 from iterlin.linearise.devices import with_auto_axes
@@ -32,8 +34,6 @@ from iterlin.linearise.validation import (
     is_traced,
 )
 
-__all__ = ["Status", "gauss_newton"]
-
 
 @with_auto_axes
 @full_precision()
@@ -49,7 +49,7 @@ def gauss_newton(
     max_steps: int,
     tolerance: float | Array,
     target_loss: float | Array = 0.0,
-    solver: str = "svd",
+    solver: Literal["svd", "cholesky"] = "svd",
     independent: bool = True,
     trainable: Trainable = None,
     memory_limit: int = 2**30,
@@ -67,26 +67,26 @@ def gauss_newton(
     it records how far each linear problem was solved.
 
     Args:
-        f: network, a pure function of (params, x) that returns outputs (N, ...).
-        params: initial parameters, a pytree.
-        x: inputs of N examples, an array (N, ...) or a pytree of such arrays.
-        y: targets, of the shape of the outputs.
-        damping: non-negative number in the units of J^T J, or a `LevenbergMarquardt`, which adapts
+        f: The network, f(params, x), with outputs (N, ...).
+        params: Initial parameters.
+        x: Inputs of N examples.
+        y: Targets, of the shape of the outputs.
+        damping: Non-negative number in the units of J^T J, or a `LevenbergMarquardt`, which adapts
             the damping and rejects steps that would raise the loss. Rejected steps count as steps.
-        step_size: step size eta of the gradient steps of a period, on the summed loss. For a loss
+        step_size: Step size eta of the gradient steps of a period, on the summed loss. For a loss
             divided by N pass eta / N.
-        period: number K of gradient steps; None solves each linear problem in full.
-        max_steps: largest number of steps, below 2^31.
-        tolerance: relative change of the loss in one step at which the run ends.
-        target_loss: loss at which the run ends.
+        period: Number K of gradient steps; None solves each linear problem in full.
+        max_steps: Largest number of steps, below 2^31.
+        tolerance: Relative change of the loss in one step at which the run ends.
+        target_loss: Loss at which the run ends.
         solver: "svd" takes the thin singular value decomposition of J, which does not square its
             condition number; or, if J takes more than memory_limit, the eigendecomposition of
             J J^T, which does. "cholesky" factorises J J^T + damping I (N O, N O) or
             J^T J + damping I (P, P), whichever is smaller. It is faster, and accurate for a
             damping well above eps lambda_max(J J^T).
         independent: False if f couples its examples (see `jacobian`).
-        trainable: which parameters are trained (`linearise.parameters`); None for all.
-        memory_limit: largest size of J in bytes that the solver "svd" decomposes.
+        trainable: Which parameters are trained (`parameters.partition`); None for all.
+        memory_limit: Largest size of J in bytes that the solver "svd" decomposes.
 
     Returns:
         A `Solution` whose params hold all parameters, also those that are not trained. Everything
@@ -95,7 +95,7 @@ def gauss_newton(
         (Algorithm 2).
 
     Raises:
-        ValueError: if damping, tolerance or target_loss is negative or not finite, or damping is an
+        ValueError: If damping, tolerance or target_loss is negative or not finite, or damping is an
             array of several numbers; if damping is 0 and the solver is "cholesky"; if a period is
             given without a step_size, with a damping or with "cholesky"; if period or max_steps is
             not a positive integer, or max_steps is not below 2^31; if step_size is not positive and
@@ -103,15 +103,14 @@ def gauss_newton(
             narrower than float32; or if f couples its examples although independent is True (not
             checked under tracing).
 
-    Example:
-        >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
-        >>> run = {"max_steps": 20, "tolerance": 1e-6}
-        >>> found = il.gauss_newton(f, jnp.zeros(2), x, y, **run)
-        >>> print(found.params.round(3), found.num_steps)  # the logarithms of y
-        [0.    1.099] 6
-        >>> found = il.gauss_newton(f, jnp.zeros(2), x, y, step_size=0.01, period=100, **run)
-        >>> print(found.params.round(3), found.history["certificate"][:3].round(3))
-        [0.    1.099] [0.366 0.    0.   ]
+    >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
+    >>> run = {"max_steps": 20, "tolerance": 1e-6}
+    >>> found = il.gauss_newton(f, jnp.zeros(2), x, y, **run)
+    >>> print(found.params.round(3), found.num_steps)  # the logarithms of y
+    [0.    1.099] 6
+    >>> found = il.gauss_newton(f, jnp.zeros(2), x, y, step_size=0.01, period=100, **run)
+    >>> print(found.params.round(3), found.history["certificate"][:3].round(3))
+    [0.    1.099] [0.366 0.    0.   ]
     """
     check_bools(independent=independent)
     check_positive_integer("memory_limit", memory_limit)

@@ -10,7 +10,7 @@ al. 2019).
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,8 +51,6 @@ from iterlin.linearise.validation import (
 )
 from iterlin.training.losses import Loss, Mean, as_sum, check_loss, squared_error
 
-STRUCTURES = ("full", "diagonal", "kronecker")
-
 
 class Laplace(NamedTuple):
     """Gaussian posterior of the trained parameters, of covariance (J^T H J / s^2 + delta I)^-1.
@@ -65,11 +63,11 @@ class Laplace(NamedTuple):
     W^T W is replaced by its diagonal S^2.
 
     Attributes:
-        prior_precision: precision delta of the prior.
-        noise_variance: noise variance or temperature s^2.
-        eigenvalues: squared singular values S^2 of W, (R,), or the diagonal (P,).
-        dual: whether the kernel W W^T was decomposed, and not W.
-        project: function from M inputs to a pair (coordinates, grams) of arrays (M, O, R) and
+        prior_precision: Precision delta of the prior.
+        noise_variance: Noise variance or temperature s^2.
+        eigenvalues: Squared singular values S^2 of W, (R,), or the diagonal (P,).
+        dual: Whether the kernel W W^T was decomposed, and not W.
+        project: Function from M inputs to a pair (coordinates, grams) of arrays (M, O, R) and
             (M, O, O). If dual is False, coordinates are those of the rows of J at the inputs in V,
             and grams the products of what is orthogonal to V. If dual is True, coordinates are
             U^T W j for each row j, and grams the products of the rows.
@@ -77,11 +75,11 @@ class Laplace(NamedTuple):
             of the prior; zero unless the evidence is exact.
         misfit: ||r - U U^T r||^2 if the evidence is exact, otherwise twice the loss at params.
         squared_distance: ||params - prior_mean||^2; 0 if the evidence is exact.
-        output_shape: shape of the outputs of one example.
+        output_shape: Shape of the outputs of one example.
         num_observations: N O for the squared error, 0 for another loss. It multiplies the
             normalisation log(2 pi s^2) of the likelihood.
-        outputs: function from M inputs to the outputs (M, ...) of the network at params.
-        loss: the loss.
+        outputs: Function from M inputs to the outputs (M, ...) of the network at params.
+        loss: The loss.
     """
 
     prior_precision: Any
@@ -105,7 +103,7 @@ class Laplace(NamedTuple):
         It does not contain the noise of the observations.
 
         Args:
-            x_new: inputs of M examples, shaped as those of x. The memory needed is
+            x_new: Inputs of M examples, shaped as those of x. The memory needed is
                 M O min(P, N O) numbers, or M O P with another structure than the full one: for
                 many inputs, call this function on a few at a time.
 
@@ -114,11 +112,11 @@ class Laplace(NamedTuple):
             the outputs.
 
         Raises:
-            ValueError: if the examples are not shaped as those of x, or a replaced prior_precision
+            ValueError: If the examples are not shaped as those of x, or a replaced prior_precision
                 or noise_variance is not positive and finite.
 
         Warns:
-            UserWarning: if the kernel is too coarse in its precision (see `laplace`).
+            UserWarning: If the kernel is too coarse in its precision (see `laplace`).
         """
         examples.num_examples(x_new, "x_new")
         self._check_precisions()
@@ -145,15 +143,15 @@ class Laplace(NamedTuple):
         classification networks).
 
         Args:
-            x_new: inputs of M examples, as of `variance`.
+            x_new: Inputs of M examples, as of `variance`.
             key: PRNG key of the samples; None for the probit approximation.
-            num_samples: number of samples of the logits of an example.
+            num_samples: Number of samples of the logits of an example.
 
         Returns:
             Probabilities ``(M, *out)``. They sum to 1 over the last axis.
 
         Raises:
-            ValueError: if the loss is not `losses.cross_entropy`, and as `variance`.
+            ValueError: If the loss is not `losses.cross_entropy`, and as `variance`.
         """
         if as_sum(self.loss) is None or self.loss is squared_error:
             raise ValueError(f"probabilities need the loss losses.cross_entropy, got {self.loss!r}")
@@ -193,10 +191,10 @@ class Laplace(NamedTuple):
         likelihood estimation for model selection in deep learning.
 
         Raises:
-            ValueError: if a replaced prior_precision or noise_variance is not positive and finite.
+            ValueError: If a replaced prior_precision or noise_variance is not positive and finite.
 
         Warns:
-            UserWarning: if the kernel is too coarse in its precision (see `laplace`).
+            UserWarning: If the kernel is too coarse in its precision (see `laplace`).
         """
         self._check_precisions()
         delta, noise = self.prior_precision, self.noise_variance
@@ -237,7 +235,7 @@ def laplace(
     prior_precision: float | Array,
     noise_variance: float | Array = 1.0,
     prior_mean: PyTree | None = None,
-    structure: str = "full",
+    structure: Literal["full", "diagonal", "kronecker"] = "full",
     trainable: Trainable = None,
     memory_limit: int = 2**28,
 ) -> Laplace:
@@ -263,21 +261,21 @@ def laplace(
     predictions of Bayesian neural nets via local linearization.
 
     Args:
-        f: network, a pure function of (params, x) that returns outputs (N, ...).
-        params: parameters of the expansion, a pytree.
-        x: inputs of N examples, an array (N, ...) or a pytree of such arrays.
-        y: targets of N examples, as the loss takes them.
-        loss: function of (outputs, y). loss / noise_variance is the negative log-likelihood. The
+        f: The network, f(params, x), with outputs (N, ...).
+        params: The parameters to expand at.
+        x: Inputs of N examples.
+        y: Targets of N examples, as the loss takes them.
+        loss: Function of (outputs, y). loss / noise_variance is the negative log-likelihood. The
             loss must be a sum over the examples and convex in the outputs, as
             `losses.squared_error` and `losses.cross_entropy` are, also with options.
-        prior_precision: precision delta of the Gaussian prior. It corresponds to a penalty
+        prior_precision: Precision delta of the Gaussian prior. It corresponds to a penalty
             delta/2 ||theta - prior_mean||^2 in training.
-        noise_variance: for the squared error the variance of the observations, in squared units of
+        noise_variance: For the squared error the variance of the observations, in squared units of
             the outputs; a temperature for other losses.
-        prior_mean: mean of the prior, a pytree like params; None for 0.
+        prior_mean: Mean of the prior, a pytree like params; None for 0.
         structure: "full", "diagonal" or "kronecker".
-        trainable: which parameters are uncertain (`linearise.parameters`); None for all.
-        memory_limit: bytes for the rows of J that are kept at a time. The matrix that is decomposed
+        trainable: Which parameters are uncertain (`parameters.partition`); None for all.
+        memory_limit: Bytes for the rows of J that are kept at a time. The matrix that is decomposed
             comes in addition.
 
     Returns:
@@ -285,7 +283,7 @@ def laplace(
         the evidence.
 
     Raises:
-        ValueError: if prior_precision or noise_variance is not positive and finite; if structure
+        ValueError: If prior_precision or noise_variance is not positive and finite; if structure
             is another word; if the loss is not a function, is a mean, couples its examples or is
             not convex; if f couples its examples (couplings and convexity are not checked under
             tracing); if x and y differ in their numbers of examples, or the loss does not accept y;
@@ -293,18 +291,17 @@ def laplace(
             not like params; or if memory_limit is not a positive integer or is too small for the
             kernel (`empirical_ntk`).
 
-    Example:
-        >>> f, x, y = lambda p, x: x @ p, jnp.eye(2), jnp.array([1.0, 3.0])
-        >>> model = {"loss": il.losses.squared_error, "prior_precision": 1.0}
-        >>> posterior = il.laplace(f, jnp.zeros(2), x, y, noise_variance=0.25, **model)
-        >>> print(posterior.variance(2 * x).round(3), posterior.log_marginal_likelihood().round(3))
-        [0.8 0.8] -6.061
+    >>> f, x, y = lambda p, x: x @ p, jnp.eye(2), jnp.array([1.0, 3.0])
+    >>> model = {"loss": il.losses.squared_error, "prior_precision": 1.0}
+    >>> posterior = il.laplace(f, jnp.zeros(2), x, y, noise_variance=0.25, **model)
+    >>> print(posterior.variance(2 * x).round(3), posterior.log_marginal_likelihood().round(3))
+    [0.8 0.8] -6.061
     """
     for name, value in (("prior_precision", prior_precision), ("noise_variance", noise_variance)):
         check_positive(name, value)
         check_scalar(name, value)
     check_positive_integer("memory_limit", memory_limit)
-    check_one_of("structure", structure, STRUCTURES)
+    check_one_of("structure", structure, ("full", "diagonal", "kronecker"))
     examples.num_examples((x, y), "inputs and targets")
     require_callable(loss)
     if isinstance(loss, Mean):

@@ -14,8 +14,8 @@ class DampingState(NamedTuple):
     """The damping of the next step.
 
     Attributes:
-        value: the damping, in the units of J^T H J.
-        growth: factor by which a rejection of the next step multiplies the damping.
+        value: The damping, in the units of J^T H J.
+        growth: Factor by which a rejection of the next step multiplies the damping.
     """
 
     value: Float[Array, ""]
@@ -41,17 +41,16 @@ class LevenbergMarquardt:
     Nielsen (1999), Damping parameter in Marquardt's method.
 
     Args:
-        start: damping of the first step, in the units of J^T H J. For a loss divided by N, divide
+        start: Damping of the first step, in the units of J^T H J. For a loss divided by N, divide
             `start` by N, too.
 
     Raises:
-        ValueError: if start is not one positive and finite number.
+        ValueError: If start is not one positive and finite number.
 
-    Example:
-        >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
-        >>> settings = {"damping": il.LevenbergMarquardt(10.0), "max_steps": 50, "tolerance": 1e-6}
-        >>> print(il.gauss_newton(f, jnp.zeros(2), x, y, **settings).params.round(3))
-        [0.    1.099]
+    >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
+    >>> settings = {"damping": il.LevenbergMarquardt(10.0), "max_steps": 50, "tolerance": 1e-6}
+    >>> print(il.gauss_newton(f, jnp.zeros(2), x, y, **settings).params.round(3))
+    [0.    1.099]
     """
 
     start: float = 1.0

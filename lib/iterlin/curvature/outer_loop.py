@@ -39,9 +39,9 @@ class Status(IntEnum):
     """How a run ended.
 
     Attributes:
-        CONVERGED: the loss settled no higher than it began, or reached its target.
-        MAX_STEPS: the run took `max_steps` steps without settling.
-        DIVERGED: the loss became non-finite, or settled above its first value.
+        CONVERGED: The loss settled no higher than it began, or reached its target.
+        MAX_STEPS: The run took `max_steps` steps without settling.
+        DIVERGED: The loss became non-finite, or settled above its first value.
     """
 
     CONVERGED = 0
@@ -58,10 +58,10 @@ class Solution(NamedTuple):
     """The final parameters of a run, how it ended, and its history.
 
     Attributes:
-        params: the last finite iterate, a pytree like the params that were given.
-        status: a `Status`, as an integer array ().
-        num_steps: number of steps taken, an integer array (). Rejected steps count.
-        history: arrays of shape (min(max_steps, 100,000) + 1,). Entry t belongs to iterate t.
+        params: The last finite iterate, a pytree like the params that were given.
+        status: A `Status`, as an integer array ().
+        num_steps: Number of steps taken, an integer array (). Rejected steps count.
+        history: Arrays of shape (min(max_steps, 100,000) + 1,). Entry t belongs to iterate t.
             Entries after the last iterate are NaN, and iterates beyond the end of the arrays are
             not recorded. The keys are:
 
@@ -87,12 +87,12 @@ class Problem(NamedTuple):
     """The minimisation of loss(f(theta, x), y) over the trained parameters theta.
 
     Attributes:
-        f: network as a function of (trained parameters, x).
-        initial: trained parameters at the start of the run.
-        fixed: parameters that are not trained.
-        x: inputs of N examples.
-        y: targets of N examples.
-        loss: function of (outputs, targets).
+        f: Network as a function of (trained parameters, x).
+        initial: Trained parameters at the start of the run.
+        fixed: Parameters that are not trained.
+        x: Inputs of N examples.
+        y: Targets of N examples.
+        loss: Function of (outputs, targets).
     """
 
     f: Network

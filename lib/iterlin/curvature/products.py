@@ -42,14 +42,14 @@ def ggn_product(
     squared error and the cross-entropy the matrix is the Fisher information, too.
 
     Args:
-        f: network, a pure function of (params, x) that returns outputs (N, ...).
-        params: parameters, a pytree.
-        x: inputs of N examples, an array (N, ...) or a pytree of such arrays.
-        y: targets of N examples, as the loss takes them.
-        loss: function of (outputs, y) that returns one number. The matrix is that of the loss as it
+        f: The network, f(params, x), with outputs (N, ...).
+        params: The parameters at which the products are taken.
+        x: Inputs of N examples.
+        y: Targets of N examples, as the loss takes them.
+        loss: Function of (outputs, y) that returns one number. The matrix is that of the loss as it
             is: a mean over N T tokens divides it by N T.
-        trainable: which parameters are trained (`linearise.parameters`); None for all.
-        slice_size: number of examples in a slice; None for all at once. With slices, memory holds
+        trainable: Which parameters are trained (`parameters.partition`); None for all.
+        slice_size: Number of examples in a slice; None for all at once. With slices, memory holds
             the activations of one slice, and each product computes the activations anew. f must
             then treat its examples independently, and the loss must be a sum over the examples or
             the mean of one.
@@ -59,16 +59,15 @@ def ggn_product(
         trained are None in both. v is converted to the types of params.
 
     Raises:
-        ValueError: if loss is not a function, if slice_size is not a positive integer, or if
+        ValueError: If loss is not a function, if slice_size is not a positive integer, or if
             slice_size is given with a loss that is not known to be a sum over the examples. The
             returned function raises ValueError for a v of another structure or other shapes.
 
-    Example:
-        >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
-        >>> f, loss = lambda p, x: x @ p, il.losses.squared_error
-        >>> product = il.ggn_product(f, jnp.zeros(2), x, jnp.ones(2), loss)
-        >>> print(product(jnp.ones(2)))  # x^T x v
-        [24. 34.]
+    >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    >>> f, loss = lambda p, x: x @ p, il.losses.squared_error
+    >>> product = il.ggn_product(f, jnp.zeros(2), x, jnp.ones(2), loss)
+    >>> print(product(jnp.ones(2)))  # x^T x v
+    [24. 34.]
     """
 
     def products_of(f, params, x, y, loss):
@@ -96,23 +95,22 @@ def empirical_fisher_product(
     `ggn_product`.
 
     Args:
-        f: network as of `ggn_product`, which treats its examples independently (not checked).
-        params, x, y, trainable, slice_size: as of `ggn_product`.
-        loss: a loss that sums over the examples, or `losses.mean` of one. For a mean the sum over
+        f: Network as of `ggn_product`, which treats its examples independently (not checked).
+        params, x, y, trainable, slice_size: As of `ggn_product`.
+        loss: A loss that sums over the examples, or `losses.mean` of one. For a mean the sum over
             the examples is divided as the loss is, once; g_n is the gradient of the undivided loss.
 
     Returns:
         A function as that of `ggn_product`.
 
     Raises:
-        ValueError: as `ggn_product`.
+        ValueError: As `ggn_product`.
 
-    Example:
-        >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
-        >>> f, loss = lambda p, x: x @ p, il.losses.squared_error
-        >>> product = il.empirical_fisher_product(f, jnp.zeros(2), x, jnp.array([1.0, 2.0]), loss)
-        >>> print(product(jnp.ones(2)))
-        [ 87. 118.]
+    >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    >>> f, loss = lambda p, x: x @ p, il.losses.squared_error
+    >>> product = il.empirical_fisher_product(f, jnp.zeros(2), x, jnp.array([1.0, 2.0]), loss)
+    >>> print(product(jnp.ones(2)))
+    [ 87. 118.]
     """
 
     def products_of(f, params, x, y, loss):
@@ -147,20 +145,19 @@ def hessian_product(
     term with the second derivatives of the network, and may have negative eigenvalues.
 
     Args:
-        f: network as of `ggn_product`; it may couple its examples unless slice_size is given.
-        params, x, y, loss, trainable, slice_size: as of `ggn_product`.
+        f: Network as of `ggn_product`; it may couple its examples unless slice_size is given.
+        params, x, y, loss, trainable, slice_size: As of `ggn_product`.
 
     Returns:
         A function as that of `ggn_product`.
 
     Raises:
-        ValueError: as `ggn_product`.
+        ValueError: As `ggn_product`.
 
-    Example:
-        >>> f, x, y = lambda p, x: x * p[0] * p[1], jnp.ones(1), jnp.zeros(1)
-        >>> product = il.hessian_product(f, jnp.array([1.0, 2.0]), x, y, il.losses.squared_error)
-        >>> print(product(jnp.array([1.0, 0.0])))
-        [4. 4.]
+    >>> f, x, y = lambda p, x: x * p[0] * p[1], jnp.ones(1), jnp.zeros(1)
+    >>> product = il.hessian_product(f, jnp.array([1.0, 2.0]), x, y, il.losses.squared_error)
+    >>> print(product(jnp.array([1.0, 0.0])))
+    [4. 4.]
     """
 
     def products_of(f, params, x, y, loss):

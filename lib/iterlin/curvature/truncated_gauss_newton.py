@@ -54,39 +54,38 @@ def truncated_gauss_newton(
     2002; Martens 2010). The run ends as `gauss_newton` does.
 
     Args:
-        f: network, a pure function of (params, x) that returns outputs (N, ...).
-        params: initial parameters, a pytree.
-        x: inputs of N examples, an array (N, ...) or a pytree of such arrays.
-        y: targets of N examples, as the loss takes them.
-        beta: relative tolerance of each step, in (0, 1).
-        max_steps: largest number of steps, below 2^31.
-        tolerance: relative change of the loss in one step at which the run ends.
-        target_loss: loss at which the run ends. By default it is 0 for the losses of
+        f: The network, f(params, x), with outputs (N, ...).
+        params: Initial parameters.
+        x: Inputs of N examples.
+        y: Targets of N examples, as the loss takes them.
+        beta: Relative tolerance of each step, in (0, 1).
+        max_steps: Largest number of steps, below 2^31.
+        tolerance: Relative change of the loss in one step at which the run ends.
+        target_loss: Loss at which the run ends. By default it is 0 for the losses of
             `iterlin.training.losses`, and there is none for other losses, which may be negative.
-        max_inner_steps: largest number of conjugate-gradient steps in a step, by default
+        max_inner_steps: Largest number of conjugate-gradient steps in a step, by default
             10 min(N O, P).
-        loss: function of (outputs, y) that returns one number, convex in the outputs.
-        damping: non-negative number in the units of J^T H J, or a `LevenbergMarquardt`, which
+        loss: Function of (outputs, y) that returns one number, convex in the outputs.
+        damping: Non-negative number in the units of J^T H J, or a `LevenbergMarquardt`, which
             adapts the damping and rejects steps that would raise the loss. Rejected steps count as
             steps. For a loss divided by N, divide the damping, too.
-        trainable: which parameters are trained (`linearise.parameters`); None for all.
+        trainable: Which parameters are trained (`parameters.partition`); None for all.
 
     Returns:
         A `Solution`. The "certificate" in its history is ||r|| / ||J^T z||, recomputed from each
         step s. It exceeds beta only if the inner iteration ended at max_inner_steps.
 
     Raises:
-        ValueError: if beta is not in (0, 1); if damping is negative or not finite; if the loss is
+        ValueError: If beta is not in (0, 1); if damping is negative or not finite; if the loss is
             not a function, or does not return one number; if the loss is not the squared error and
             neither damping nor max_inner_steps is given, because J^T H J may then be singular (for
             the cross-entropy it is once the classes are separated); and as `gauss_newton`.
 
-    Example:
-        >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
-        >>> settings = {"beta": 0.1, "max_steps": 20, "tolerance": 1e-6}
-        >>> found = il.truncated_gauss_newton(f, jnp.zeros(2), x, y, **settings)
-        >>> print(found.params.round(3), found.num_steps)
-        [0.    1.099] 6
+    >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
+    >>> settings = {"beta": 0.1, "max_steps": 20, "tolerance": 1e-6}
+    >>> found = il.truncated_gauss_newton(f, jnp.zeros(2), x, y, **settings)
+    >>> print(found.params.round(3), found.num_steps)
+    [0.    1.099] 6
     """
     check_open_unit_interval("beta", beta)
     require_callable(loss)

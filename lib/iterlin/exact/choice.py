@@ -1,6 +1,7 @@
 """The engines by name, and the engine that 'auto' takes."""
 
 from collections.abc import Callable
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,19 @@ from iterlin.exact.task import Task, slice_size
 from iterlin.linearise import costs
 from iterlin.linearise.compiled import SharedJit
 
+# The values of the argument `engine` of `train`: "steps" takes every step, "auto" chooses.
+EngineName = Literal[
+    "auto",
+    "steps",
+    "kept_steps",
+    "closed_form",
+    "function_space",
+    "function_space_flow",
+    "function_space_minimum",
+    "flow",
+    "minimum",
+]
+ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 ENGINES: dict[str, Callable[[Task], Engine]] = {
     "kept_steps": Steps,
     "closed_form": ClosedForm,
@@ -23,8 +37,6 @@ ENGINES: dict[str, Callable[[Task], Engine]] = {
     "function_space_minimum": lambda task: ToMinimum(task, with_kernel=True),
     "minimum": ToMinimum,
 }
-# All values of the argument `engine` of `train`: "steps" takes every step, "auto" chooses.
-ENGINE_NAMES = ("auto", "steps", *ENGINES)
 # 'auto' takes steps for shorter periods.
 LONG_PERIOD = 1000
 # 'auto' takes the closed form only for at most this many outputs N O.

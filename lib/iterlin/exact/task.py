@@ -25,7 +25,7 @@ class Task(NamedTuple):
         f: The network of the trained parameters: f(params, x) -> outputs (N, ...).
         data: Inputs and targets (x, y) of N examples.
         loss: loss(outputs, y) -> a number.
-        step_size: eta of gradient descent.
+        step_size: The step size eta of gradient descent.
         penalty: Factor of ||theta - theta_s||^2.
         tolerance: For a flow, the error of each integration step (`flow.advance`). For a minimum,
             the certificate at which Newton's method stops (`newton.minimize`).

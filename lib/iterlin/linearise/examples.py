@@ -18,7 +18,8 @@ def num_examples(tree: PyTree, name: str = "inputs") -> int:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         where = name + jax.tree_util.keystr(path)
         if np.ndim(leaf) == 0:
-            raise ValueError(f"{where} must lead with the examples, got a single {leaf!r}")
+            remedy = ": give one array in place of a list" if isinstance(tree, list) else ""
+            raise ValueError(f"{where} must lead with the examples, got a single {leaf!r}{remedy}")
         sizes[where] = np.shape(leaf)[0]
         if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSUmM":
             raise ValueError(f"{where} must be numbers, got an array of dtype {leaf.dtype}")

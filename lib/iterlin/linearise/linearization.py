@@ -27,6 +27,7 @@ from iterlin.linearise.validation import (
     check_same_tree,
     describe,
     inside_trace,
+    instead_of_module,
     is_traced,
     prefix_errors,
 )
@@ -213,8 +214,10 @@ def output_shape(f: Network, params: PyTree, x: Any) -> jax.ShapeDtypeStruct:
     Raises ValueError if f cannot be called on x, or does not return one array that leads with N and
     holds at least one floating point number for each example.
     """
-    count = examples.num_examples(x)
-    with prefix_errors(f"f(params, x) of inputs {describe(x)}"):
+    count, instead = examples.num_examples(x), instead_of_module(f)
+    if not callable(f):
+        raise ValueError(f"f must be a function of (params, x), got {type(f).__name__}{instead}")
+    with prefix_errors(f"f(params, x) of inputs {describe(x)}", instead):
         found = jax.eval_shape(f, params, x)
     if not isinstance(found, jax.ShapeDtypeStruct):
         raise ValueError(f"f must return one array (N, ...), got {jax.tree.structure(found)}")

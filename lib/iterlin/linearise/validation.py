@@ -276,19 +276,37 @@ def describe(value) -> str:
     return str(jax.tree.map(describe_leaf, value)).replace("'", "")
 
 
+# The adapters of modules, by the package that defines the module's class.
+_ADAPTERS = {"flax.nnx": "from_nnx", "flax.linen": "from_linen", "equinox": "from_equinox"}
+
+
+def instead_of_module(f) -> str:
+    """Return what an error message adds where f is a module, or an adapted one, else ""."""
+    if callable(getattr(f, "f", None)) and not callable(f):
+        return "; of an adapted module give .f, and .params as its parameters"
+    packages = [kind.__module__ for kind in type(f).__mro__]
+    for package, adapter in _ADAPTERS.items():
+        if any(name.startswith(package) for name in packages):
+            return f"; il.{adapter} gives f(params, x) and the parameters of a module"
+    return ""
+
+
 @contextmanager
-def prefix_errors(call: str) -> Iterator[None]:
+def prefix_errors(call: str, remedy: str = "") -> Iterator[None]:
     """Turn an error of a user's function into a ValueError that names the call.
 
-    Its message is "<call> fails: " and the first line of the original message.
+    Its message is "<call> fails: ", the first line of the original message, and the remedy.
     """
     try:
         yield
-    except (AttributeError, TypeError, ValueError) as error:
+    except Exception as error:
+        known = isinstance(error, AttributeError | TypeError | ValueError)
+        if not (known or remedy):  # modules raise errors of their own kinds
+            raise
         first = textwrap.shorten(str(error).strip().partition("\n")[0], 200)
         if isinstance(error, TRACER_ERRORS):
             first = "it needs a value in Python, but JAX traces it: write it with jax.numpy"
-        raise ValueError(f"{call} fails: {first}") from error
+        raise ValueError(f"{call} fails: {first}{remedy}") from error
 
 
 def check_returns_bool(name: str, value, example: str) -> None:

@@ -36,16 +36,16 @@ class Adapted:
     """A module as pure functions; ``f, params, settings = adapted`` gives what `Algorithm` needs.
 
     Attributes:
-        f: function from (params, x) to outputs (N, ...), the network in training. Batch
+        f: Function from (params, x) to outputs (N, ...), the network in training. Batch
             normalisation uses the statistics of the batch x. A module with dropout or other noise
             takes (params, x, key), and without a key f is the network in evaluation.
-        params: initial parameters, in nested dicts (Flax) or as the module (Equinox).
-        settings: further arguments of `Algorithm`: "normalization" if the module has running
+        params: Initial parameters, in nested dicts (Flax) or as the module (Equinox).
+        settings: Further arguments of `Algorithm`: "normalization" if the module has running
             statistics, and "keyed" if f takes a key.
-        evaluated: function from (params, x) to outputs (N, ...), the network in evaluation, with
+        evaluated: Function from (params, x) to outputs (N, ...), the network in evaluation, with
             the running statistics that the module had when it was adapted. It treats examples
             independently, as kernels and Jacobians require.
-        module: function from a `TrainState` to the module in evaluation, with the parameters and
+        module: Function from a `TrainState` to the module in evaluation, with the parameters and
             the running statistics of the state: for NNX a module, for Linen the variables, for
             Equinox the module, or (module, state) if a state was given.
     """
@@ -69,21 +69,20 @@ def from_nnx(module) -> Adapted:
     ``module.train()`` and ``module.eval()``. The given module is not changed.
 
     Args:
-        module: a module that is called as module(x) on inputs x of N examples.
+        module: A module that is called as module(x) on inputs x of N examples.
 
     Returns:
         The adapted module.
 
     Raises:
-        ValueError: if module is not a `flax.nnx.Module` or has no parameters. f raises ValueError
+        ValueError: If module is not a `flax.nnx.Module` or has no parameters. f raises ValueError
             if the module fails on its inputs.
-        ImportError: if Flax is not installed.
+        ImportError: If Flax is not installed.
 
-    Example:
-        >>> from flax import nnx
-        >>> f, params, settings = il.from_nnx(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
-        >>> f(params, jnp.ones((5, 2))).shape, settings
-        ((5, 3), {})
+    >>> from flax import nnx
+    >>> f, params, settings = il.from_nnx(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    >>> f(params, jnp.ones((5, 2))).shape, settings
+    ((5, 3), {})
     """
     from flax import nnx
 
@@ -119,28 +118,27 @@ def from_linen(module, variables, *, streams: str | tuple[str, ...] = (), **sett
     the module updates itself, with its own momentum. Other collections stay fixed.
 
     Args:
-        module: a module that is called on inputs x of N examples.
-        variables: the variables, as ``module.init`` returns them.
-        streams: names of the random streams of the module, such as "dropout" for `nn.Dropout`.
-        **settings: arguments of the module's call in training, such as train=True or
+        module: A module that is called on inputs x of N examples.
+        variables: The variables, as ``module.init`` returns them.
+        streams: Names of the random streams of the module, such as "dropout" for `nn.Dropout`.
+        **settings: Arguments of the module's call in training, such as train=True or
             deterministic=False. In evaluation bools are negated.
 
     Returns:
         The adapted module.
 
     Raises:
-        ValueError: if module is not a `flax.linen.Module`, or the variables have no "params". f
+        ValueError: If module is not a `flax.linen.Module`, or the variables have no "params". f
             raises ValueError if the module fails on its inputs, or uses a random stream that
             `streams` does not name.
-        ImportError: if Flax is not installed.
+        ImportError: If Flax is not installed.
 
-    Example:
-        >>> from flax import linen
-        >>> module, x = linen.BatchNorm(), jnp.ones((5, 2))
-        >>> variables = module.init(jax.random.key(0), x, use_running_average=False)
-        >>> f, params, settings = il.from_linen(module, variables, use_running_average=False)
-        >>> f(params, x).shape, list(settings)
-        ((5, 2), ['normalization'])
+    >>> from flax import linen
+    >>> module, x = linen.BatchNorm(), jnp.ones((5, 2))
+    >>> variables = module.init(jax.random.key(0), x, use_running_average=False)
+    >>> f, params, settings = il.from_linen(module, variables, use_running_average=False)
+    >>> f(params, x).shape, list(settings)
+    ((5, 2), ['normalization'])
     """
     from flax import errors, linen
     from flax.core import unfreeze
@@ -184,27 +182,26 @@ def from_equinox(module, state=None, *, axis_name: str = "batch") -> Adapted:
     module of Equinox itself counts as taking a key only if it contains dropout.
 
     Args:
-        module: a module that is called as module(x), or as module(x, state) if a state is given.
-        state: the state of a module made by ``equinox.nn.make_with_state``. It becomes the running
+        module: A module that is called as module(x), or as module(x, state) if a state is given.
+        state: The state of a module made by ``equinox.nn.make_with_state``. It becomes the running
             statistics. The module updates it itself, in the mode and with the momentum of each
             `equinox.nn.BatchNorm`.
-        axis_name: name of the batch axis in the vmap of a module with a state.
+        axis_name: Name of the batch axis in the vmap of a module with a state.
 
     Returns:
         The adapted module.
 
     Raises:
-        ValueError: if module is not an `equinox.Module` that can be called, has no array to train,
+        ValueError: If module is not an `equinox.Module` that can be called, has no array to train,
             or has layers with a state and no state is given. f raises ValueError if the module
             fails on its inputs.
-        ImportError: if Equinox is not installed.
+        ImportError: If Equinox is not installed.
 
-    Example:
-        >>> import equinox as eqx
-        >>> module = eqx.nn.MLP(2, 3, 16, 1, key=jax.random.key(0))
-        >>> f, params, settings = il.from_equinox(module)
-        >>> f(params, jnp.ones((5, 2))).shape, settings
-        ((5, 3), {})
+    >>> import equinox as eqx
+    >>> module = eqx.nn.MLP(2, 3, 16, 1, key=jax.random.key(0))
+    >>> f, params, settings = il.from_equinox(module)
+    >>> f(params, jnp.ones((5, 2))).shape, settings
+    ((5, 3), {})
     """
     import equinox as eqx
 

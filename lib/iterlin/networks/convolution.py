@@ -34,9 +34,9 @@ def conv2d(
     """Return the cross-correlation of images with filters.
 
     Args:
-        x: images (N, H, W, C).
-        filters: filters (k, l, C, O).
-        stride: stride in both directions.
+        x: Images (N, H, W, C).
+        filters: Filters (k, l, C, O).
+        stride: Stride in both directions.
         padding: "VALID" leaves ``(H - k) // stride + 1`` rows. "SAME" pads with zeros to
             ``ceil(H / stride)`` rows; an odd row of zeros goes below and an odd column to the
             right, as in TensorFlow and Flax. (PyTorch's padding=1 differs if the stride is 2 and
@@ -48,7 +48,7 @@ def conv2d(
         Outputs (N, h, w, O).
 
     Raises:
-        ValueError: if padding or method is unknown, stride is not a positive integer, the filters
+        ValueError: If padding or method is unknown, stride is not a positive integer, the filters
             are for another number of channels, or a filter does not fit into the image (VALID).
     """
     check_one_of("method", method, METHODS)
@@ -135,8 +135,8 @@ def conv2d_max_pool2(
     """Return `max_pool2` of `conv2d` with stride 1, in one pass if that is faster.
 
     Args:
-        x: images (N, H, W, C).
-        filters: filters (k, l, C, O).
+        x: Images (N, H, W, C).
+        filters: Filters (k, l, C, O).
         padding: "VALID" or "SAME", as in `conv2d`.
         method: "direct" and "patches" are those of `conv2d`. "blocks" makes the four outputs that
             are pooled together in one matrix product of patches k + 1 by l + 1, with the filters
@@ -153,7 +153,7 @@ def conv2d_max_pool2(
         Outputs (N, h, w, O).
 
     Raises:
-        ValueError: as `conv2d` and `max_pool2`, and if a filter is larger than 5 x 5 with
+        ValueError: As `conv2d` and `max_pool2`, and if a filter is larger than 5 x 5 with
             "winograd".
     """
     check_one_of("method", method, POOLED_METHODS)

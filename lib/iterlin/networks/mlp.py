@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,8 @@ class Model(NamedTuple):
     """A network as a pair of pure functions.
 
     Attributes:
-        init: function from a PRNG key to parameters, a pytree.
-        apply: function from (params, x) to outputs (N, ...), for inputs x of N examples.
+        init: Function from a PRNG key to parameters, a pytree.
+        apply: Function from (params, x) to outputs (N, ...), for inputs x of N examples.
     """
 
     init: Callable[[Array], PyTree]
@@ -34,8 +34,8 @@ class Model(NamedTuple):
 def mlp(
     widths: Sequence[int],
     *,
-    activation: str = "relu",
-    parameterization: str = "standard",
+    activation: Literal["relu", "tanh", "identity"] = "relu",
+    parameterization: Literal["standard", "ntk"] = "standard",
     weight_scale: float | None = None,
     bias_scale: float = 0.0,
     output_bias: bool = True,
@@ -48,29 +48,28 @@ def mlp(
     the learning rates (Jacot, Gabriel & Hongler 2018).
 
     Args:
-        widths: layer sizes (inputs, hidden..., outputs).
+        widths: Layer sizes (inputs, hidden..., outputs).
         activation: "relu", "tanh" or "identity", applied to every hidden layer.
         parameterization: "standard" draws weights from N(0, 1/fan_in) (LeCun normal), "ntk" from
             N(0, 1).
-        weight_scale: standard deviation of the weights in place of 1/sqrt(fan_in); only in the
+        weight_scale: Standard deviation of the weights in place of 1/sqrt(fan_in); only in the
             standard parameterization.
-        bias_scale: standard deviation of the biases.
-        output_bias: whether the last layer has a bias.
+        bias_scale: Standard deviation of the biases.
+        output_bias: Whether the last layer has a bias.
 
     Returns:
         A `Model`. Its parameters are a list with one dict {"weight": (fan_in, fan_out),
         "bias": (fan_out,)} for each layer, and its outputs have shape (N, widths[-1]).
 
     Raises:
-        ValueError: if activation or parameterization is unknown, widths are not at least two
+        ValueError: If activation or parameterization is unknown, widths are not at least two
             positive integers, a scale is negative or not finite, weight_scale is given in the NTK
             parameterization, or output_bias is not a bool.
 
-    Example:
-        >>> net = il.mlp((2, 16, 1), activation="tanh", parameterization="ntk")
-        >>> params = net.init(jax.random.key(0))
-        >>> params[0]["weight"].shape, net.apply(params, jnp.ones((5, 2))).shape
-        ((2, 16), (5, 1))
+    >>> net = il.mlp((2, 16, 1), activation="tanh", parameterization="ntk")
+    >>> params = net.init(jax.random.key(0))
+    >>> params[0]["weight"].shape, net.apply(params, jnp.ones((5, 2))).shape
+    ((2, 16), (5, 1))
     """
     check_one_of("activation", activation, ACTIVATIONS)
     check_one_of("parameterization", parameterization, ("standard", "ntk"))

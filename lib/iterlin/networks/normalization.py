@@ -23,11 +23,11 @@ class Normalization(NamedTuple):
     """The training mode and the evaluation mode of a network with running statistics.
 
     Attributes:
-        initial: running statistics at the start, a pytree of arrays.
-        apply: the network in training, a function from (params, statistics, x) to (outputs,
+        initial: Running statistics at the start, a pytree of arrays.
+        apply: The network in training, a function from (params, statistics, x) to (outputs,
             statistics). The statistics that it returns are those after this batch; they carry no
             derivative. A network with dropout or other noise takes (params, statistics, x, key).
-        evaluate: the network in evaluation, a function from (params, statistics, x) to outputs. It
+        evaluate: The network in evaluation, a function from (params, statistics, x) to outputs. It
             treats examples independently.
     """
 
@@ -46,9 +46,9 @@ class NormalizedModel(NamedTuple):
     """A `mlp.Model` whose `apply` may couple its examples, with its modes.
 
     Attributes:
-        init: function from a PRNG key to parameters, a pytree.
-        apply: function from (params, x) to outputs (N, ...), in training.
-        normalization: both modes; None if the network has no normalisation.
+        init: Function from a PRNG key to parameters, a pytree.
+        apply: Function from (params, x) to outputs (N, ...), in training.
+        normalization: Both modes; None if the network has no normalisation.
     """
 
     init: Callable[[Array], PyTree]

@@ -17,21 +17,20 @@ def centred(f: Network, start: PyTree, scale: float | Array = 1.0) -> Network:
     Source: Chizat, Oyallon & Bach (2019), On lazy training in differentiable programming.
 
     Args:
-        f: network, a pure function of (params, x).
-        start: parameters at which the outputs are zero, a pytree.
-        scale: positive number alpha.
+        f: The network, f(params, x).
+        start: Parameters at which the outputs are zero.
+        scale: The positive number alpha.
 
     Returns:
-        The scaled network, a pure function of (params, x).
+        The scaled network, a function of (params, x).
 
     Raises:
-        ValueError: if scale is not positive and finite.
+        ValueError: If scale is not positive and finite.
 
-    Example:
-        >>> net, x = il.mlp((2, 16, 1)), jnp.ones((5, 2))
-        >>> params = net.init(jax.random.key(0))
-        >>> print(il.centred(net.apply, params, 10.0)(params, x).ravel())
-        [0. 0. 0. 0. 0.]
+    >>> net, x = il.mlp((2, 16, 1)), jnp.ones((5, 2))
+    >>> params = net.init(jax.random.key(0))
+    >>> print(il.centred(net.apply, params, 10.0)(params, x).ravel())
+    [0. 0. 0. 0. 0.]
     """
     check_positive("scale", scale)
     scale = as_python(scale)  # so that the outputs keep their type

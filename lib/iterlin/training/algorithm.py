@@ -19,6 +19,7 @@ from iterlin.linearise.validation import (
     check_positive,
     check_signature,
     describe,
+    instead_of_module,
     is_traced,
 )
 from iterlin.training.losses import Loss, Mean, loss_over_slices
@@ -72,7 +73,8 @@ class Algorithm:
         for name in ("f", "loss", "regularizer"):
             value = getattr(self, name)
             if not callable(value) and not (name == "regularizer" and value is None):
-                raise ValueError(f"{name} must be a function, got {describe(value)}")
+                got = f"{type(value).__name__}{instead_of_module(value)}"
+                raise ValueError(f"{name} must be a function, got {got}")
         if isinstance(self.f, Mean):
             raise ValueError("f must be the network f(params, x), got a loss: it comes second")
         check_signature("loss", self.loss, ("outputs", "y"))
@@ -81,7 +83,7 @@ class Algorithm:
         if self.keyed:
             check_signature("f", self.f, ("params", "x", "key"))
         else:
-            remedy = "; with keyed=True it is f(params, x, key)"
+            remedy = instead_of_module(self.f) or "; with keyed=True it is f(params, x, key)"
             check_signature("f", self.f, ("params", "x"), remedy)
         if callable(self.optimizer):
             raise ValueError(

@@ -1,6 +1,7 @@
 """Checkpoints: write them atomically, and refuse to resume from one of another run."""
 
 import json
+import zipfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,8 @@ def _read(path: Path, identity: Identity) -> tuple[dict[str, np.ndarray], dict]:
         head = json.loads(arrays["head"].tobytes())
     except Exception as error:  # a damaged file fails in many ways
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if not zipfile.is_zipfile(path):
+            reason = "or another file: it is no .npz archive"
         raise CheckpointError(f"the checkpoint {path} is damaged ({reason}): {hint}") from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not an '{FORMAT}': {hint}")

@@ -53,7 +53,9 @@ def batch_iterator(data: Any, step: Step, checkpoint: Any) -> Iterator:
     checkpoint.
     """
     if not isinstance(data, Iterable) or hasattr(data, "shape") or isinstance(data, Mapping | str):
-        raise ValueError(f"data must be (inputs, targets), or batches of these: got {type(data)}")
+        raise ValueError(
+            f"data must be (inputs, targets), or batches of these: got {describe(data)}"
+        )
     for name, value in (("batch_size", step.batch_size), ("when_solved", step.schedule.solved)):
         if value is not None:
             raise ValueError(f"{name} needs all data at once: give (inputs, targets), no iterable")

@@ -8,7 +8,7 @@ with `functools.partial`, for example ``mean(partial(cross_entropy, ignore=-100)
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -242,7 +242,7 @@ class Mean:
     """
 
     total: Loss
-    over: str = "targets"
+    over: Literal["targets", "examples"] = "targets"
 
     def __post_init__(self):
         if isinstance(self.total, Mean):
@@ -279,7 +279,7 @@ def _divide(value: Array, divisor: Any) -> Array:
     return value / (divisor if isinstance(divisor, int) else divisor.astype(value.dtype))
 
 
-def mean(loss: Loss, *, over: str = "targets") -> Loss:
+def mean(loss: Loss, *, over: Literal["targets", "examples"] = "targets") -> Loss:
     """Return the loss divided by the number of targets, as PyTorch and optax users know a mean.
 
     Step sizes, damping and curvature then refer to the mean, and `exp` of a mean cross-entropy is

@@ -159,7 +159,9 @@ def check_watch(watch: Any) -> None:
     for name in ("sets", "metrics"):
         value = getattr(watch, name)
         if not isinstance(value, Mapping) and not (name == "metrics" and value is None):
-            raise ValueError(f"{name} of watch must be named, as in {{'test': ...}}: got {value!r}")
+            raise ValueError(
+                f"{name} of watch must be named, as in {{'test': ...}}: got {describe(value)}"
+            )
     for name, chosen in watch.sets.items():
         if not isinstance(chosen, tuple | list) or len(chosen) != 2:
             raise ValueError(f"the set '{name}' of watch must be inputs and targets (x, y)")

@@ -54,14 +54,14 @@ def lenet(
 
     Args:
         input_shape: (H, W, C) of the images.
-        channels: output channels of each convolution.
-        kernel_size: rows and columns of each filter.
-        padding, method: as of `convolution.conv2d_max_pool2`.
-        hidden: widths of the hidden dense layers.
-        classes: number of outputs.
+        channels: Output channels of each convolution.
+        kernel_size: Rows and columns of each filter.
+        padding, method: As of `convolution.conv2d_max_pool2`.
+        hidden: Widths of the hidden dense layers.
+        classes: Number of outputs.
         weight: "lecun" draws weights from N(0, 1/fan_in), not truncated, and "he" from
             N(0, 2/fan_in). Biases are zero.
-        slice_size: number of examples to apply the network to at a time (`slices.in_slices`); None
+        slice_size: Number of examples to apply the network to at a time (`slices.in_slices`); None
             for all. "auto" is 8 on a CPU if the patches of one example take over 50,000 numbers,
             otherwise None.
 
@@ -70,7 +70,7 @@ def lenet(
         "dense1": {"kernel": (fan_in, fan_out), "bias"}, ...} and outputs (N, classes).
 
     Raises:
-        ValueError: if an argument is not allowed, or the image is too small for filters and pools.
+        ValueError: If an argument is not allowed, or the image is too small for filters and pools.
     """
     height, width, depth = _checked_shape(input_shape, classes=classes, channels=channels)
     check_positive_integer("kernel_size", kernel_size)
@@ -134,15 +134,15 @@ def resnet18(
 
     Args:
         input_shape: (H, W, C) of the images, 8 x 8 at least.
-        width: channels of the first stage.
-        classes: number of outputs.
+        width: Channels of the first stage.
+        classes: Number of outputs.
         normalization: "batch" normalises by the mean and the biased variance of the batch over
             examples and positions, (h - mean) / sqrt(variance + 1e-5), and a linearisation contains
             their derivatives. "frozen" computes the same outputs, but takes mean and variance for
             constants, so that a linearisation keeps those of the batch at theta_s. None has no
             normalisation. With "batch" and "frozen" the output for a batch of one image of at most
             8 x 8 does not depend on the image, as the last stage is normalised to zero.
-        method: method of `convolution.conv2d`.
+        method: Method of `convolution.conv2d`.
 
     Returns:
         A `NormalizedModel` with parameters {"stem": {"conv": {"kernel"}}, "stage1_block1":

@@ -42,9 +42,9 @@ def table(head: Iterable, rows: Iterable[Iterable], title: str = "") -> HTML:
     """Return a table of plain text for a page to display; below it what ± means, if a cell has it.
 
     Args:
-        head: titles of the columns; one without a title is "".
-        rows: cells, which are shown by `str`.
-        title: the table's caption.
+        head: Titles of the columns; one without a title is "".
+        rows: Cells, which are shown by `str`.
+        title: The table's caption.
     """
     cells = [[_one_line(cell) for cell in row] for row in rows]
     frame = pd.DataFrame(cells, columns=[_one_line(name) for name in head])
