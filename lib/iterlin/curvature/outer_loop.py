@@ -42,6 +42,11 @@ class Status(IntEnum):
         CONVERGED: The loss settled no higher than it began, or reached its target.
         MAX_STEPS: The run took `max_steps` steps without settling.
         DIVERGED: The loss became non-finite, or settled above its first value.
+
+    >>> f, x, y = lambda p, x: jnp.exp(x @ p), jnp.eye(2), jnp.array([1.0, 3.0])
+    >>> found = il.gauss_newton(f, jnp.zeros(2), x, y, max_steps=20, tolerance=1e-6)
+    >>> print(il.Status(found.status).name)
+    CONVERGED
     """
 
     CONVERGED = 0
