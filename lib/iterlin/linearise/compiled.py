@@ -53,7 +53,7 @@ def jit_cached(function: Callable, *programs: Program, **options) -> Callable:
         # Operations traced inside `shard_map` carry its mesh, which their text does not show.
         mesh = jax.sharding.get_abstract_mesh()
         ids = device_ids(o.equation for program in programs for o in program.operations)
-        key = (function, mesh, ids, *(program.text for program in programs))
+        key = (function, repr(options), mesh, ids, *(program.text for program in programs))
         found = _shared(key, found, _compiled)
     return partial(found, [program.constants for program in programs])
 

@@ -40,6 +40,8 @@ COUPLED = (
     "independent=False, where the function that was called has that choice"
 )
 COMPARED = 5  # examples on which `require_independent` compares f
+# The program that compares them runs twice: optimised, it would take twice as long to compile.
+UNOPTIMIZED = {"xla_backend_optimization_level": 0}
 
 
 def tree_sub(a: PyTree, b: PyTree) -> PyTree:
@@ -282,11 +284,12 @@ def require_independent(f: Network, params: PyTree, x: Any) -> None:
         return leaf + (rng.normal(size=leaf.shape) * size).astype(leaf.dtype)
 
     programs = [trace_program(f, params, examples.batch_shapes(x, size)) for size in (number, 1)]
-    found = []
+    found, traced = [], inside_trace()
+    options = None if traced else UNOPTIMIZED  # JAX takes options outside of a trace alone
     try:
         # Outside of a trace it would only compile the constants one by one.
-        with jax.ensure_compile_time_eval() if inside_trace() else nullcontext():
-            compare = jit_cached(_together_and_alone, *programs)
+        with jax.ensure_compile_time_eval() if traced else nullcontext():
+            compare = jit_cached(_together_and_alone, *programs, compiler_options=options)
             # Of sorted or padded data the first ones may be equal, which would hide a coupling.
             spread = np.linspace(0, examples.num_examples(x) - 1, number).astype(int)
             few = jax.tree.map(lambda leaf: np.asarray(leaf)[spread], x)
