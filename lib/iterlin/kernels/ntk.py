@@ -28,6 +28,7 @@ from iterlin.linearise.linearization import (
 )
 from iterlin.linearise.parameters import Trainable
 from iterlin.linearise.precision import full_precision
+from iterlin.linearise.programs import trace_program
 from iterlin.linearise.validation import (
     check_bools,
     check_positive_integer,
@@ -256,7 +257,8 @@ def _plan_cache(f, params, x, trainable, memory_limit) -> tuple[TracedNetwork, C
     check_positive_integer("memory_limit", memory_limit)
     examples.num_examples(x, "x")
     trained, fixed = parameters.partition(params, trainable)
-    network = _trace_independent(f, trained, fixed, x)
+    require_independent(parameters.bind_fixed(f, fixed), trained, x)
+    network = trace_network(f, trained, fixed, examples.batch_shapes(x, 1))
     number = math.prod(network.result.shape[1:])
     found = cache_sizes(network, x, number, memory_limit)
     if found.form == "matrix" and not _matrix_fits(network, x, number, memory_limit):
@@ -286,9 +288,15 @@ def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array,
     other = count if x2 is None else examples.num_examples(x2, "x2")
     x1, x2 = (x1, None) if x2 is None else _promote(x1, x2)
     trained, fixed = parameters.partition(params, trainable)
+    network = parameters.bind_fixed(f, fixed)
     for x in (x1,) if x2 is None else (x1, x2):
-        check_finite_examples(parameters.bind_fixed(f, fixed), trained, x)
-    network = _trace_independent(f, trained, fixed, x1 if count >= other else x2)
+        check_finite_examples(network, trained, x)
+    more = x1 if count >= other else x2
+    program = require_independent(network, trained, more)
+    if program is None:
+        program = trace_program(network, trained, examples.batch_shapes(more, 1))
+    # The fixed parameters are constants of the program.
+    network = TracedNetwork(program, jax.tree.leaves(trained), [])
     return _assemble(network, x1, x2, form, limit), network.result.shape[1:]
 
 
@@ -345,12 +353,6 @@ def _promote(x1: PyTree, x2: PyTree) -> tuple[PyTree, PyTree]:
 
     types = jax.tree.map(wider, x1, x2)
     return jax.tree.map(cast, x1, types), jax.tree.map(cast, x2, types)
-
-
-def _trace_independent(f: Network, trained: PyTree, fixed: PyTree, x: PyTree) -> TracedNetwork:
-    """Trace the network for a batch of one; raise ValueError if it couples its examples."""
-    require_independent(parameters.bind_fixed(f, fixed), trained, x)
-    return trace_network(f, trained, fixed, examples.batch_shapes(x, 1))
 
 
 def _largest_chunk(

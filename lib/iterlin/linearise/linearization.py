@@ -259,13 +259,15 @@ def check_finite_examples(f: Network, params: PyTree, x: Any) -> None:
             )
 
 
-def require_independent(f: Network, params: PyTree, x: Any) -> None:
+def require_independent(f: Network, params: PyTree, x: Any) -> Program | None:
     """Require that f treats its examples independently, by comparing a batch with single examples.
 
     Outputs and gradients of up to `COMPARED` examples are compared, at params and at a perturbation
     of them, because a weight of zero may hide a coupling. Only shapes are compared if JAX traces x,
-    params or a value that f closes over. Raises ValueError if f couples its examples, and as
-    `output_shape`.
+    params or a value that f closes over.
+
+    Returns f traced for a batch of one; None if outputs were not compared. Raises ValueError if f
+    couples its examples, and as `output_shape`.
     """
     batch = output_shape(f, params, x)
     single = jax.eval_shape(f, params, examples.batch_shapes(x, 1))
@@ -273,7 +275,7 @@ def require_independent(f: Network, params: PyTree, x: Any) -> None:
         raise ValueError(COUPLED)
     number = min(COMPARED, examples.num_examples(x))
     if number == 1 or any(map(is_traced, jax.tree.leaves((x, params)))):
-        return
+        return None
     rng = np.random.default_rng(0)
     weights = rng.normal(size=(number, *batch.shape[1:])).astype(batch.dtype)
 
@@ -297,7 +299,7 @@ def require_independent(f: Network, params: PyTree, x: Any) -> None:
                 found.append([_difference(*pair) for pair in compare(at, few, weights)])
     except Exception as error:
         if "Tracer" in repr(error):  # f closes over a traced value
-            return
+            return None
         raise
     # Rounding depends on the size of the batch, and so does the derivative of a unit at its kink.
     types = {t.dtype for t in programs[0].types if jnp.issubdtype(t.dtype, jnp.floating)}
@@ -306,6 +308,7 @@ def require_independent(f: Network, params: PyTree, x: Any) -> None:
         differences, scales = zip(*(each[kind] for each in found), strict=True)
         if max(differences) > tolerance * max(scales):
             raise ValueError(COUPLED)
+    return programs[1]
 
 
 def _together_and_alone(together: Program, alone: Program, params, x, weights):
