@@ -218,16 +218,6 @@ def test_overlapping_blocks_of_a_group_change_nothing(monkeypatch, form):
     np.testing.assert_allclose(found, expected, atol=1e-13)
 
 
-@pytest.mark.parametrize("size", [3, 4, 7])
-def test_slices_of_any_size_change_nothing(monkeypatch, size):
-    """The last of the slices whose factors are computed at a time may overlap the one before."""
-    monkeypatch.setattr(factors, "_slice_size", lambda *_: size)
-    f, params, x, _ = network()
-    scaled = lambda params, x: size * f(params, x)  # noqa: E731 (a program of its own)
-    x = jnp.concatenate([x, 1 - x])[:7]
-    assert_forms(scaled, params, x, x[:4], forms=FORMS)
-
-
 def test_kernels_of_several_parameters_at_once():
     """The layer's inputs are the same for all of these, its cotangents are not."""
     weights, x = normal(2, 3, 3), normal(5, 3)
