@@ -48,7 +48,7 @@ def assemble_kernel(
     (n1, o1), (n2, o2) = ((examples.num_examples(x), len(outputs)) for x, outputs in sides)
     shapes = {"full": (n1, n2, o1, o2), "matrix": (n1, o1, n2, o2), "diagonal": (n1, n2, o1)}
     shape = shapes.get(form, (n1, n2))
-    starts = [examples.even_blocks(n, group) for n in (n1, n2)]
+    starts = [even_blocks(n, group) for n in (n1, n2)]
     groups1, groups2 = (len(begins) for begins, _ in starts)
     order = _symmetric_pairs(groups1) if symmetric else _all_pairs(groups1, groups2)
     # If there is only one pair of groups, its program allocates the kernel.
@@ -80,6 +80,16 @@ def assemble_kernel(
     return kernel
 
 
+def even_blocks(count: int, largest: int) -> tuple[list[int], int]:
+    """Cover a range by blocks of the same size; the last may overlap the one before.
+
+    Returns their starts and their size, which is at most `largest`.
+    """
+    number = math.ceil(count / largest)
+    size = math.ceil(count / number)
+    return [min(index * size, count - size) for index in range(number)], size
+
+
 def _symmetric_pairs(groups: int) -> Iterator[tuple[int, int]]:
     """Yield each unordered pair of groups once; successive pairs share a group."""
     left, current = list(range(groups)), 0
@@ -106,9 +116,7 @@ def _write_group(
     If the kernel is None, one of zeros is allocated.
     """
     kernel = jnp.zeros(shape, dtype) if kernel is None else kernel
-    (begins1, size1), (begins2, size2) = (
-        examples.even_blocks(n, _block_size(n, outputs)) for n in sizes
-    )
+    (begins1, size1), (begins2, size2) = (even_blocks(n, _block_size(n, outputs)) for n in sizes)
     pairs = [(i, j) for i in begins1 for j in begins2 if not same or i <= j]
     pairs = jnp.asarray(np.asarray(pairs, dtype=np.uint32))  # JAX would wrap signed indices
     layout, mirror = LAYOUTS[form]

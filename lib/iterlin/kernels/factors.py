@@ -77,21 +77,8 @@ def compute_factors(
     ]
     leaves = [*trained, *fixed]
     one = partial(_example_factors, program, layers, lookups, leaves, len(trained), outputs, choice)
-    number = examples.num_examples(x)
-    starts, size = examples.even_blocks(number, _slice_size(program, len(outputs)))
-    of_slice = jax.jit(jax.vmap(one))  # which traces it once
-    if size == number:
-        return of_slice(x)
-
-    def add_slice(found, start):
-        part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), x)
-        update = partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
-        return jax.tree.map(update, found, of_slice(part)), None
-
-    shapes = jax.eval_shape(of_slice, examples.batch_shapes(x, size))
-    found = jax.tree.map(lambda a: jnp.zeros((number, *a.shape[1:]), a.dtype), shapes)
-    # The last slice overlaps the one before: a smaller one would be a second program to compile.
-    return jax.lax.scan(add_slice, found, jnp.asarray(np.asarray(starts, np.uint32)))[0]
+    batch_size = min(examples.num_examples(x), _slice_size(program, len(outputs)))
+    return jax.lax.map(one, x, batch_size=batch_size)
 
 
 class TracedNetwork(NamedTuple):

@@ -1,6 +1,5 @@
 """Datasets of N examples: an array whose first axis is N, or a pytree of such arrays."""
 
-import math
 from typing import Any
 
 import jax
@@ -54,13 +53,3 @@ def batch_shapes(tree: PyTree, size: int) -> PyTree:
 def add_batch_axis(example: PyTree) -> PyTree:
     """Turn one example into a batch of size one."""
     return jax.tree.map(lambda leaf: leaf[None], example)
-
-
-def even_blocks(count: int, largest: int) -> tuple[list[int], int]:
-    """Cover a range by blocks of the same size; the last may overlap the one before.
-
-    Returns their starts and their size, which is at most `largest`.
-    """
-    number = math.ceil(count / largest)
-    size = math.ceil(count / number)
-    return [min(index * size, count - size) for index in range(number)], size
