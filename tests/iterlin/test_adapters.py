@@ -405,3 +405,9 @@ def test_an_adapted_module_in_the_place_of_a_network_is_told_its_parts():
     adapted = from_nnx(NNX((), 0, nnx.Rngs(0)))
     with pytest.raises(ValueError, match=r"^f must .* got Adapted; .* give .f, and .params"):
         bare(output_shape)(adapted, adapted.params, X)
+
+
+def test_a_function_that_equinox_wraps_is_no_module():
+    wrong = eqx.filter_jit(lambda params, x: x @ params["weight"].T)
+    with pytest.raises(ValueError, match=r"^f\(params, x\) of inputs [^;]*$"):
+        il.empirical_ntk(wrong, {"weight": jnp.ones((3, 2))}, X)

@@ -284,6 +284,8 @@ def instead_of_module(f) -> str:
     """Return what an error message adds where f is a module, or an adapted one, else ""."""
     if callable(getattr(f, "f", None)) and not callable(f):
         return "; of an adapted module give .f, and .params as its parameters"
+    if hasattr(f, "__wrapped__"):  # a function, as equinox.filter_jit wraps it in a module
+        return ""
     packages = [kind.__module__ for kind in type(f).__mro__]
     for package, adapter in _ADAPTERS.items():
         if any(name.startswith(package) for name in packages):
