@@ -142,8 +142,8 @@ def conv2d_max_pool2(
             are pooled together in one matrix product of patches k + 1 by l + 1, with the filters
             shifted to each corner. With 5 x 5 filters this takes 1.4 times the multiplications and
             a third of the copies. "winograd" makes them from short products
-            (`winograd.corner_outputs`), for filters of at most 5 x 5. With 5 x 5 filters this takes
-            0.36 times the multiplications. In float32 its rounding errors are two to three times as
+            (`winograd.corner_outputs`), for filters of 2 to 5 rows and columns. With 5 x 5 filters
+            this takes 0.36 times the multiplications. In float32 its rounding errors are two to three times as
             large, and exact ties may be broken. "auto" chooses on a CPU and for several images:
             "winograd" between at least 16 channels C and O in float32 or wider, "blocks" for at
             most 12 channels O, and otherwise as `conv2d`. For a single image it chooses as
@@ -153,8 +153,8 @@ def conv2d_max_pool2(
         Outputs (N, h, w, O).
 
     Raises:
-        ValueError: As `conv2d` and `max_pool2`, and if a filter is larger than 5 x 5 with
-            "winograd".
+        ValueError: As `conv2d` and `max_pool2`, and if a filter has not 2 to 5 rows and columns
+            with "winograd".
     """
     check_one_of("method", method, POOLED_METHODS)
     if method == "auto" and len(x) > 1 and jax.default_backend() == "cpu":
@@ -180,7 +180,8 @@ def _fastest_on_cpu(shape: tuple[int, ...], dtype) -> str:
     *size, inputs, outputs = shape
     wide = min(inputs, outputs) >= MIN_WINOGRAD_CHANNELS
     accurate = jnp.finfo(dtype).bits >= 32
-    if wide and accurate and min(size) > 1 and max(size) <= winograd.MAX_FILTER_SIZE:
+    short = winograd.MIN_FILTER_SIZE <= min(size) and max(size) <= winograd.MAX_FILTER_SIZE
+    if wide and accurate and short:
         return "winograd"
     return "blocks" if outputs <= MAX_BLOCKS_CHANNELS else "patches"
 

@@ -21,6 +21,9 @@ from jaxtyping import Array, Float
 # for 5 x 5 filters.
 POINTS = (0.0, 0.75, -0.75, 1.5, -1.5)
 MAX_FILTER_SIZE = len(POINTS)
+# Sums of so few terms as those of one row are computed anew by each reader, with other rounding:
+# then a pool's derivative may find no entry that equals the largest.
+MIN_FILTER_SIZE = 2
 
 
 @functools.cache
@@ -35,8 +38,9 @@ def transforms(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     >>> print(outputs @ ((filters @ g) * (inputs @ d)))
     [12. 23.]
     """
-    if not 1 <= size <= MAX_FILTER_SIZE:
-        raise ValueError(f"filters must have 1 to {MAX_FILTER_SIZE} rows and columns, got {size}")
+    if not MIN_FILTER_SIZE <= size <= MAX_FILTER_SIZE:
+        sizes = f"{MIN_FILTER_SIZE} to {MAX_FILTER_SIZE}"
+        raise ValueError(f"filters must have {sizes} rows and columns, got {size}")
     powers = _powers(size + 1, size)
     # The product of two polynomials, by evaluation at the points and interpolation, is linear in
     # each of them. The transpose of that linear map is the correlation with a filter.
@@ -59,8 +63,8 @@ def corner_outputs(
 ) -> Float[Array, "N h w 4 O"]:
     """Return the VALID cross-correlation with stride 1, grouped into 2 x 2 blocks of outputs.
 
-    An odd last row or column of outputs is left out. Raises ValueError if a filter has more than 5
-    rows or columns.
+    An odd last row or column of outputs is left out. Raises ValueError if a filter has not 2 to 5
+    rows and columns.
     """
     rows, columns = filters.shape[:2]
     height, width = (x.shape[1] - rows + 1) // 2, (x.shape[2] - columns + 1) // 2
