@@ -28,11 +28,8 @@ stands the notebook runs at its *quick* tier, which needs none."""
 
 def with_outputs(page, notebook, executed):
     """Return the page's notebook with the outputs of the executed one."""
-    ran = [
-        cell for cell in pages.code_cells(executed) if "injected-parameters" not in pages.tags(cell)
-    ]
-    cells = pages.code_cells(notebook)
-    if [cell.source for cell in cells] != [cell.source for cell in ran]:
+    ran = pages.code_cells(executed)
+    if [cell.source for cell in pages.code_cells(notebook)] != [cell.source for cell in ran]:
         raise BookError(f"{page}: its code is not what the stored outputs come from")
     stored = iter(ran)
     heading = page

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 import toy_book
 from bs4 import BeautifulSoup
-from iterlin_book import render
+from iterlin_book import offline, render
 from iterlin_book.build import main as build_main
 from toy_book import build, edit, executed, html
 
@@ -47,7 +47,7 @@ def test_pages_show_outputs_mathematics_citations_and_times(finished):
     assert "Some One" in html(finished, "last")
     icons = (finished / "_build" / "html" / render.ICONS).read_text("utf8")
     assert {"download", "magnifying-glass"} <= {name for name, _ in render.ICON.findall(icons)}
-    assert toy_book.run(finished, "offline").returncode == 0
+    assert not [*offline.check(finished / "_build" / "html")]
     _, *rows = BeautifulSoup(html(finished, "last"), "html.parser").select("tbody tr")
     for page, row in zip((XOR, OTHER), rows, strict=True):
         seconds = nbformat.read(executed(finished, page), 4).metadata["iterlin_book"]["seconds"]

@@ -182,14 +182,6 @@ def test_half_precision_is_rounded_more():
         require_independent(lambda p, x: jnp.cumsum(net.apply(p, x), 0), *given)
 
 
-def test_a_network_that_closes_over_what_jax_traces_is_let_through():
-    def kernel(scale):
-        return il.empirical_ntk(lambda p, x: scale * hidden(p, x), P, X, trace=True)
-
-    np.testing.assert_allclose(jax.jit(kernel)(2.0), 4 * kernel(1.0), rtol=1e-10)
-    np.testing.assert_allclose(jax.vmap(kernel)(jnp.ones(2))[1], kernel(1.0), rtol=1e-10)
-
-
 def test_fixed_parameters_may_be_arrays_of_numpy_that_are_indexed():
     params = {"table": np.ones((4, 3)), "w": np.ones((3, 2))}
     f = lambda p, x: p["table"][x] @ p["w"]  # noqa: E731

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterlin import empirical_ntk, kernel_alignment, kernel_drift, ntk_product
+from iterlin import empirical_ntk, in_slices, kernel_alignment, kernel_drift, ntk_product
 from iterlin.kernels import blocks, factors
 from iterlin.kernels.blocks import assemble_kernel
 from iterlin.kernels.ntk import kernel_matrix
@@ -174,10 +174,10 @@ def test_convolution_takes_the_cheaper_way_and_both_are_right(
 
 
 def test_lenet():
-    settings = {"channels": 3, "kernel_size": 3, "hidden": (5,), "classes": 3, "slice_size": 2}
+    settings = {"channels": 3, "kernel_size": 3, "hidden": (5,), "classes": 3}
     model = convnets.lenet((12, 12, 1), method="patches", **settings)
     params = jax.tree.map(lambda leaf: leaf + 0.1, model.init(jax.random.key(0)))
-    assert_forms(model.apply, params, normal(3, 12, 12, 1), forms=["full"])
+    assert_forms(in_slices(model.apply, 2), params, normal(3, 12, 12, 1), forms=["full"])
 
 
 def rows_of(x, outputs):

@@ -10,7 +10,7 @@ import pytest
 from iterlin import Status, gauss_newton, truncated_gauss_newton
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.training import losses
-from problems import bare, flat, network, quartic
+from problems import bare, dense, flat, network, quartic
 from refusals import refused
 from scipy.optimize import minimize
 
@@ -20,21 +20,12 @@ def posed(loss, examples=8):
     return f, params, x, jnp.argmax(y, 1) if loss is losses.cross_entropy else y
 
 
-@partial(jax.jit, static_argnames=("f", "loss"))
-def derivatives(f, params, x, y, loss):
-    """J, H and g."""
-    vector, unravel = jax.flatten_util.ravel_pytree(params)
-    outputs = f(params, x)
-    rows = jax.jacfwd(lambda p: f(unravel(p), x).reshape(-1))(vector)
-    return rows, jax.hessian(loss)(outputs, y), jax.grad(loss)(outputs, y)
-
-
 def dense_equations(f, params, x, y, loss, damping):
     """J^T H J + damping I and J^T g."""
-    rows, hessian, gradient = map(np.asarray, derivatives(f, params, x, y, loss))
-    hessian = hessian.reshape(2 * [len(rows)])
+    rows, outputs = dense(f, params, x), f(params, x)
+    hessian = np.asarray(jax.hessian(loss)(outputs, y)).reshape(2 * [len(rows)])
     matrix = rows.T @ hessian @ rows + damping * np.eye(rows.shape[1])
-    return matrix, rows.T @ gradient.ravel()
+    return matrix, rows.T @ np.ravel(jax.grad(loss)(outputs, y))
 
 
 def solve(f, params, x, y, *, max_steps=1, tolerance=0.0, **settings):

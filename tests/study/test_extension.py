@@ -11,8 +11,8 @@ from iterlin_study.report import intervals
 from iterlin_study.report import page as page_module
 from iterlin_study.report.page import Page
 from iterlin_study.runs import grids
-from test_exact_runs import by_engines
-from test_grids import STEPS, problem
+from test_exact_runs import by_engines, make
+from test_grids import problem
 from toy_pages import VALUES
 
 
@@ -24,12 +24,7 @@ def nothing_is_left():
 
 def steps(seeds):
     """Each seed is a group of its own."""
-
-    def make(period, seed):
-        return grids.Run(seed, period, 0.1, STEPS)
-
-    axes = {"period": [4], "seed": seeds}
-    return grids.grid(problem(), axes, make, memory=1)
+    return grids.grid(problem(), {"period": [4], "seed": seeds}, make, memory=1)
 
 
 def engines(seeds):

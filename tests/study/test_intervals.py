@@ -19,18 +19,17 @@ def test_mean_interval_is_that_of_the_t_test():
         np.testing.assert_allclose(found, wanted, rtol=1e-9)
 
 
-def test_missing_samples_are_left_out_and_fewer_than_four_tell_nothing_of_the_spread():
+def test_missing_samples_are_left_out():
     nan = np.nan
     rows = [[1.0, nan, nan], [2.0, 5.0, nan], [3.0, 6.0, nan], [4.0, 7.0, nan], [nan] * 3]
     found = mean_interval(rows)
     np.testing.assert_array_equal(found.estimate, [2.5, 6, nan])
     assert found.lower[0] == pytest.approx(mean_interval([1.0, 2.0, 3.0, 4.0]).lower, rel=1e-12)
-    assert (found.lower[1], found.upper[1]) == (-np.inf, np.inf)
 
 
-@pytest.mark.parametrize("interval", [mean_interval, lambda s: bootstrap_interval(np.mean, s)])
-def test_three_seeds_have_no_interval_and_four_have_one(interval):
-    assert interval([1.0, 2.0, 3.0]) == (2.0, -np.inf, np.inf)
+@pytest.mark.parametrize("interval", [mean_interval, lambda s: bootstrap_interval(np.nanmean, s)])
+def test_three_known_samples_have_no_interval_and_four_have_one(interval):
+    assert interval([1.0, 2.0, 3.0, *[np.nan] * 28]) == (2.0, -np.inf, np.inf)
     assert np.isfinite(interval([1.0, 2.0, 3.0, 4.0])).all()
 
 
@@ -79,11 +78,6 @@ def test_resamples_at_once_give_the_interval_that_they_give_one_by_one():
         np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert np.isnan(intervals.nan_quantile(np.full(4, np.nan), 0.5))
     assert intervals.nan_quantile(np.array([1, np.inf, -np.inf, np.nan, 3]), 1 / 3) == 1
-
-
-def test_bootstrap_counts_the_samples_that_are_known():
-    few = np.array([1.3, 1.4, *[np.nan] * 28])
-    assert bootstrap_interval(np.nanmean, few)[1:] == (-np.inf, np.inf)
 
 
 def test_difference_of_shares_is_that_of_newcombe():

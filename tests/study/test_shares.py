@@ -11,18 +11,15 @@ from iterlin.exact.trainer import ExactTrainer
 from iterlin.training import loop
 from iterlin_study.records import environment, records
 from iterlin_study.runs import grids, groups
-from test_exact_runs import by_engines
-from test_grids import STEPS, problem
+from test_exact_runs import by_engines, make
+from test_grids import problem
 
 
 def steps(folder):
     """Runs in groups of two."""
-
-    def make(seed):
-        return grids.Run(seed, 4, 0.1, STEPS)
-
-    memory = 2 * groups.step_memory(problem(), make(0))
-    return grids.grid(problem(), {"seed": range(4)}, make, folder=folder, memory=memory)
+    memory = 2 * groups.step_memory(problem(), make(4, 0))
+    axes = {"period": [4], "seed": range(4)}
+    return grids.grid(problem(), axes, make, folder=folder, memory=memory)
 
 
 def engines(folder):

@@ -143,11 +143,12 @@ def conv2d_max_pool2(
             shifted to each corner. With 5 x 5 filters this takes 1.4 times the multiplications and
             a third of the copies. "winograd" makes them from short products
             (`winograd.corner_outputs`), for filters of 2 to 5 rows and columns. With 5 x 5 filters
-            this takes 0.36 times the multiplications. In float32 its rounding errors are two to three times as
-            large, and exact ties may be broken. "auto" chooses on a CPU and for several images:
-            "winograd" between at least 16 channels C and O in float32 or wider, "blocks" for at
-            most 12 channels O, and otherwise as `conv2d`. For a single image it chooses as
-            `conv2d`, because `kernels` reads the layers from the program of a single image.
+            this takes 0.36 times the multiplications. In float32 its rounding errors are two to
+            three times as large, and exact ties may be broken. "auto" chooses on a CPU and for
+            several images: "winograd" between at least 16 channels C and O in float32 or wider,
+            "blocks" for at most 12 channels O, and otherwise as `conv2d`. For a single image it
+            chooses as `conv2d`, because `kernels` reads the layers from the program of a single
+            image.
 
     Returns:
         Outputs (N, h, w, O).
@@ -180,8 +181,8 @@ def _fastest_on_cpu(shape: tuple[int, ...], dtype) -> str:
     *size, inputs, outputs = shape
     wide = min(inputs, outputs) >= MIN_WINOGRAD_CHANNELS
     accurate = jnp.finfo(dtype).bits >= 32
-    short = winograd.MIN_FILTER_SIZE <= min(size) and max(size) <= winograd.MAX_FILTER_SIZE
-    if wide and accurate and short:
+    shortest, longest = winograd.MIN_FILTER_SIZE, winograd.MAX_FILTER_SIZE
+    if wide and accurate and all(shortest <= side <= longest for side in size):
         return "winograd"
     return "blocks" if outputs <= MAX_BLOCKS_CHANNELS else "patches"
 

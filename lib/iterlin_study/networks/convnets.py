@@ -6,7 +6,6 @@ from a Flax module of `modules`.
 
 import math
 from collections.abc import Callable
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +43,6 @@ def lenet(
     hidden: tuple[int, ...] = (120, 84),
     classes: int = 10,
     weight: str = "lecun",
-    slice_size: int | Literal["auto"] | None = "auto",
     method: str = "auto",
 ) -> Model:
     """Return LeNet: two convolutions with ReLU and 2 x 2 max-pooling, then dense layers with ReLU.
@@ -61,9 +59,6 @@ def lenet(
         classes: Number of outputs.
         weight: "lecun" draws weights from N(0, 1/fan_in), not truncated, and "he" from
             N(0, 2/fan_in). Biases are zero.
-        slice_size: Number of examples to apply the network to at a time (`slices.in_slices`); None
-            for all. "auto" is 8 on a CPU if the patches of one example take over 50,000 numbers,
-            otherwise None.
 
     Returns:
         A `Model` with parameters {"conv1": {"kernel": (k, k, C, channels), "bias"}, "conv2": ...,
@@ -78,8 +73,6 @@ def lenet(
     check_one_of("padding", padding, PADDINGS)
     check_one_of("weight", weight, GAINS)
     check_one_of("method", method, POOLED_METHODS)
-    if slice_size not in (None, "auto"):
-        check_positive_integer("slice_size", slice_size)
     patches = 0
     for inputs in (depth, channels):
         fits = padding == "SAME" or min(height, width) >= kernel_size
@@ -92,12 +85,10 @@ def lenet(
             f"an image of {input_shape[0]} x {input_shape[1]} is too small for two "
             f"{kernel_size} x {kernel_size} convolutions ({padding}) and 2 x 2 pools"
         )
-    if slice_size == "auto":
-        large = patches > LARGE_PATCHES and jax.default_backend() == "cpu"
-        slice_size = CPU_SLICE if large else None
+    large = patches > LARGE_PATCHES and jax.default_backend() == "cpu"
     widths = (height * width * channels, *hidden, classes)
     net = from_nnx(LeNet(depth, channels, kernel_size, widths, padding=padding, method=method))
-    apply = in_slices(net.f, slice_size) if slice_size else net.f
+    apply = in_slices(net.f, CPU_SLICE) if large else net.f
     return Model(_initializer(net.params, GAINS[weight]), apply)
 
 
