@@ -84,8 +84,8 @@ def add_statistics(ds, newton, step_time):
         ds[f"largest_gap_{name}"] = largest(gap, alike)
         ds[f"drop_{name}"] = intervals.over_seeds(gap.sel(period=top))
         solved = 100 * read(converging)
-        ds[f"newton_accuracy_{name}"] = solved
-        ds[f"newton_whole_{name}"] = 100 * read(newton)
+        ds[f"newton_accuracy_{name}"] = solved.rename(seed="newton_seed")
+        ds[f"newton_whole_{name}"] = 100 * read(newton).rename(seed="newton_seed")
         drop = accuracy.sel(period=1) - solved
         ds[f"newton_drop_{name}"] = intervals.over_seeds(drop)
     # 'Follows the same trajectory': the distance between the curves, averaged over the readings.
@@ -94,7 +94,7 @@ def add_statistics(ds, newton, step_time):
     ds["trajectory_distance"] = largest(apart, alike)
     kept = ["step", "updates", "test_accuracy", "test_accuracy_proxy", "train_accuracy"]
     kept += ["train_accuracy_proxy", "diverged_at"]
-    return ds.merge(merging.named(newton[kept], "newton"))
+    return ds.merge(merging.named(newton[kept], "newton", ("evaluation", "seed")))
 
 
 def newton_table(ds):

@@ -133,6 +133,9 @@ WHOLE = xr.Dataset(
 )
 # The second seed's runs are missing: neither dead nor diverged nor unfitted.
 PARTIAL = WHOLE.where(xr.DataArray([True, False], dims="seed")).assign_attrs(missing=4)
+# The other grid has the first seed alone.
+ALONE = ("other_seed", "other_look"), [[0.0, 0.6]]
+FEWER = WHOLE.assign(other_train_accuracy=ALONE).assign_coords(seed=[0, 1], other_seed=[0])
 
 
 @pytest.mark.parametrize(
@@ -140,6 +143,7 @@ PARTIAL = WHOLE.where(xr.DataArray([True, False], dims="seed")).assign_attrs(mis
     [
         (WHOLE, "fit", 40.0),
         (PARTIAL, "fit", 80.0),
+        (FEWER, "fit", 60.0),
         (WHOLE, "updates", 5.0),
         (PARTIAL, "updates", 3.0),
         (WHOLE, "diverged", 2.0),

@@ -17,8 +17,11 @@ def fit(record: xr.Dataset) -> Interval:
     """Training accuracy of the network at the end (%), where it is lowest among the settings;
     infinite periods apart, which train no network. A run that diverged has fitted nothing."""
     ends = [_end(record, history) for history in _kept(record, "train_accuracy")]
-    lowest = [end.min([d for d in end.dims if d != "seed"], skipna=False) for end in ends]
-    return mean_interval(100 * np.min([each.values for each in lowest], 0))
+    lowest = [end.min([d for d in end.dims if "seed" not in d], skipna=False) for end in ends]
+    # A grid with seeds of its own may have fewer: then those that all have.
+    named = [each.rename({d: "seed" for d in each.dims}) for each in lowest]
+    common = xr.align(*named, join="inner")
+    return mean_interval(100 * np.min([each.values for each in common], 0))
 
 
 def updates(record: xr.Dataset) -> Interval:
