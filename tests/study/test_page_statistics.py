@@ -136,7 +136,7 @@ def test_periods_agree_with_k_1_while_short_and_drop_at_the_largest_finite_one()
     # Read until the network fits; the whole run would come to 0.8.
     expected |= {"newton_accuracy_oracle": 70, "newton_whole_oracle": 80, "newton_drop_oracle": 20}
     assert_statistics(found, expected)
-    assert found.newton_updates.dims == ("seed", "newton_evaluation")
+    assert found.newton_updates.dims == ("newton_seed", "newton_evaluation")
 
 
 def test_periods_are_read_after_the_first_period():
