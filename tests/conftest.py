@@ -5,6 +5,7 @@ generator of today, which readers have (`xla.QUICKER`), and its optimisations al
 compares numbers with an oracle.
 """
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -17,6 +18,8 @@ from iterlin_book import xla
 from jaxtyping import install_import_hook
 from nbval.plugin import IPyNbFile
 
+# Tracing makes many objects and little garbage: looking for it takes a tenth of the time.
+gc.set_threshold(50_000, 20, 20)
 matplotlib.use("agg")
 jax.config.update("jax_enable_x64", True)
 # Arrays of different ranks must be aligned by hand: (N, 1) with (N,) would hide an error.

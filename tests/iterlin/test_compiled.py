@@ -9,6 +9,7 @@ import iterlin
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from iterlin import empirical_ntk
 from iterlin.linearise import compiled
@@ -112,11 +113,19 @@ def by_rule(engine):
     return run
 
 
+def injected(number):
+    """Training by an optax transformation whose step size is a part of its state."""
+    optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=number)
+    settings = {"schedule": 2, "num_steps": 4, "progress": False}
+    return iterlin.train(iterlin.Algorithm(F, SQUARED, optimizer), PARAMS, (X, Y), **settings)[0]
+
+
 GAUSS_NEWTON = partial(iterlin.gauss_newton, F, PARAMS, X, Y, **STEPS)
 TRUNCATED = partial(iterlin.truncated_gauss_newton, F, PARAMS, X, Y, **STEPS)
 SETTINGS = {
     "rule of steps": by_rule("steps"),
     "rule of flow": by_rule("flow"),
+    "step size of optax": injected,
     "damping": lambda number: GAUSS_NEWTON(damping=number),
     "cholesky": lambda number: GAUSS_NEWTON(damping=number, solver="cholesky"),
     "adaptive damping": lambda number: GAUSS_NEWTON(damping=iterlin.LevenbergMarquardt(number)),
