@@ -66,6 +66,8 @@ beyond/when_to_relinearise:
 beyond/early_or_late:
   {<<: *images, pool: 40, train_size: 20, num_periods: 3, short: 1, long: 5,
    long_at: [[], [1], [2], [3], [2, 3]], kernel_size: 10}
+beyond/damp_early:
+  {<<: *images, pool: 40, train_size: 20, num_periods: 3, short: 1, long: 5, damped: [0, 2, 3]}
 beyond/grokking:
   {modulus: 7, other_moduli: [5], width: 8, decays: [1.0, 2.0], times: [0.0, 1.0, 3.0, .inf],
    units: 4, step_size: 0.02, kernel_size: 10, num_seeds: 2}

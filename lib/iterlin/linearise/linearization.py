@@ -191,20 +191,17 @@ def jacobian(
     return differentiate(lambda p: network(unravel(p), x).reshape(-1))(flat)
 
 
-def jacobian_rows(
-    f: Network, params: PyTree, x: Any, outputs: slice = slice(None)
-) -> Float[Array, "N o P"]:
-    """Compute rows of the Jacobian, each by a backward pass of one example.
+def jacobian_rows(f: Network, params: PyTree, x: Any) -> Float[Array, "N O P"]:
+    """Compute the Jacobian row by row, each by a backward pass of one example.
 
-    f treats its examples independently, and all params are trained. The slice selects o of the
-    outputs of an example.
+    f treats its examples independently, and all params are trained.
     """
     flat, unravel = ravel_pytree(params)
 
     def rows_of(example):
         batch = examples.add_batch_axis(example)
         value, vjp = jax.vjp(lambda p: f(unravel(p), batch).reshape(-1), flat)
-        basis = jnp.eye(value.size, dtype=value.dtype)[outputs]
+        basis = jnp.eye(value.size, dtype=value.dtype)
         return jax.vmap(lambda u: vjp(u)[0])(basis)
 
     return jax.vmap(rows_of)(x)

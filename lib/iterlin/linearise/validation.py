@@ -82,9 +82,9 @@ def check_non_negative(name: str, value, *, infinity: bool = False) -> None:
     _check_real(name, value, infinity, "non-negative", lambda v: v >= 0)
 
 
-def check_positive(name: str, value, *, infinity: bool = False) -> None:
-    """Require a real number > 0, or an array of them; infinity must be allowed explicitly."""
-    _check_real(name, value, infinity, "positive", lambda v: v > 0)
+def check_positive(name: str, value) -> None:
+    """Require a finite real number > 0, or an array of them."""
+    _check_real(name, value, False, "positive", lambda v: v > 0)
 
 
 def _check_real(name, value, infinity, sign, holds) -> None:

@@ -31,7 +31,7 @@ def transforms(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the matrices A (2, r + 1), B (r + 1, r + 1) and G (r + 1, r) for filters of r numbers.
 
     The two outputs of a filter g (r,) on inputs d (r + 1,) are ``A @ ((G @ g) * (B @ d))``. Raises
-    ValueError if r is not between 1 and 5.
+    ValueError if r is not between 2 and 5.
 
     >>> outputs, inputs, filters = transforms(2)
     >>> d, g = np.array([1.0, 2.0, 3.0]), np.array([10.0, 1.0])
