@@ -11,11 +11,17 @@ import nbformat
 import pytest
 import toy_book
 from bs4 import BeautifulSoup
+from crafted import TEXT
 from iterlin_book import offline, render
 from iterlin_book.build import main as build_main
 from toy_book import build, edit, executed, html
 
 XOR, OTHER = "experiments/xor", "other"
+# Displays what a record may say.
+CRAFTED = f"""\
+from iterlin_study.report import tables
+text = {TEXT!r}
+display(tables.table([text], [[text]], text), tables.said(text))"""
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +30,7 @@ def finished(tmp_path_factory):
     copies."""
     root = toy_book.create(tmp_path_factory.mktemp("toy") / "zum Üben, 100 % of $HOME's {book}")
     edit(root, f"book/{OTHER}.md", "negate(7)", 'print("Größe ≤ 3")\nnegate(7)')
+    edit(root, f"book/{OTHER}.md", "from iterlin import", f"{CRAFTED}\nfrom iterlin import")
     with pytest.MonkeyPatch.context() as patched:
         for name in ("HOME", "XDG_CACHE_HOME", "LANG"):
             patched.delenv(name, raising=False)
@@ -52,6 +59,17 @@ def test_pages_show_outputs_mathematics_citations_and_times(finished):
     for page, row in zip((XOR, OTHER), rows, strict=True):
         seconds = nbformat.read(executed(finished, page), 4).metadata["iterlin_book"]["seconds"]
         assert [cell.get_text() for cell in row.select("td")[:2]] == [page, f"{seconds:.1f}"]
+
+
+def test_a_built_page_shows_what_a_record_says_and_does_nothing_of_it(finished):
+    article = BeautifulSoup(html(finished, OTHER), "html.parser").select_one("article")
+    outputs = article.select(".cell_output table, .cell_output p")
+    shown = [" ".join(part.get_text().split()) for part in outputs]
+    assert all(" ".join(TEXT.split()) in text for text in shown)
+    assert len(shown) == 2
+    for output in article.select(".cell_output"):
+        assert output.select("a, img, script, h1, h2") == []
+    assert "root:" not in article.get_text()  # of /etc/passwd
 
 
 @pytest.mark.parametrize("page", ["index", XOR])

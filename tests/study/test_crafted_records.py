@@ -9,6 +9,7 @@ import toy_pages
 import xarray as xr
 import yaml
 from bs4 import BeautifulSoup
+from crafted import TEXT
 from iterlin_book import build_facts
 from iterlin_study.records import comparison, records
 from iterlin_study.report import claims_table, openings, tables
@@ -18,13 +19,6 @@ from bench import report
 from book.index_helpers import CARDS, FIRST, told
 
 ROOT = Path(__file__).resolve().parents[2]
-# What Markdown, HTML or MathJax would act on.
-TEXT = (
-    "[60](/etc/passwd) ![x](x.png) {download}`x </etc/passwd>` <file:///etc/passwd> "
-    '<img src="x.png" onerror="alert(1)"> <script>alert(1)</script> </script> <!-- | '
-    r"\(\href{javascript:alert(1)}{x}\) $\href{javascript:alert(1)}{x}$ &lt; "
-    "\n\n```{include} /etc/passwd\n```\n\n# Heading\n"
-)
 
 
 def poisoned(value, *, names=False):
