@@ -84,8 +84,9 @@ def add_statistics(ds: xr.Dataset, step_size: float) -> xr.Dataset:
     """Return the runs with what the claims are judged by.
 
     Args:
-        ds: Runs over (decay, place, seed, look), with "period" over (decay, place); those with
-            scaled weights and logits as "scaled_..." over (scaled_decay, place, seed, look).
+        ds: Runs over (decay, place, seed, look), decays increasing, with "period" over (decay,
+            place); those with scaled weights and logits as "scaled_..." over (scaled_decay, place,
+            seed, look).
         step_size: Step size of the runs whose decay alone differs.
     """
     ds["decay_time"] = 1 / (step_size * ds.decay)
@@ -96,6 +97,9 @@ def add_statistics(ds: xr.Dataset, step_size: float) -> xr.Dataset:
         ds[f"scaled_{name}_period"] = scaled_found[name].rename(decay="scaled_decay")
     slopes, cells = exponents(found)
     ds["decay_off"], ds["decay_off_cells"] = over_all_seeds(slopes + 1), ("bound", cells + 1)
+    (low, _), (high, _) = (exponents(found.isel(decay=two)) for two in ([0, 1], [-2, -1]))
+    ds["low_off"] = over_all_seeds(low + 1)
+    ds["low_minus_high"] = over_all_seeds(low - high)
     scaled_slopes, cells = exponents(scaled_found)
     ds["scaled_off"] = over_all_seeds(scaled_slopes + 1)
     ds["scaled_off_cells"] = "bound", cells + 1

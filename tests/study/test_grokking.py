@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 from curves import assert_statistics
 from iterlin_study.report import derived
-from iterlin_study.runs import grids
+from iterlin_study.runs import grids, merging
 
 from book.beyond import (
     grokking_helpers,
@@ -108,6 +108,20 @@ def test_the_exponent_of_a_power_law_lies_inside_what_its_cells_allow():
     # The cell's width, log10(1.05) on both sides, over the weights of the outer decays.
     half = np.log10(1.05) / np.log10(2)
     np.testing.assert_allclose([mean, lower, upper], [-1.3, -1.3 - half, -1.3 + half])
+
+
+def test_exponents_at_small_and_at_large_decays_are_told_apart():
+    # Periods fall like 1 / decay up to decay 1 and like decay^-1.5 from there on.
+    decays = np.array([0.3, 0.7, 1.0, 2.0])
+    first = np.round(20_000 * decays ** np.where(decays > 1, -1.5, -1.0), 3)
+    best = np.broadcast_to([[1.0], [0.9]], (4, 2, 4))[..., None]
+    runs = xr.Dataset({"test_accuracy": (("decay", "place", "seed", "look"), best)})
+    runs = runs.assign(train_accuracy_proxy=runs.test_accuracy).assign_coords(decay=decays)
+    runs["period"] = ("decay", "place"), np.outer(first, [1, 2])
+    both = xr.merge([runs, merging.named(runs.sel(decay=[1.0, 2.0]), "scaled", ["decay"])])
+    found = grokking_period_helpers.add_statistics(both, 0.001)
+    np.testing.assert_allclose(found.low_off, 0, atol=1e-6)
+    np.testing.assert_allclose(found.low_minus_high, 0.5, atol=1e-6)
 
 
 def test_an_edge_outside_the_grid_leaves_the_exponent_open():
