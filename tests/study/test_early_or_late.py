@@ -1,10 +1,12 @@
-"""Schedules with one long period, and the statistics by which their runs are compared."""
+"""Schedules with one long period, damped solves, and the statistics that compare their runs."""
 
 import numpy as np
 import pytest
 import xarray as xr
+from curves import assert_statistics
 from test_when_to_relinearise import stops
 
+from book.beyond import damp_early_helpers
 from book.beyond import early_or_late_helpers as helpers
 
 NAN = np.nan
@@ -53,3 +55,15 @@ def test_changes_and_alignments_are_those_of_each_run_and_evaluation():
     one, other = kernels.values[1, :, :, 2], kernels.values[1, :, :, 0]
     np.testing.assert_allclose(found[1, 2], helpers.centred_alignment(one, other), rtol=1e-6)
     np.testing.assert_allclose(found.isel(evaluation=0), 1, rtol=1e-5)
+
+
+def test_what_solves_lose_is_against_short_periods_of_the_same_seed():
+    dims, seeds = ("damped", "seed", "look"), np.array([0.0, 0.01, 0.02, 0.03])[:, None]
+    ends = {0: 0.6, 1: 0.75, 2: 0.79}
+    found = np.stack([np.array([0.1, end]) + seeds for end in ends.values()])
+    short = ("seed", "look"), np.array([0.9, 0.8]) + seeds
+    ds = xr.Dataset({"test_accuracy": (dims, found)}, {"damped": list(ends)})
+    ds = ds.assign(short_test_accuracy=short, short_train_accuracy=(short[0], np.ones((4, 2))))
+    ds["train_accuracy"] = xr.full_like(ds.test_accuracy, 0.98)
+    expected = {"cost_0": 20, "cost_1": 5, "cost_2": 1, "half_minus_1": 5, "half_minus_2": 9}
+    assert_statistics(damp_early_helpers.add_statistics(ds), expected | {"lowest_fit": 98})
