@@ -30,15 +30,9 @@ def draw(ds: xr.Dataset) -> None:
     """Draw test accuracy at the end, and the loss after each period, by the number of solves that
     are damped."""
     _, (top, bottom) = plotting.panels(2)
-    plotting.span(
-        top,
-        found := intervals.mean_interval(ds.short_accuracy),
-        color="0.5",
-        alpha=0.25,
-        lw=0,
-        label="short periods",
-    )
-    top.axhline(found.estimate, color="0.5", lw=1)
+    short = intervals.mean_interval(ds.short_accuracy)
+    plotting.span(top, short, color="0.5", alpha=0.25, lw=0, label="short periods")
+    top.axhline(short.estimate, color="0.5", lw=1)
     places, shades = np.arange(ds.sizes["damped"]), plotting.colours_by_period(ds.damped.values + 1)
     samples = ds.accuracy.transpose("seed", "damped")
     plotting.points(top, places, samples, ls="", color=plotting.COLOURS[3])
@@ -49,9 +43,9 @@ def draw(ds: xr.Dataset) -> None:
     for count, colour in zip(ds.damped.values, shades, strict=True):
         losses = ds.train_loss.sel(damped=count).transpose("seed", "look")
         plotting.band(bottom, looks, losses, geometric=True, color=colour, label=f"{count}")
-    short = ds.short_train_loss.transpose("seed", "look")
+    losses = ds.short_train_loss.transpose("seed", "look")
     style = {"color": "0.5", "ls": "--", "label": "short periods"}
-    plotting.band(bottom, looks, short, geometric=True, **style)
+    plotting.band(bottom, looks, losses, geometric=True, **style)
     bottom.set(yscale="log", xlabel="period", ylabel="training loss after the period")
     bottom.set_xticks(looks)
     bottom.legend(title="damped", ncols=2)
