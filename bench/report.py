@@ -147,6 +147,18 @@ class Report:
         end = f"A peer is faster for: {'; '.join(slower)}." if slower else ""
         note(f"This library is faster than every peer in {first} of {len(fastest)} cases. {end}")
 
+    def show_libraries(self) -> None:
+        """Show how many times as long each library takes as this one for what both have."""
+        rows = self.compared[self.compared["compared"].str.contains("against")]
+        parts = rows["compared"].str.extract(r"(?:(.*), )?against ([^ ,]+)").fillna("")
+        cases = rows["compared_in"] + parts[0].map(lambda what: f": {what}" if what else "")
+        table = rows.assign(case=cases, library=parts[1]).pivot_table(
+            values="median", index="case", columns="library", aggfunc="min", sort=False
+        )
+        table = table.sort_index(axis=1)
+        body = [[case, *texts(times, ".3g")] for case, *times in table.itertuples()]
+        show(["case", *table.columns], body)
+
     def draw_peers(self) -> None:
         """Draw, for each case, how many times as long the fastest peer takes; others as dots."""
         cases = list(self.by_case().items())[::-1]

@@ -140,7 +140,7 @@ def training(settings, arrays):
 
 
 def product(settings, arrays):
-    """The gradient of the loss at the anchor, or the product of its GGN matrix with a step."""
+    """The gradient of the loss at the anchor, or the product of its GGN or Hessian with a step."""
     f, given = network(settings).apply, jax.device_put(arrays)
     anchor, params, x, y = (given[name] for name in ("anchor", "params", "x", "y"))
     vector = jax.tree.map(jnp.subtract, params, anchor)
@@ -149,7 +149,8 @@ def product(settings, arrays):
     def compute(params, vector, x, y):
         if settings["product"] == "gradient":
             return jax.grad(lambda p: ENTROPY(f(p, x), y))(params)
-        return il.ggn_product(f, params, x, y, ENTROPY)(vector)
+        of = il.ggn_product if settings["product"] == "ggn" else il.hessian_product
+        return of(f, params, x, y, ENTROPY)(vector)
 
     return Prepared(
         run=lambda: jax.block_until_ready(compute(anchor, vector, x, y)),

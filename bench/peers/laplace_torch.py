@@ -1,9 +1,9 @@
-"""laplace-torch's posterior, and curvlinops' product with the GGN matrix, of PyTorch's networks."""
+"""laplace-torch's posterior, and curvlinops' products with the GGN matrix and the Hessian."""
 
 import os
 
 import torch
-from curvlinops import GGNLinearOperator
+from curvlinops import GGNLinearOperator, HessianLinearOperator
 from laplace import Laplace
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -11,7 +11,8 @@ from bench import worker
 from bench.peers.torch import Model
 from bench.worker import Prepared
 
-STRUCTURES = {"full": "full", "diagonal": "diag"}
+STRUCTURES = {"full": "full", "diagonal": "diag", "kronecker": "kron"}
+OPERATORS = {"ggn": GGNLinearOperator, "hessian": HessianLinearOperator}
 
 
 class Module(torch.nn.Module):
@@ -26,9 +27,20 @@ class Module(torch.nn.Module):
         return self.network(dict(zip(self.names, self.weights, strict=True)), x).flatten(0, -2)
 
 
+def sequential(params):
+    """Return an MLP of PyTorch's own layers, whose inputs and gradients laplace-torch can see."""
+    layers = []
+    for index in range(len(params) // 2):
+        weight, bias = params[f"{index}/weight"], params[f"{index}/bias"]
+        linear = torch.nn.Linear(*weight.shape[::-1])
+        linear.weight, linear.bias = torch.nn.Parameter(weight), torch.nn.Parameter(bias)
+        layers += [torch.nn.ReLU(), linear] if index else [linear]
+    return torch.nn.Sequential(*layers)
+
+
 def posterior(settings, arrays):
     model = Model(settings, arrays)
-    module, y = Module(model, model.parameters(arrays["anchor"])), torch.from_numpy(arrays["y"])
+    module, y = sequential(model.parameters(arrays["anchor"])), torch.from_numpy(arrays["y"])
     loader = DataLoader(TensorDataset(model.x, y.long()), batch_size=len(y))
     structure = {"hessian_structure": STRUCTURES[settings["structure"]]}
 
@@ -49,7 +61,7 @@ def product(settings, arrays):
     anchor, params = (model.parameters(arrays[name]) for name in ("anchor", "params"))
     module, y = Module(model, anchor), torch.from_numpy(arrays["y"]).long().flatten()
     given = torch.nn.CrossEntropyLoss(), list(module.parameters()), [(model.x, y)]
-    matrix = GGNLinearOperator(module, *given, check_deterministic=False)
+    matrix = OPERATORS[settings["product"]](module, *given, check_deterministic=False)
     vector = [params[name] - anchor[name] for name in anchor]
     return Prepared(
         run=lambda: matrix @ vector,

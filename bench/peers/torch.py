@@ -173,7 +173,7 @@ def training(settings, arrays):
 
 
 def product(settings, arrays):
-    """The gradient of the loss, or the product of its GGN matrix with a step."""
+    """The gradient of the loss, or the product of its GGN matrix or its Hessian with a step."""
     model = Model(settings, arrays)
     y = torch.from_numpy(arrays["y"]).long().to(PLACE)
     anchor, params = (model.parameters(arrays[name]) for name in ("anchor", "params"))
@@ -182,6 +182,10 @@ def product(settings, arrays):
     def run():
         if settings["product"] == "gradient":
             outputs, cotangent = entropy(model.network(leaves, model.x), y), None
+        elif settings["product"] == "hessian":
+            loss = entropy(model.network(leaves, model.x), y)
+            outputs = torch.autograd.grad(loss, tuple(leaves.values()), create_graph=True)
+            cotangent = tuple(vector.values())
         else:
             outputs, image = pushed(model.network, leaves, vector, model.x)
             p = outputs.detach().softmax(-1)

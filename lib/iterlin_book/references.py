@@ -37,7 +37,6 @@ def reference(root, page):
     merged.cells = pages.code_cells(merged)
     for number, cell in enumerate(merged.cells):
         cell.id = f"code-{number + 1}"
-        cell.source = silent(cell.source)
         cell.metadata = {"tags": pages.tags(cell)} if pages.tags(cell) else {}
         cell.outputs = [] if IGNORED in pages.tags(cell) else joined(cell.outputs)
         for output in cell.outputs:
@@ -58,14 +57,6 @@ def joined(outputs):
         else:
             kept.append(output)
     return kept
-
-
-def silent(source):
-    """Return code that shows no last value if it ends in a semicolon.
-
-    IPython looks that up in its history, which nbval's cells do not enter.
-    """
-    return f"{source}\nNone" if source.rstrip().endswith(";") else source
 
 
 def main(arguments=None):

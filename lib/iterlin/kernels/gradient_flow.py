@@ -360,28 +360,6 @@ def steps_for_tolerance(modes: Eigenmodes, *, step_size: float, beta: float) -> 
     return high
 
 
-def worst_case_steps(modes: Eigenmodes, *, step_size: float, beta: float) -> int:
-    """Return a number of steps that reaches tolerance beta for every residual z.
-
-    The number is ln(1/beta) / ln(1/rho), rounded up, with rho the largest abs(1 - eta l) over the
-    non-zero eigenvalues l.
-
-    Args:
-        modes, step_size, beta: As of `steps_for_tolerance`.
-
-    Returns:
-        The number of steps.
-
-    Raises:
-        ValueError: As `steps_for_tolerance`.
-    """
-    check_open_unit_interval("beta", beta)
-    _check_stable(modes, step_size)
-    moving = modes.eigenvalues[modes.eigenvalues > 0]
-    slowest = float(jnp.max(log_contraction(step_size * moving), initial=-jnp.inf))
-    return max(1, math.ceil(math.log(beta) / slowest))
-
-
 def _check_stable(modes, step_size) -> None:
     check_positive("step_size", step_size)
     largest = float(jnp.max(modes.eigenvalues))
