@@ -36,18 +36,20 @@ REASONS = {
     "linearised step, share of the floor": "the rest is copies of patches, masks of ReLU and of "
     "pooling, and products with 50 columns, which run slower than the square one that sets the "
     "rate.",
-    "transformer, plain, against torch": "a step takes as long as JAX's own gradient: what is left "
-    "is XLA against torch.",
+    "plain step, against torch, transformer": "a step takes as long as JAX's own gradient: what is "
+    "left is XLA against torch.",
     "gradient, against torch": "the program is JAX's own, and XLA takes longer for it than torch.",
+    "GGN product, in gradients": "it is one pass with tangents and one backward; the ratio differs "
+    "between rounds by more than it misses the goal.",
     "against torch.func": "a first training compiles its loop of steps, and torch compiles "
-    "nothing; with JAX's cache it is faster than torch. A kernel's call checks each time that no "
-    "example changes the outputs of another: for the transformer's small kernel that takes longer "
-    "than the kernel.",
+    "nothing; with JAX's cache it is faster than torch. A kernel takes its examples in slices that "
+    "fit into a processor's cache, which pays for convolutions; the transformer's few examples "
+    "would be faster all at once.",
     "against neural-tangents": "most of it is importing JAX, and neural-tangents runs on an older "
     "JAX, which is imported in less time.",
     "against laplace-torch": "the full posterior takes singular values, which keep small "
     "variances and give the posterior of any other prior at once, where laplace-torch inverts a "
-    "matrix; and each call checks its arguments and traces the network.",
+    "matrix. The other structures are quick to compute, and each call traces the network anew.",
 }
 
 

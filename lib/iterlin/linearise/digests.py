@@ -42,9 +42,8 @@ def program_key(program: ClosedJaxpr | Jaxpr) -> tuple | None:
 
     What such functions read and write is not part of the program.
     """
-    if "callback" in program.pretty_print(use_color=False):
-        return None
-    return program_digest([program]), device_ids(program.eqns)
+    text = _text(program)
+    return None if "callback" in text else (_digest_of([(text, program)]), device_ids(program.eqns))
 
 
 def device_ids(equations: Iterable[JaxprEqn]) -> tuple[int, ...]:
@@ -66,10 +65,17 @@ def program_digest(programs: Iterable[ClosedJaxpr | Jaxpr]) -> str:
     For a Python callback the digest includes its code and the numbers and arrays in its closure. It
     excludes the globals of the callback, and other objects and lists in its closure.
     """
+    return _digest_of((_text(program), program) for program in programs)
+
+
+def _text(program: ClosedJaxpr | Jaxpr) -> str:
+    return program.pretty_print(use_color=False)  # in a notebook str() would add colours
+
+
+def _digest_of(programs: Iterable[tuple[str, ClosedJaxpr | Jaxpr]]) -> str:
+    """Return `program_digest` of programs, each with its text: to print one takes milliseconds."""
     found = hashlib.sha256()
-    for program in programs:
-        # In a notebook str() would add colours.
-        text = program.pretty_print(use_color=False)
+    for text, program in programs:
         found.update(_ADDRESS.sub("", text).encode() + _constants(program, {}))
     return DIGEST_PREFIX + found.hexdigest()
 
