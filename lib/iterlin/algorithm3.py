@@ -38,6 +38,7 @@ from iterlin.training.watching import UPDATES, Watch, observer
 
 
 @full_precision()
+@with_auto_axes
 def train(
     algorithm: Algorithm,
     params: PyTree | TrainState,
@@ -77,21 +78,22 @@ def train(
     After training the network predicts ``f(state.params, x)`` and its proxy
     ``linearize(f, state.anchor)(state.params, x)``. A run that becomes non-finite ends as diverged,
     without an error. Matrix products use full precision (`linearise.precision`). A second call
-    that computes the same compiles nothing, also with another period, step size, positive penalty,
-    parameters and data. Another number inside an optax transformation is another program, unless
-    `optax.inject_hyperparams` makes it a part of the state. If f has derivative rules of its own,
-    such as `jax.custom_jvp`, or an inner `jax.jit` that closes over arrays, this holds for calls
-    with the same algorithm and the engine "steps".
+    that computes the same compiles nothing, also with another period above 1, step size, positive
+    penalty, parameters and data. Another number inside an optax transformation is another program,
+    unless `optax.inject_hyperparams` makes it a part of the state. If f has derivative rules of its
+    own, such as `jax.custom_jvp`, or an inner `jax.jit` that closes over arrays, this holds for
+    calls with the same algorithm and the engine "steps".
 
     Args:
         algorithm: The objective and the optimiser.
         params: Initial parameters; or the `TrainState` of an earlier run by steps, which resumes
             to the same bits, up to num_steps in all.
-        data: (x, y), arrays or pytrees that lead with the N examples; or, for "steps", an iterable
-            of batches (x, y) of one shape, one for each step. A run whose batches end early ends
-            there, with a warning; ``state.step`` tells where. If data are sharded over a mesh, each
-            device takes its part of a batch, provided that f is in slices
-            (`linearise.slices.in_slices`) or `mesh` is given. The compiler shards any other f.
+        data: (x, y), arrays or pytrees that lead with the N examples; or, for "steps", an iterator
+            of batches (x, y) of one shape, one for each step, in a run without a checkpoint. A run
+            whose batches end early ends there, with a warning; ``state.step`` tells where. If data
+            are sharded over a mesh, each device takes its part of a batch, provided that f is in
+            slices (`linearise.slices.in_slices`) or `mesh` is given. The compiler shards any other
+            f.
         schedule: When to re-linearise: a period K, a list of steps such as `[3, 7]`, `every(K)`,
             `never()`, `when(...)`, or any function of (step, state) that returns one bool. Only
             "steps" takes every schedule that reads the parameters; the other engines require

@@ -66,9 +66,17 @@ def explicit_axes():
         "closed_form": lambda p, x, y: trained(p, x, y, "closed_form"),
         "steps": lambda p, x, y: trained(p, x, y, "steps"),
     }
-    spread = jax.device_put(data, NamedSharding(jax.make_mesh((4,), ("data",)), jax.P("data")))
+    mesh = jax.make_mesh((4,), ("data",))
+    spread = jax.device_put(data, NamedSharding(mesh, jax.P("data")))
     for name, call in calls.items():
-        print(f"explicit/{name}", apart(call(params, *spread), call(params, *data)))
+        expected = call(params, *data)
+        print(f"explicit/{name}", apart(call(params, *spread), expected))
+        if name in ("sharded_ntk", "gauss_newton", "ggn_product", "laplace", "steps"):
+            with jax.set_mesh(mesh):
+                found = call(params, *spread)
+                if name != "sharded_ntk":  # others lie on the mesh that is set
+                    jax.tree.map(jnp.square, found)
+            print(f"explicit/set/{name}", apart(found, expected))
 
 
 def kernels():

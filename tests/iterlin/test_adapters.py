@@ -372,6 +372,16 @@ def test_inputs_that_a_module_cannot_take_are_refused_with_their_shape(make, x):
         net.f(net.params, x)
 
 
+@pytest.mark.parametrize("make", [nnx_case, linen_case, equinox_case])
+def test_a_function_around_a_normalised_network_is_refused(make):
+    """It would be ignored: training takes the two modes that are in `normalization`."""
+    net = make(MOMENTA).net
+    with pytest.raises(ValueError, match="f is not the function that normalization was made with"):
+        il.Algorithm(lambda params, x: 0 * net.f(params, x), LOSS, 0.1, **net.settings)
+    with pytest.raises(ValueError, match="the module fails on parameters of another structure"):
+        net.f((net.params, jnp.ones(2)), X)
+
+
 def test_statistics_among_the_parameters_are_warned_of():
     variables = Linen(MOMENTA, 0).init(jax.random.key(0), X, train=False)
     with pytest.warns(UserWarning, match=r"batch_stats/BatchNorm_0/mean.*from_linen.*trainable"):
@@ -388,6 +398,7 @@ def test_statistics_among_the_parameters_are_warned_of():
     ("module", "adapter"),
     [
         (NNX((), 0, nnx.Rngs(0)), "from_nnx"),
+        (nnx.Sequential(jnp.tanh), "from_nnx"),  # its call takes any arguments
         (nn.Dense(2), "from_linen"),
         (eqx.nn.Linear(3, 2, key=jax.random.key(0)), "from_equinox"),
     ],

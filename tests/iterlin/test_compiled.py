@@ -37,7 +37,8 @@ class Scaled:
 def by_engine(engine, f, params, trainable=None):
     penalty = 0.1 if engine == "minimum" else 0.0
     algorithm = iterlin.Algorithm(f, SQUARED, 0.1, penalty=penalty, trainable=trainable)
-    watch = iterlin.Watch({"all": (X, Y)}, at=[0, 5])
+    metrics = {"far": lambda outputs, y: jnp.mean(jnp.abs(outputs - y))}  # another one each time
+    watch = iterlin.Watch({"all": (X, Y)}, metrics, at=[0, 5])
     run = {"schedule": 7, "num_steps": 20, "watch": watch, "target_loss": 1e-9, "progress": False}
     return iterlin.train(algorithm, params, (X, Y), engine=engine, **run)[0].params
 

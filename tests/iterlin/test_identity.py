@@ -109,7 +109,7 @@ def checkpoint(tmp_path_factory):
     ],
 )
 def test_train_names_what_differs(checkpoint, name, other, words):
-    with pytest.raises(CheckpointError, match=f"it differs in [^\n]*{words}[^\n]*: delete it"):
+    with pytest.raises(CheckpointError, match=f"it differs in [^\n]*{words}[^\n]*: name another"):
         train(checkpoint, **{name: other})
 
 
@@ -126,7 +126,7 @@ def test_train_tells_functions_by_what_they_hold(tmp_path, monkeypatch, name, on
     """In this version of JAX and, but for a predicate that is asked late, between versions."""
     path = tmp_path / "run.npz"
     wanted = train(path, **{name: one})
-    with pytest.raises(CheckpointError, match=f"it differs in ({words})[^\n]*: delete it"):
+    with pytest.raises(CheckpointError, match=f"it differs in ({words})[^\n]*: name another"):
         train(path, **{name: other})
     as_of_another_version(path)
     if name != "schedule":

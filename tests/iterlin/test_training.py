@@ -371,7 +371,7 @@ MISTAKES = [
     (TRAIN, {"data": iter([])}, "data has no batch"),
     (TRAIN, {"data": iter([(X3, TWO)]), "batch_size": 3}, "batch_size needs all data at once"),
     (TRAIN, {"data": iter([(X3, TWO)]), "schedule": WHEN_SOLVED}, "when_solved needs all data at"),
-    (TRAIN, {"data": iter([(X3, TWO)]), "checkpoint": "run"}, "cannot go on from a checkpoint"),
+    (TRAIN, {"data": iter([(X3, TWO)]), "checkpoint": "run"}, "on batches takes no checkpoint"),
     # What is watched.
     (BOTH, {"watch": {"test": 1}}, "^watch must be a Watch, .* got one of type dict$"),
     (

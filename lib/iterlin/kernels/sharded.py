@@ -1,6 +1,7 @@
 """The empirical kernel with its rows sharded over several devices."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from iterlin.linearise import examples
 from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.linearization import Network, check_finite_examples, require_independent
 from iterlin.linearise.parameters import bind_fixed, partition
+from iterlin.linearise.validation import inside_trace
 
 
 @with_auto_axes
@@ -76,8 +78,9 @@ def sharded_ntk(
         check_vma=False,  # the program of one part is written for one device
     )
     shardings = [NamedSharding(mesh, spec) for spec in (replicated, sharded, replicated)]
-    kernel = jax.jit(rows)(*map(jax.device_put, (params, padded, x2), shardings))
-    return kernel if len(kernel) == count else kernel[:count]
+    with nullcontext() if inside_trace() else jax.set_mesh(mesh):
+        kernel = jax.jit(rows)(*map(jax.device_put, (params, padded, x2), shardings))
+        return kernel if len(kernel) == count else kernel[:count]
 
 
 def _pad(leaf, multiple: int) -> Array:

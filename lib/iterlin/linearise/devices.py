@@ -1,17 +1,25 @@
 """Arrays on a mesh of several devices, and sums over examples that are sharded over them."""
 
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    get_abstract_mesh,
+    get_mesh,
+)
 from jaxtyping import PyTree
 
 from iterlin.linearise import examples
-from iterlin.linearise.validation import is_traced
+from iterlin.linearise.validation import inside_trace, is_traced
 
 Function = TypeVar("Function", bound=Callable)
 
@@ -35,7 +43,11 @@ def to_auto_axes(tree: PyTree) -> PyTree:
 
 
 def with_auto_axes(function: Function) -> Function:
-    """Decorate a function so that it receives its array arguments on Auto mesh axes."""
+    """Decorate a function so that it receives its array arguments on Auto mesh axes.
+
+    Under ``jax.set_mesh`` of a mesh with Explicit axes the function runs on that mesh with Auto
+    axes, and its result is returned on the mesh that is set.
+    """
 
     @wraps(function)
     def wrapped(*args, **settings):
@@ -44,9 +56,22 @@ def with_auto_axes(function: Function) -> Function:
         if any(_explicit_sharding(leaf) for leaf in leaves):
             leaves = [_to_auto_axes(leaf) if _explicit_sharding(leaf) else leaf for leaf in leaves]
             args, settings = jax.tree.unflatten(structure, leaves)
-        return function(*args, **settings)
+        if inside_trace() or AxisType.Explicit not in get_abstract_mesh().axis_types:
+            return function(*args, **settings)
+        mesh = get_mesh()
+        with jax.set_mesh(_auto_mesh(mesh)):
+            found = function(*args, **settings)
+            return jax.tree.map(partial(_to_mesh, mesh), found)
 
     return cast(Function, wrapped)
+
+
+def _to_mesh(mesh: Mesh, leaf: Any) -> Any:
+    """Return an array on Auto axes of these devices as one on the mesh; anything else as it is."""
+    sharding = None if is_traced(leaf) else getattr(leaf, "sharding", None)
+    if isinstance(sharding, NamedSharding) and sharding.mesh == _auto_mesh(mesh):
+        return jax.device_put(leaf, NamedSharding(mesh, sharding.spec))
+    return leaf
 
 
 def _explicit_sharding(leaf: Any) -> NamedSharding | None:

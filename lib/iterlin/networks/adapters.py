@@ -258,14 +258,18 @@ def _adapted(
     from (params, statistics) to the module in evaluation.
     """
 
+    own = params
+
     def checked_call(params, statistics, x, key, training):
         try:
             return call(params, statistics, x, key, training)
         except Exception as error:
             shapes, line = jax.tree.map(np.shape, x), str(error).partition("\n")[0]
+            where = f"on x of shape {shapes}, whose first axis is the batch"
+            if jax.tree.structure(params) != jax.tree.structure(own):
+                where = "on parameters of another structure than its own"
             raise ValueError(
-                f"the module fails on x of shape {shapes}, whose first axis is the batch "
-                f"({type(error).__name__}: {line})"
+                f"the module fails {where} ({type(error).__name__}: {line})"
             ) from error
 
     def apply(params, statistics, x, key=None):
@@ -289,7 +293,7 @@ def _adapted(
 
     settings: dict[str, Any] = {"keyed": True} if keyed else {}
     if jax.tree.leaves(initial):
-        settings["normalization"] = Normalization(initial, apply, evaluate)
+        settings["normalization"] = Normalization(initial, apply, evaluate, f)
     return Adapted(f, params, settings, evaluated, module)
 
 

@@ -29,16 +29,19 @@ class Normalization(NamedTuple):
             derivative. A network with dropout or other noise takes (params, statistics, x, key).
         evaluate: The network in evaluation, a function from (params, statistics, x) to outputs. It
             treats examples independently.
+        f: The function f(params, x) whose modes these are, if an `Algorithm` must not have another
+            f beside them.
     """
 
     initial: PyTree
     apply: Callable[..., tuple[Array, PyTree]]
     evaluate: Callable[[PyTree, PyTree, Array], Array]
+    f: Callable[..., Array] | None = None
 
     def bind_fixed(self, fixed: PyTree) -> "Normalization":
         """Return both modes as functions of the trained parameters, with the others fixed."""
         return self._replace(
-            apply=bind_fixed(self.apply, fixed), evaluate=bind_fixed(self.evaluate, fixed)
+            apply=bind_fixed(self.apply, fixed), evaluate=bind_fixed(self.evaluate, fixed), f=None
         )
 
 

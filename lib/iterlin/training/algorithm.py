@@ -42,8 +42,9 @@ class Algorithm:
         trainable: Which parameters are trained (`parameters.partition`); None for all of them.
         keyed: Whether f(params, x, key) takes a PRNG key, as for dropout: a new one at each step,
             None in evaluation.
-        normalization: `networks.normalization.Normalization` of a network with running statistics;
-            f is then its training mode.
+        normalization: `networks.normalization.Normalization` of a network with running statistics.
+            It is trained and evaluated by the two modes in it, so f must be the function that it
+            was made with.
         reset_optimizer: Whether the optimiser starts anew at each linearisation.
 
     Raises:
@@ -80,10 +81,12 @@ class Algorithm:
         check_signature("loss", self.loss, ("outputs", "y"))
         if self.regularizer is not None:
             check_signature("regularizer", self.regularizer, ("params",))
+        if remedy := instead_of_module(self.f):
+            raise ValueError(f"f must be a function, got {type(self.f).__name__}{remedy}")
         if self.keyed:
             check_signature("f", self.f, ("params", "x", "key"))
         else:
-            remedy = instead_of_module(self.f) or "; with keyed=True it is f(params, x, key)"
+            remedy = "; with keyed=True it is f(params, x, key)"
             check_signature("f", self.f, ("params", "x"), remedy)
         if callable(self.optimizer):
             raise ValueError(
@@ -99,6 +102,13 @@ class Algorithm:
             raise ValueError(
                 "normalization must be a `networks.normalization.Normalization`, "
                 f"got {self.normalization!r}"
+            )
+        made_with = getattr(self.normalization, "f", None)
+        if made_with is not None and self.f is not made_with:
+            raise ValueError(
+                "f is not the function that normalization was made with, which would be trained in "
+                "its place: change the module and adapt it again; or, for fixed statistics, give "
+                "a function of `evaluated` and no normalization"
             )
 
     def __getstate__(self):

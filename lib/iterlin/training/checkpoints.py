@@ -61,7 +61,10 @@ def load(
     if not path.exists():
         return None
     arrays, head = _read(path, identity)
-    refused, hint = f"the checkpoint {path} holds another state", "delete it to start anew"
+    refused, hint = (
+        f"the checkpoint {path} holds another state",
+        "name another file, or delete this one, to start anew",
+    )
     expected, structure = jax.tree.flatten(like)
     names = [f"leaf{index}" for index in range(len(expected))]
     if arrays.keys() != {"head", *names}:
@@ -86,7 +89,7 @@ def load(
 
 def _read(path: Path, identity: Identity) -> tuple[dict[str, np.ndarray], dict]:
     """Return the arrays and the head of a checkpoint of the run, or raise CheckpointError."""
-    hint = "delete it to start anew"
+    hint = "name another file, or delete this one, to start anew"
     try:
         with open(path, "rb") as file, np.load(file) as archive:
             arrays = dict(archive)

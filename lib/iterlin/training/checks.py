@@ -60,7 +60,7 @@ def batch_iterator(data: Any, step: Step, checkpoint: Any) -> Iterator:
         if value is not None:
             raise ValueError(f"{name} needs all data at once: give (inputs, targets), no iterable")
     if checkpoint is not None:
-        raise ValueError("a run on an iterable cannot go on from a checkpoint: resume its state")
+        raise ValueError("a run on batches takes no checkpoint: give its last state to a new call")
     return iter(data)
 
 

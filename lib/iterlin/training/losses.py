@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from iterlin.linearise import examples
+from iterlin.linearise.compiled import SharedJit
 from iterlin.linearise.devices import sum_over_devices
 from iterlin.linearise.slices import sum_over_slices
 from iterlin.linearise.validation import (
@@ -191,7 +192,7 @@ def check_labels(loss: Loss, outputs: jax.ShapeDtypeStruct, targets: PyTree) -> 
         if hasattr(targets, "dtype"):
             _valid_labels(targets, outputs.shape[-1], options.get("ignore"))
         return
-    value_of = jax.jit(lambda *given: loss(*given))  # jit itself would need a hashable loss
+    value_of = SharedJit(loss)
     size = max(1, PART * outputs.shape[0] // max(1, outputs.size))
     try:
         # Copied to the host, because the data may lie on several devices.
