@@ -15,6 +15,7 @@ KEEP_PROGRAMS := JAX_COMPILATION_CACHE_DIR="$(CURDIR)/_build/compiled/$(shell un
   JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 TF_CPP_MIN_LOG_LEVEL=3
 PYTEST := $(ONE_THREAD) $(KEEP_PROGRAMS) $(BIN)/python -m pytest -q -n 3 \
   --dist loadscope --no-loadscope-reorder
+NBVAL := PYTHONPATH="$(CURDIR)" $(PYTEST) --nbval --nbval-sanitize-with tests/notebooks/sanitize.cfg
 # After `make gpu`, what CUDA takes as well.
 LOCKS := requirements.lock $(if $(wildcard $(VENV)/.gpu),requirements-gpu.lock)
 # Named after the locks and the project file, so that another version of one installs again.
@@ -86,13 +87,13 @@ test: lint book ## everything: style, book, its links and looks, tests, pages ag
 	@$(BIN)/python -m iterlin_book.offline _build/html
 	@$(BIN)/python -m iterlin_book.browser _build/html
 	@$(PYTEST)
-	@PYTHONPATH="$(CURDIR)" $(PYTEST) --nbval tests/notebooks/convergence/damping.ipynb
+	@$(NBVAL) tests/notebooks/convergence/damping.ipynb
 
 nightly: lint book ## the same at length: pages executed again, other tiers, random examples (hours)
 	@$(BIN)/python -m iterlin_book.offline _build/html
 	@$(BIN)/python -m iterlin_book.browser _build/html
 	@$(PYTEST) --nightly
-	@PYTHONPATH="$(CURDIR)" $(PYTEST) --nbval tests/notebooks
+	@$(NBVAL) tests/notebooks
 	@$(BIN)/python -m pytest -q -rs tests/iterlin/test_gpu.py
 
 links: book ## ask other sites for what the book refers to (needs the network; no part of the tests)

@@ -4,7 +4,9 @@ tests/notebooks/pages.txt lists the pages: a name on a line, with a minus sign b
 reason after it where a page is left out. The outputs are those of the last quick build.
 """
 
+import re
 import sys
+from configparser import RawConfigParser
 from pathlib import Path
 
 import nbformat
@@ -33,6 +35,7 @@ def reference(root, page):
     notebook, _, digest = execute.prepare(root, page, pages.QUICK)
     stored = nbformat.read(pages.executed(root, page, pages.QUICK, digest), as_version=4)
     merged = merge.with_outputs(page, notebook, stored)
+    replaced = replacements(root)
     # Prose is not compared: without it, references stay as they are when it changes.
     merged.cells = pages.code_cells(merged)
     for number, cell in enumerate(merged.cells):
@@ -40,11 +43,21 @@ def reference(root, page):
         cell.metadata = {"tags": pages.tags(cell)} if pages.tags(cell) else {}
         cell.outputs = [] if IGNORED in pages.tags(cell) else joined(cell.outputs)
         for output in cell.outputs:
-            for kind in [kind for kind in output.get("data", {}) if kind.startswith("image/")]:
-                del output["data"][kind]
+            data = output.get("data", {})
+            for kind in [kind for kind in data if kind.startswith("image/")]:
+                del data[kind]
+            for pattern, text in replaced:
+                data |= {k: re.sub(pattern, text, v) for k, v in data.items() if "text/" in k}
             output.pop("transient", None)
     merged.metadata = {"kernelspec": stored.metadata["kernelspec"]}
     return merged
+
+
+def replacements(root):
+    """Return the pairs (pattern, text) of the file by which nbval replaces parts of outputs."""
+    found = RawConfigParser()
+    found.read(Path(root) / FOLDER / "sanitize.cfg", "utf8")
+    return [(found[name]["regex"], found[name]["replace"]) for name in found.sections()]
 
 
 def joined(outputs):
