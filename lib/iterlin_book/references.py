@@ -40,6 +40,7 @@ def reference(root, page):
     merged.cells = pages.code_cells(merged)
     for number, cell in enumerate(merged.cells):
         cell.id = f"code-{number + 1}"
+        cell.source = silent(cell.source)
         cell.metadata = {"tags": pages.tags(cell)} if pages.tags(cell) else {}
         cell.outputs = [] if IGNORED in pages.tags(cell) else joined(cell.outputs)
         for output in cell.outputs:
@@ -70,6 +71,14 @@ def joined(outputs):
         else:
             kept.append(output)
     return kept
+
+
+def silent(source):
+    """Return code that shows no last value if it ends in a semicolon.
+
+    IPython looks that up in its history, which nbval's cells do not enter.
+    """
+    return f"{source}\nNone" if source.rstrip().endswith(";") else source
 
 
 def main(arguments=None):

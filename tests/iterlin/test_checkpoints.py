@@ -50,7 +50,7 @@ def test_a_header_that_claims_more_than_its_file_holds_is_refused_in_a_line(tmp_
     np.lib.format.write_array_header_1_0(array, header)
     with zipfile.ZipFile(tmp_path / "run.npz", "w") as archive:
         archive.writestr("head.npy", array.getvalue() + bytes(2**20))
-    with pytest.raises(CheckpointError, match=r"^[^\n]*is damaged [^\n]*delete this one"):
+    with pytest.raises(CheckpointError, match=r"^[^\n]*is damaged [^\n]*name another file"):
         checkpoints.load(tmp_path / "run.npz", TREE, identity=A)
 
 
@@ -80,7 +80,7 @@ def test_a_file_that_no_run_has_written_is_refused(tmp_path, head, leaf, message
     arrays |= {"leaf0": arrays["leaf0"] if leaf is None else leaf}
     text = json.dumps(json.loads(arrays["head"].tobytes()) | head)
     np.savez(path, **arrays | {"head": np.frombuffer(text.encode(), np.uint8)})
-    with pytest.raises(CheckpointError, match=rf"run\.npz {message}.*: delete this one"):
+    with pytest.raises(CheckpointError, match=rf"run\.npz {message}.*: name another file"):
         checkpoints.load(path, TREE, identity=A, notes=("taken", "seconds"))
 
 
@@ -91,7 +91,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     whole = path.read_bytes()
     for cut in (0, 10, 200):
         path.write_bytes(whole[:cut])
-        with pytest.raises(CheckpointError, match=r"run\.npz is damaged .*delete this one"):
+        with pytest.raises(CheckpointError, match=r"run\.npz is damaged .*name another file"):
             checkpoints.load(path, TREE, identity=A)
     rng = np.random.default_rng(0)
     for place in rng.integers(0, len(whole), 200):

@@ -37,7 +37,7 @@ def test_four_devices_give_the_numbers_of_one(printed):
 
     Some calls are made under `jax.set_mesh`, too.
     """
-    assert len(printed) == 13 + 5 + 4 + 10
+    assert len(printed) == 13 + 3 + 4 + 10
     bounds = {name: 1e-9 if name.startswith("explicit/") else 1e-5 for name in printed}
     assert {name for name, (far, _) in printed.items() if far > bounds[name]} == {"two"}
 

@@ -179,7 +179,7 @@ def test_resnet_and_its_derivative_are_those_written_out():
 @pytest.mark.parametrize("normalization", ["batch", "frozen"])
 def test_running_statistics_follow_the_moments_and_evaluation_uses_them(normalization):
     model, params, tangent, x = resnet_problem(normalization)
-    initial, apply, evaluate = model.normalization
+    initial, apply, evaluate, _ = model.normalization
     outputs, derivative, moments = numpy_resnet(params, tangent, x, normalization)
     (value, running), (pushed, moved) = pushforward(lambda p: apply(p, initial, x), params, tangent)
     close(value, outputs)
