@@ -238,7 +238,7 @@ class Report:
             axis.plot(sizes, middles[0] * sizes / sizes[0], color="k", ls=":", lw=1)
             axis.set(xscale="log", yscale="log", xlabel=rows["series"].iloc[0])
             axis.minorticks_off()
-            axis.set_xticks(sizes, [f"{n:.0f}" if n < 1e4 else f"{n:.0e}" for n in sizes])
+            axis.set_xticks(sizes, [f"{n:.0f}" if n < 1e4 else f"{n / 1e3:,.0f}k" for n in sizes])
         axes[0].set_ylabel("seconds")
         plt.show()
 

@@ -29,8 +29,8 @@ class Normalization(NamedTuple):
             derivative. A network with dropout or other noise takes (params, statistics, x, key).
         evaluate: The network in evaluation, a function from (params, statistics, x) to outputs. It
             treats examples independently.
-        f: The function f(params, x) whose modes these are, if an `Algorithm` must not have another
-            f beside them.
+        f: The network f(params, x) that has these two modes; an `Algorithm` with another f is then
+            refused. None if that is not checked.
     """
 
     initial: PyTree

@@ -17,6 +17,8 @@ from iterlin.training.files import atomic_write
 from iterlin.training.identity import Identity
 
 FORMAT = "iterlin checkpoint 3"
+# The remedy in each message on a file that is refused.
+START_ANEW = "name another file, or delete this one, to start anew"
 
 
 class CheckpointError(RuntimeError):
@@ -61,14 +63,11 @@ def load(
     if not path.exists():
         return None
     arrays, head = _read(path, identity)
-    refused, hint = (
-        f"the checkpoint {path} holds another state",
-        "name another file, or delete this one, to start anew",
-    )
+    refused = f"the checkpoint {path} holds another state"
     expected, structure = jax.tree.flatten(like)
     names = [f"leaf{index}" for index in range(len(expected))]
     if arrays.keys() != {"head", *names}:
-        raise CheckpointError(f"{refused}: {hint}")
+        raise CheckpointError(f"{refused}: {START_ANEW}")
     restored = []
     for leaf, other in zip((arrays[name] for name in names), expected, strict=True):
         wanted = to_numpy(other) if isinstance(other, jax.Array) else leaf
@@ -76,20 +75,19 @@ def load(
             leaf = leaf.view(wanted.dtype)  # NumPy's format cannot name bfloat16 and its like
         if (leaf.shape, leaf.dtype) != (wanted.shape, wanted.dtype):
             there, here = f"{leaf.dtype} {leaf.shape}", f"{wanted.dtype} {wanted.shape}"
-            raise CheckpointError(f"{refused}, {there} in the place of {here}: {hint}")
+            raise CheckpointError(f"{refused}, {there} in the place of {here}: {START_ANEW}")
         restored.append(_restored(leaf, other))
     kept = head.get("notes")
     if not isinstance(kept, dict) or any(
         not isinstance(kept.get(n), int | float | list) for n in notes
     ):
         listed = "".join(f" {name}" for name in notes)
-        raise CheckpointError(f"the checkpoint {path} lacks its notes{listed}: {hint}")
+        raise CheckpointError(f"the checkpoint {path} lacks its notes{listed}: {START_ANEW}")
     return jax.tree.unflatten(structure, restored), kept
 
 
 def _read(path: Path, identity: Identity) -> tuple[dict[str, np.ndarray], dict]:
     """Return the arrays and the head of a checkpoint of the run, or raise CheckpointError."""
-    hint = "name another file, or delete this one, to start anew"
     try:
         with open(path, "rb") as file, np.load(file) as archive:
             arrays = dict(archive)
@@ -98,13 +96,15 @@ def _read(path: Path, identity: Identity) -> tuple[dict[str, np.ndarray], dict]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if not zipfile.is_zipfile(path):
             reason = "or another file: it is no .npz archive"
-        raise CheckpointError(f"the checkpoint {path} is damaged ({reason}): {hint}") from error
+        raise CheckpointError(
+            f"the checkpoint {path} is damaged ({reason}): {START_ANEW}"
+        ) from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is not an '{FORMAT}': {hint}")
+        raise CheckpointError(f"{path} is not an '{FORMAT}': {START_ANEW}")
     if differences := identity.differences(head):
         listed = ", ".join(differences)
         raise CheckpointError(
-            f"the checkpoint {path} belongs to another run: it differs in {listed}: {hint}"
+            f"the checkpoint {path} belongs to another run: it differs in {listed}: {START_ANEW}"
         )
     return arrays, head
 
