@@ -66,6 +66,8 @@ beyond/when_to_relinearise:
 beyond/early_or_late:
   {<<: *images, pool: 40, train_size: 20, num_periods: 3, short: 1, long: 5,
    long_at: [[], [1], [2], [3], [2, 3]], kernel_size: 10}
+beyond/how_long:
+  {<<: *images, pool: 40, train_size: 20, num_periods: 3, short: 1, places: [1, 2], lengths: [2, 5]}
 beyond/damp_early:
   {<<: *images, pool: 40, train_size: 20, num_periods: 3, short: 1, long: 5, damped: [0, 2, 3]}
 beyond/grokking:

@@ -6,7 +6,7 @@ import xarray as xr
 from curves import assert_statistics
 from test_when_to_relinearise import stops
 
-from book.beyond import damp_early_helpers
+from book.beyond import damp_early_helpers, how_long_helpers
 from book.beyond import early_or_late_helpers as helpers
 
 NAN = np.nan
@@ -67,3 +67,34 @@ def test_what_solves_lose_is_against_short_periods_of_the_same_seed():
     ds["train_accuracy"] = xr.full_like(ds.test_accuracy, 0.98)
     expected = {"cost_0": 20, "cost_1": 5, "cost_2": 1, "half_minus_1": 5, "half_minus_2": 9}
     assert_statistics(damp_early_helpers.add_statistics(ds), expected | {"lowest_fit": 98})
+
+
+def test_the_cost_of_the_place_is_taken_where_the_loss_is_the_same():
+    # At the first place a factor of 10 in the loss costs 2 points, at the second half a point.
+    dims, order = ("place", "length", "seed"), [2, 0, 1]
+    losses = np.array([[[1.0, 1], [10, 10], [100, 100]], [[0.1, 0.1], [10, 0.5], [100, 0.9]]])
+    costs = np.log10(losses) * np.array([2.0, 0.5])[:, None, None]
+    cost, loss = (xr.DataArray(values[:, order], dims=dims) for values in (costs, losses))
+    found = how_long_helpers.cost_of_place(cost, loss)
+    # Seed 0: 1.5 and 3 points more at losses of 10 and 100. Seed 1: no loss between the first's.
+    np.testing.assert_allclose(found, [2.25, NAN])
+
+
+def test_what_a_long_period_loses_is_seen_right_after_it():
+    dims, short = ("place", "length", "seed", "look"), ("seed", "look")
+    shape = (2, 2, 4, 4)
+    ds = xr.Dataset(coords={"place": [1, 3], "length": [30, 100], "seed": range(4)})
+    losses = np.arange(1.0, 65.0).reshape(shape)
+    ends = np.array([[0.7, 0.5], [0.8, 0.75]])[:, :, None, None] * np.ones(shape)
+    ds = ds.assign(train_loss=(dims, losses), test_accuracy=(dims, ends), moved=(dims, losses))
+    ds = ds.assign(
+        train_accuracy=(dims, np.ones(shape)), diverged_at=(dims[:3], np.full(shape[:3], -1))
+    )
+    ds = ds.assign(short_test_accuracy=(short, np.full((4, 4), 0.8)))
+    ds = ds.assign(short_train_accuracy=(short, np.ones((4, 4)))).assign_coords(look=range(4))
+    ds["diverged_at"][1, 1, 2] = 7
+    expected = {"cost_1_30": 10, "cost_1_100": 30, "cost_3_30": 0, "cost_3_100": 5}
+    ds = how_long_helpers.add_statistics(ds)
+    assert_statistics(ds, expected)
+    assert ds.lowest_fit[0] == 75
+    np.testing.assert_array_equal(ds.loss_after[:, 1, 2], [losses[0, 1, 2, 1], losses[1, 1, 2, 3]])
