@@ -382,6 +382,15 @@ def test_a_function_around_a_normalised_network_is_refused(make):
         net.f((net.params, jnp.ones(2)), X)
 
 
+def test_settings_that_are_forgotten_are_warned_of():
+    net = from_nnx(NNX(MOMENTA, 0.5, nnx.Rngs(0)))
+    with pytest.warns(UserWarning, match="keyed and normalization.*net.settings"):
+        il.Algorithm(net.f, LOSS, 0.1)
+    with pytest.warns(UserWarning, match="needs keyed:"):
+        il.Algorithm(net.f, LOSS, 0.1, normalization=net.settings["normalization"])
+    il.Algorithm(net.f, LOSS, 0.1, **net.settings)  # warnings are errors in tests
+
+
 def test_statistics_among_the_parameters_are_warned_of():
     variables = Linen(MOMENTA, 0).init(jax.random.key(0), X, train=False)
     with pytest.warns(UserWarning, match=r"batch_stats/BatchNorm_0/mean.*from_linen.*trainable"):

@@ -50,7 +50,7 @@ class Adapted:
             Equinox the module, or (module, state) if a state was given.
     """
 
-    f: Callable[..., Array]
+    f: "ModuleFunction"
     params: PyTree
     settings: dict[str, Any]
     evaluated: Callable[[PyTree, PyTree], Array]
@@ -58,6 +58,23 @@ class Adapted:
 
     def __iter__(self) -> Iterator:
         return iter((self.f, self.params, self.settings))
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleFunction:
+    """A module in training as a function f(params, x, key=None).
+
+    Attributes:
+        call: The function.
+        settings: `Adapted.settings`, of which `Algorithm` warns if it gets f without them.
+    """
+
+    call: Callable[..., Array]
+    settings: dict[str, Any]
+
+    def __call__(self, params: PyTree, x: PyTree, key: Array | None = None) -> Array:
+        """Return the outputs (N, ...)."""
+        return self.call(params, x, key)
 
 
 def from_nnx(module) -> Adapted:
@@ -279,8 +296,8 @@ def _adapted(
         )
         return outputs, jax.lax.stop_gradient(after)
 
-    def f(params, x, key=None):
-        return apply(params, initial, x, key)[0]
+    settings: dict[str, Any] = {"keyed": True} if keyed else {}
+    f = ModuleFunction(lambda params, x, key: apply(params, initial, x, key)[0], settings)
 
     def evaluate(params, statistics, x):
         return checked_call(params, statistics, x, None, False)[0]
@@ -291,7 +308,6 @@ def _adapted(
     def module(state):
         return module_of(state.params, state.statistics or initial)
 
-    settings: dict[str, Any] = {"keyed": True} if keyed else {}
     if jax.tree.leaves(initial):
         settings["normalization"] = Normalization(initial, apply, evaluate, f)
     return Adapted(f, params, settings, evaluated, module)

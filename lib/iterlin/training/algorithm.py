@@ -1,5 +1,6 @@
 """The objective and the optimiser of iterative linearisation."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -109,6 +110,15 @@ class Algorithm:
                 "f is not the function that normalization was made with, which would be trained in "
                 "its place: change the module and adapt it again; or, for fixed statistics, give "
                 "a function of `evaluated` and no normalization"
+            )
+
+        forgotten = [name for name in getattr(self.f, "settings", ()) if not getattr(self, name)]
+        if forgotten:
+            warnings.warn(
+                f"f is of a module that needs {' and '.join(forgotten)}: give the algorithm its "
+                "settings (**net.settings); otherwise it trains without dropout, and its running "
+                "statistics do not change",
+                stacklevel=3,  # of the call of Algorithm
             )
 
     def __getstate__(self):
