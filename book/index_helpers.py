@@ -5,7 +5,7 @@ compares.
 """
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from html import escape
 from io import BytesIO
 
@@ -26,19 +26,6 @@ CARDS = {
     "C1-augmented": "On all images eleven updates come close",
 }
 SIZE = (3.4, 2.5)  # inches, of a card's picture
-
-
-def told(names: Iterable[str], link: str) -> Iterator[str]:
-    """Yield findings that there are records of, in Markdown, each behind a link to its page.
-
-    link: "{title}" and "{page}" stand for the card's title and the page's path. A row whose verdict
-    is not the one that its sentence speaks of is left out.
-    """
-    rows = {row["id"]: row for row in claims.load_claims()}
-    for name in names:
-        row = rows[name]
-        if finding := claims.judge(row).finding:
-            yield f"{link.format(title=CARDS.get(name, ''), page=row['page'])}{finding}"
 
 
 def first() -> str:

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from iterlin.kernels.ntk import kernel_alignment
-from iterlin.training.schedules import Schedule
 from jax import Array
 from jax.typing import ArrayLike
 from scipy import stats
@@ -37,12 +36,6 @@ def ends_of_periods(short: int, long: int, count: int, places: Sequence[int]) ->
     lengths = np.full(count, short)
     lengths[np.asarray(places, int) - 1] = long
     return np.cumsum(lengths)
-
-
-def at_steps(ends: Sequence[int]) -> Schedule:
-    """Return the schedule that re-linearises at these steps."""
-    ends = jnp.asarray(ends, jnp.int32)
-    return Schedule(lambda step, state: jnp.any(step == ends))
 
 
 def single(ds: xr.Dataset) -> xr.Dataset:

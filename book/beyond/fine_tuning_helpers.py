@@ -294,18 +294,13 @@ def pool(h: Float[Array, "N T D"], mask: Bool[Array, "N T"]) -> Float[Array, "N 
 
 
 def _affine(p: PyTree, h: Array) -> Array:
-    return h @ p["weight"] + _along(p["bias"], h)
+    return h @ p["weight"] + p["bias"][None, None]
 
 
 def _normalized(p: PyTree, h: Array) -> Array:
     centred = h - h.mean(-1, keepdims=True)
     deviation = jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-12)
-    return centred / deviation * _along(p["scale"], h) + _along(p["bias"], h)
-
-
-def _along(vector: Array, h: Array) -> Array:
-    """A vector in the last axis of h, with as many axes."""
-    return jnp.expand_dims(vector, tuple(range(h.ndim - 1)))
+    return centred / deviation * p["scale"][None, None] + p["bias"][None, None]
 
 
 def _weights(path: Path) -> dict[str, np.ndarray]:

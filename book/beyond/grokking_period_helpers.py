@@ -16,13 +16,9 @@ KEPT += ["test_accuracy_proxy", "diverged_at"]
 
 
 def periods(shortest: float, ratio: float, number: int, unit: float) -> list[int]:
-    """Return periods in steps, each longer than the one before by a constant factor.
+    """Return periods in steps, each longer than the one before by the ratio.
 
-    Args:
-        shortest: The first period, in decay times.
-        ratio: Factor between neighbours.
-        number: Number of periods.
-        unit: Steps in a decay time.
+    The shortest is given in decay times of `unit` steps.
 
     >>> periods(0.5, 2.0, 3, 100)
     [50, 100, 200]

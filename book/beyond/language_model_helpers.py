@@ -19,7 +19,6 @@ import sklearn
 import xarray as xr
 from iterlin.exact import flow, linear_model
 from iterlin.linearise.digests import digest, program_digest
-from iterlin.linearise.linearization import tree_add
 from iterlin.linearise.precision import full_precision
 from iterlin.training.files import atomic_write
 from iterlin.training.loop import OutOfTime
@@ -198,7 +197,7 @@ def expansion(params: PyTree, x: Array, y: Array, time: float | Array):
     time = jnp.asarray(time, jnp.float32)
     end = flow.advance(objective, flow.begin(objective), time, **settings)
     loss = ENTROPY(model.outputs + end.image, y)
-    return tree_add(params, end.coordinates), loss, end.evaluations
+    return optax.tree.add(params, end.coordinates), loss, end.evaluations
 
 
 def batches(text: Text, size: int, again: bool, seed: int) -> Iterator[tuple[Array, Array]]:
@@ -246,18 +245,7 @@ def adam_step(params: PyTree, state: PyTree, x: Array, y: Array, *, step_size: f
 
 @full_precision()
 def adam_run(params: PyTree, text: Text, visits: Visits, count: int, step_size: float) -> History:
-    """Train by one step of AdamW a visit.
-
-    Args:
-        params: Initial parameters.
-        text: Its held-out sequences are evaluated.
-        visits: visits() -> the sequences (x, y) of each visit.
-        count: Number of visits.
-        step_size: Step size of AdamW.
-
-    Returns:
-        "held_loss" and "train_loss" as `flow_run`.
-    """
+    """Train by one step of AdamW a visit; the other arguments and the result are of `flow_run`."""
     state, rows = optax.adamw(step_size).init(params), [(loss_of(params, *text.held), np.nan)]
     for _, (x, y) in zip(range(count), visits(), strict=False):
         params, state = adam_step(params, state, x, y, step_size=step_size)
@@ -417,15 +405,8 @@ def add_statistics(ds: xr.Dataset, level: float) -> xr.Dataset:
 def matched_gap(same: xr.Dataset, one: str, other: str) -> np.ndarray:
     """Return the best held-out loss of one arm minus that of another at the same training loss.
 
-    The training loss is that of the first arm at its best held-out loss.
-
-    Args:
-        same: Runs over (arm, seed, visit).
-        one: Name of the first arm.
-        other: Name of the other arm.
-
-    Returns:
-        One number a seed, (seeds,).
+    The training loss is that of the first arm at its best held-out loss. The runs are over (arm,
+    seed, visit), and the result is over seeds.
     """
     found = []
     for seed in same.seed.values:

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import xarray as xr
 from iterlin.kernels.ntk import kernel_alignment, kernel_drift, ntk_matrix
-from iterlin.linearise.linearization import Network, tree_add
+from iterlin.linearise.linearization import Network
 from iterlin.linearise.spectral_filters import flow_filter
 from iterlin.networks.scaled import centred
 from iterlin_study.report import intervals
@@ -118,7 +119,7 @@ def _run(f, params, data, scale, target, most, move, block=1) -> KernelPath:
     def moved(theta, cotangent):
         """theta - J^T cotangent / alpha: the gradient of u is alpha J, the loss has 1/alpha^2."""
         gradient = jax.vjp(residual_of, theta)[1](-cotangent / scale**2)[0]
-        return tree_add(theta, gradient)
+        return optax.tree.add(theta, gradient)
 
     def going(s):
         error = jnp.mean(s.residual**2)
@@ -172,14 +173,10 @@ def variance_explained(x, y) -> float:
     x, y = (np.asarray(v, dtype=float) for v in (x, y))
     paired = ~(np.isnan(x) | np.isnan(y))
     x, y = x[paired], y[paired]
-    total = np.sum((y - y.mean()) ** 2) if y.size else 0.0
-    if total == 0:
+    if y.size == 0 or np.ptp(y) == 0:
         return np.nan
-    left = [
-        np.sum((y - IsotonicRegression(increasing=rising).fit_transform(x, y)) ** 2)
-        for rising in (True, False)
-    ]
-    return float(1 - min(left) / total)
+    fits = [IsotonicRegression(increasing=rising).fit(x, y) for rising in (True, False)]
+    return float(max(fit.score(x, y) for fit in fits))
 
 
 def crossing(x, y, level: float) -> float:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, replace
 
 import jax
 import numpy as np
+import optax
 import xarray as xr
-from iterlin.linearise.linearization import tree_add
 from iterlin.linearise.slices import Sliced
 from iterlin.linearise.validation import check_one_of
 from iterlin.training.algorithm import Algorithm
@@ -54,7 +54,7 @@ class PartlyStale(Algorithm):
     def loss_and_gradient(self, anchor, displacement, x, y, extra, mesh):
         if displacement is None:  # the anchor is theta
             return super().loss_and_gradient(anchor, None, x, y, extra, mesh)
-        theta = tree_add(anchor, displacement)  # to rounding
+        theta = optax.tree.add(anchor, displacement)  # to rounding
         columns = self._columns(theta)
 
         def of_part(loss, x, y):

@@ -5,10 +5,9 @@ its runs took and what they reached. Between settings a family is read by interp
 logarithm of updates.
 """
 
-import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from iterlin.training.schedules import NEVER, Schedule
+from iterlin.training.schedules import NEVER, Schedule, as_schedule
 from iterlin_study.report import intervals
 from iterlin_study.runs import early_stopping, merging
 
@@ -26,9 +25,7 @@ def growing(first: int, factor: float) -> Schedule:
     ends = [first]
     while (end := ends[-1] + round(first * factor ** len(ends))) < NEVER:
         ends.append(end)
-    ends = jnp.asarray(ends, jnp.int32)
-
-    return Schedule(lambda step, state: jnp.any(step == ends))
+    return as_schedule(ends)
 
 
 def at_updates(updates, values, wanted: float) -> np.ndarray | float:

@@ -293,9 +293,6 @@ def _sweep_programs(any_step: Step, schedule, watch: Watch, data_axis):
         axes = (data_axis, None), (0, None), (None, 0)
         return over_both(of_one, *axes)(states, datasets, fixed, periods)
 
-    def observe(state, sets, fixed):
-        return observer(any_step.algorithm, watch)(combine_state(state, fixed), sets)
-
-    observe = over_both(observe, (None, None), (0, None), out=0)
+    observe = over_both(observer(any_step.algorithm, watch), (None, None), (0, None), out=0)
     own = any_step.algorithm.programs
     return SharedJit(advance, donate=True, own=own), SharedJit(observe, own=own)

@@ -20,13 +20,13 @@ LIB = TESTS.parent / "lib"
 FAULTS = {
     "step with the sign of the displacement flipped": (
         "iterlin/training/algorithm",
-        "if at_anchor else tree_sub(theta, anchor)",
-        "if at_anchor else tree_sub(anchor, theta)",
+        "if at_anchor else optax.tree.sub(theta, anchor)",
+        "if at_anchor else optax.tree.sub(anchor, theta)",
         "iterlin/test_training.py -k plain_loop and regression",
     ),
     "step at the previous anchor": (
         "iterlin/training/step",
-        "anchor = _where(linearizing, state.params, state.anchor)",
+        "anchor = optax.tree.where(linearizing, state.params, state.anchor)",
         "anchor = state.anchor",
         "iterlin/test_training.py -k plain_loop and regression",
     ),

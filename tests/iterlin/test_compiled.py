@@ -58,8 +58,6 @@ CALLS = {
     "steps": lambda f, params: by_engine("steps", f, params),
     "sweep": lambda f, params: swept(iterlin.Algorithm(f, ENTROPY, 0.1), params),
     "closed_form of a part": lambda f, params: by_engine("closed_form", f, params, of_head),
-    "kept_steps of a part": lambda f, params: by_engine("kept_steps", f, params, of_head),
-    "minimum of a part": lambda f, params: by_engine("minimum", f, params, of_head),
     "flow": lambda f, params: by_engine("flow", f, params),
     "gauss_newton": lambda f, params: iterlin.gauss_newton(f, params, X, Y, **STEPS).params,
     "truncated_gauss_newton": lambda f, params: (
@@ -102,16 +100,12 @@ def test_another_step_size_penalty_or_period_compiles_nothing(engine):
     assert min(told) > 1e-6
 
 
-def by_rule(engine):
+def by_rule(fraction):
     """Training that re-linearises where a gradient has fallen to a fraction, looked at in turn."""
-
-    def run(fraction):
-        rule = iterlin.schedules.Solved(int(2 / fraction), accuracy=None, gradient=fraction)
-        settings = {"schedule": iterlin.when_solved(rule, max_period=20), "num_steps": 40}
-        settings |= {"engine": engine, "progress": False}
-        return iterlin.train(iterlin.Algorithm(F, SQUARED, 0.05), PARAMS, (X, Y), **settings)[0]
-
-    return run
+    rule = iterlin.schedules.Solved(int(2 / fraction), accuracy=None, gradient=fraction)
+    settings = {"schedule": iterlin.when_solved(rule, max_period=20), "num_steps": 40}
+    settings |= {"progress": False}
+    return iterlin.train(iterlin.Algorithm(F, SQUARED, 0.05), PARAMS, (X, Y), **settings)[0]
 
 
 def injected(number):
@@ -124,15 +118,11 @@ def injected(number):
 GAUSS_NEWTON = partial(iterlin.gauss_newton, F, PARAMS, X, Y, **STEPS)
 TRUNCATED = partial(iterlin.truncated_gauss_newton, F, PARAMS, X, Y, **STEPS)
 SETTINGS = {
-    "rule of steps": by_rule("steps"),
-    "rule of flow": by_rule("flow"),
+    "rule": by_rule,
     "step size of optax": injected,
     "damping": lambda number: GAUSS_NEWTON(damping=number),
-    "cholesky": lambda number: GAUSS_NEWTON(damping=number, solver="cholesky"),
     "adaptive damping": lambda number: GAUSS_NEWTON(damping=iterlin.LevenbergMarquardt(number)),
-    "step size": lambda number: GAUSS_NEWTON(damping=0.0, step_size=number / 1e3, period=10),
     "beta": lambda number: TRUNCATED(damping=0.0, beta=number),
-    "target": lambda number: GAUSS_NEWTON(damping=1, target_loss=number * 10),
 }
 
 

@@ -68,6 +68,12 @@ def value_and_derivatives(f, **options):
     return jax.jit(products, **options)
 
 
+@functools.cache
+def derivatives_of(method, stride, padding):
+    conv = functools.partial(convolution.conv2d, stride=stride, padding=padding, method=method)
+    return value_and_derivatives(conv)
+
+
 @given(convolutions())
 def test_each_method_and_its_derivatives_are_those_of_the_sum_over_windows(case):
     x, kernel, *settings = case
@@ -80,11 +86,7 @@ def test_each_method_and_its_derivatives_are_those_of_the_sum_over_windows(case)
     size = convolution.output_size(x.shape[1:3], kernel.shape[:2], stride, padding)
     assert size == value.shape[1:3]
     for method in ("direct", "patches"):
-
-        def conv(x, kernel, method=method):
-            return convolution.conv2d(x, kernel, stride=stride, padding=padding, method=method)
-
-        found = value_and_derivatives(conv)(arrays(x, kernel), arrays(dx, dkernel))
+        found = derivatives_of(method, *settings)(arrays(x, kernel), arrays(dx, dkernel))
         np.testing.assert_allclose(found[0], value, atol=1e-12)
         np.testing.assert_allclose(found[1], sum(parts), atol=1e-12)
         for pulled, tangent, part in zip(found[2:], (dx, dkernel), parts, strict=True):
@@ -107,17 +109,19 @@ def test_pooling_takes_the_largest_of_each_block(shape, seed):
     cropped = x[:, : height // 2 * 2, : width // 2 * 2]
     corners = [cropped[:, i::2, j::2] for i in (0, 1) for j in (0, 1)]
     np.testing.assert_array_equal(convolution.max_pool2(jnp.asarray(x)), np.max(corners, 0))
+    np.testing.assert_array_equal(*slopes(jnp.asarray(x)))
+
+
+@jax.jit
+def slopes(x):
+    """The gradient of the sum of squares of what `max_pool2`, and JAX, take from blocks."""
 
     def by_window(x):
         window = (1, 2, 2, 1)
         return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "VALID")
 
-    @jax.jit
-    def slopes(x):
-        pools = (convolution.max_pool2, by_window)
-        return [jax.grad(lambda x, pool=pool: jnp.sum(pool(x) ** 2))(x) for pool in pools]
-
-    np.testing.assert_array_equal(*slopes(jnp.asarray(x)))
+    pools = (convolution.max_pool2, by_window)
+    return [jax.grad(lambda x, pool=pool: jnp.sum(pool(x) ** 2))(x) for pool in pools]
 
 
 def test_ties_share_the_derivative():

@@ -98,7 +98,6 @@ def drifted(state):
     return jnp.linalg.norm(moved - anchor) > 0.1
 
 
-@pytest.mark.optimized
 @pytest.mark.parametrize("engine", ["flow", "closed_form"])
 def test_fixed_parameters_are_arguments_of_every_program(engine, no_constants):
     algorithm, params, data, watch = setting("numbers")

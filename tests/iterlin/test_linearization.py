@@ -90,18 +90,6 @@ def test_a_coupling_of_any_sign_is_seen_and_rounding_is_none(outputs, sign):
     require_independent(lambda p, x: f(0.0, p, x) * jnp.asarray([[jnp.nan, 1.0]]), params, x)
 
 
-def test_a_coupling_is_seen_where_jax_traces_around_params_and_inputs():
-    """As under `jax.jit` of another argument; of what f itself holds of that, nothing is known."""
-
-    @jax.jit
-    def called(scale):
-        require_independent(lambda p, x: scale * normalise(p, x), WEIGHT, POINTS)
-        require_independent(normalise, WEIGHT, POINTS)
-
-    with pytest.raises(ValueError, match="couples its examples"):
-        called(1.0)
-
-
 def test_theta_may_be_of_another_type_and_not_of_another_shape():
     f_lin = linearize(lambda p, x: p["w"] * x, {"w": jnp.ones(2, jnp.float32)})
     found = f_lin({"w": np.array([3.0, 5.0])}, jnp.ones(2, jnp.float32))

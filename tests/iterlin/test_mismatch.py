@@ -4,8 +4,8 @@ import iterlin as il
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import problems
-from iterlin.linearise.linearization import tree_sub
 from iterlin.training import losses
 from problems import bare
 from refusals import refused
@@ -23,7 +23,7 @@ def moved(size):
 
 def test_error_is_that_of_the_dense_jacobian_and_of_first_order_in_the_distance():
     state, error = moved(0.3), jax.jit(il.linearization_error(F, X))
-    predicted = il.jacobian(F, PARAMS, X) @ problems.flat(tree_sub(state.params, PARAMS))
+    predicted = il.jacobian(F, PARAMS, X) @ problems.flat(optax.tree.sub(state.params, PARAMS))
     change = (F(state.params, X) - F(PARAMS, X)).reshape(-1)
     expected = np.linalg.norm(change - predicted) / np.linalg.norm(predicted)
     assert expected > 0.01

@@ -9,7 +9,6 @@ from iterlin import cached_ntk
 from iterlin.exact import linear_model, newton
 from iterlin.exact.flow import Objective
 from iterlin.exact.newton import minimize
-from iterlin.kernels import gradient_flow
 from iterlin.training import losses
 from scipy.optimize import minimize as minimize_by_scipy
 
@@ -49,16 +48,6 @@ def test_minimum_is_what_scipy_finds_on_the_dense_problem(penalty):
         norms = [np.linalg.norm(value(d)[1]) for d in (moved, np.zeros_like(moved))]
         assert float(found.certificate) <= 1e-8
         np.testing.assert_allclose(found.certificate, norms[0] / norms[1], atol=1e-10)
-
-
-@pytest.mark.parametrize("space", SPACES)
-def test_minimum_of_the_squared_loss_is_the_damped_gauss_newton_step(space):
-    problem = problems.linearised(losses.squared_error, penalty=0.05, space=space)
-    objective, f, params, x, y = problem
-    found = minimize(objective, tolerance=1e-10)
-    expected = gradient_flow.eigenmodes(f, params, x, y).damped(2 * 0.05)
-    moved = jax.tree.map(jnp.add, params, objective.model.displacement(found.coordinates))
-    np.testing.assert_allclose(problems.flat(moved), problems.flat(expected), atol=1e-8)
 
 
 def test_a_search_that_stops_early_says_so():

@@ -67,12 +67,6 @@ def test_outputs_of_any_rank_in_every_form(f, forms):
     assert_forms(f, PARAMS, X, forms=forms)
 
 
-def test_uneven_parts_of_the_outputs_and_groups_of_examples():
-    """9 outputs in parts of 2 and 1."""
-    other = jax.tree.map(lambda leaf: leaf[1:4], X)
-    assert_forms(transformer, PARAMS, X, other, forms=("full",), memory_limit=3_000)
-
-
 TRAINABLE = {
     "embeddings": lambda path: path in ("words", "kinds", "positions"),
     "weights": lambda path: path.endswith("weight"),

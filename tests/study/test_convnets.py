@@ -6,8 +6,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from iterlin.networks.mlp import parameter_count
 from iterlin_study.networks import convnets
 from problems import bare, normal
 from refusals import refused
@@ -27,7 +27,7 @@ def direction(params):
 
 
 def count(model):
-    return parameter_count(jax.eval_shape(model.init, jax.random.key(0)))
+    return optax.tree.size(jax.eval_shape(model.init, jax.random.key(0)))
 
 
 def written_out(params, x, padding):
@@ -180,6 +180,7 @@ def test_resnet_and_its_derivative_are_those_written_out():
 def test_running_statistics_follow_the_moments_and_evaluation_uses_them(normalization):
     model, params, tangent, x = resnet_problem(normalization)
     initial, apply, evaluate, _ = model.normalization
+    assert {float(entry) for leaf in jax.tree.leaves(initial) for entry in leaf} == {0, 1}
     outputs, derivative, moments = numpy_resnet(params, tangent, x, normalization)
     (value, running), (pushed, moved) = pushforward(lambda p: apply(p, initial, x), params, tangent)
     close(value, outputs)

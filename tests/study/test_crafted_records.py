@@ -12,11 +12,10 @@ from bs4 import BeautifulSoup
 from crafted import TEXT
 from iterlin_book import build_facts
 from iterlin_study.records import comparison, records
-from iterlin_study.report import claims_table, openings, tables
+from iterlin_study.report import claims, claims_table, openings, tables
 from iterlin_study.report import page as page_module
 
 from bench import report
-from book.index_helpers import CARDS, FIRST, told
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -99,4 +98,4 @@ def test_the_findings_hold_nothing_of_a_record_but_numbers(monkeypatch):
 
     monkeypatch.setattr(records, "best", with_texts)
     with pytest.raises((ValueError, TypeError)):
-        list(told([*FIRST, *CARDS], ""))
+        [claims.judge(row).finding for row in claims.load_claims()]

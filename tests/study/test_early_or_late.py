@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from curves import assert_statistics
+from iterlin.training.schedules import as_schedule
 from test_when_to_relinearise import stops
 
 from book.beyond import damp_early_helpers, how_long_helpers
@@ -19,8 +20,8 @@ def test_a_place_outside_the_run_is_refused(places):
 
 
 def test_the_schedule_relinearises_at_the_given_steps_alone():
-    schedule = helpers.at_steps([10, 100_010, 100_020])
-    assert stops(schedule, 200_000) == [10, 100_010, 100_020, 200_000]
+    ends = helpers.ends_of_periods(10, 100_000, 3, [2])
+    assert stops(as_schedule(ends), 200_000) == [10, 100_010, 100_020, 200_000]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Float, Int, PyTree
 
 from iterlin.curvature.levenberg_marquardt import DampingState, LevenbergMarquardt
@@ -19,12 +20,7 @@ from iterlin.linearise import examples
 from iterlin.linearise.compiled import SharedJit, as_argument
 from iterlin.linearise.devices import to_array
 from iterlin.linearise.krylov import norm
-from iterlin.linearise.linearization import (
-    Network,
-    check_finite_examples,
-    output_shape,
-    tree_sub,
-)
+from iterlin.linearise.linearization import Network, check_finite_examples, output_shape
 from iterlin.linearise.parameters import Trainable, bind_fixed, combine, partition
 from iterlin.linearise.validation import (
     check_non_negative,
@@ -194,7 +190,7 @@ def run_outer_loop(
     def next_iterate(current: _Iterate) -> _Iterate:
         adapted = current.damping
         proposal, record = step(current.params, damping if adapted is None else adapted.value)
-        displacement = tree_sub(proposal, current.params)
+        displacement = optax.tree.sub(proposal, current.params)
         step_norm = norm(displacement)
         record = record | {"step_norm": step_norm}
         loss = problem.loss_at(proposal).astype(current.loss.dtype)

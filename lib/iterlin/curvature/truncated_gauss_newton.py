@@ -7,6 +7,7 @@ The solver works under `jax.jit` and `jax.vmap`.
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, PyTree
 
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
@@ -15,7 +16,7 @@ from iterlin.curvature.products import loss_gradient_and_hessian, require_callab
 from iterlin.linearise.compiled import as_argument
 from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.krylov import axpy, conjugate_gradients, dot, norm
-from iterlin.linearise.linearization import Network, jacobian_products, tree_add, tree_sub
+from iterlin.linearise.linearization import Network, jacobian_products
 from iterlin.linearise.parameters import Trainable
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import (
@@ -121,7 +122,7 @@ def truncated_gauss_newton(
             "certificate": jnp.where(size > 0, norm(left) / jnp.where(size > 0, size, 1), 0),
             "inner_steps": inner_steps * 1.0,
         }
-        return tree_add(theta, displacement), record
+        return optax.tree.add(theta, displacement), record
 
     return run_outer_loop(
         problem, step, damping, max_steps=max_steps, tolerance=tolerance, target_loss=target_loss
@@ -165,4 +166,4 @@ def _normal_equations_step(products, loss, y, damping, limits) -> _InnerSolution
         inner=dot,
         **limits,
     )
-    return displacement, inner_steps, descent, tree_sub(descent, damped_product(displacement))
+    return displacement, inner_steps, descent, optax.tree.sub(descent, damped_product(displacement))

@@ -6,7 +6,7 @@ from jaxtyping import PyTree
 
 from iterlin.exact.task import Task, quadratic
 from iterlin.kernels.cached import CacheSizes
-from iterlin.kernels.ntk import cached_ntk_sizes
+from iterlin.kernels.ntk import plan_cache
 from iterlin.linearise.linearization import check_finite_examples, output_shape
 from iterlin.linearise.validation import check_finite
 from iterlin.training.algorithm import Algorithm
@@ -19,7 +19,7 @@ from iterlin.training.step import Step
 
 def sizes_of_kernel(task: Task, params: PyTree) -> CacheSizes:
     """Return how much memory J J^T at params takes. Raises ValueError if f couples its examples."""
-    return cached_ntk_sizes(task.f, params, task.data[0], memory_limit=task.memory_limit)
+    return plan_cache(task.f, params, task.data[0], None, task.memory_limit)[1]
 
 
 def is_quadratic(task: Task, outputs) -> bool:

@@ -12,7 +12,6 @@ from iterlin.exact.checks import is_quadratic, sizes_of_kernel
 from iterlin.exact.engines import ClosedForm, Engine, GradientFlow, Steps, ToMinimum
 from iterlin.exact.flow import Objective, begin
 from iterlin.exact.task import Task, slice_size
-from iterlin.linearise import costs
 from iterlin.linearise.compiled import SharedJit
 
 # The values of the argument `engine` of `train`: "steps" takes every step, "auto" chooses.
@@ -78,8 +77,3 @@ def _curvature(task: Task, params: PyTree) -> float:
         return begin(Objective(model, task.loss, y, task.penalty)).curvature
 
     return float(SharedJit(largest)(params))
-
-
-def default_memory() -> int:
-    """Return the default memory limit in bytes: 2 GiB on a CPU, 60 % of a GPU's memory."""
-    return costs.device_memory(2**31, 0.6)

@@ -136,7 +136,9 @@ def advance(
     a root mean square over the outputs, relative to the outputs' root mean square or 1, whichever
     is larger. The flow stops earlier after max_steps attempts, or where solved(flow) holds.
     """
-    limit = max_stages(tolerance, flow.image.dtype)
+    # The rounding error of a step grows like s^2 eps, which must stay below the tolerance.
+    eps = float(jnp.finfo(flow.image.dtype).eps)
+    limit = int(max(4, min(1000, (tolerance / (10 * eps)) ** 0.5)))
     scale = jnp.sqrt(jnp.mean(objective.model.outputs**2))
 
     def going(carry):
@@ -186,14 +188,6 @@ def advance(
         return new._replace(evaluations=spent), count + 1
 
     return jax.lax.while_loop(going, attempt, (flow, jnp.asarray(0, jnp.int32)))[0]
-
-
-def max_stages(tolerance: float, dtype) -> int:
-    """Return the largest number of stages s of a step, between 4 and 1000.
-
-    The rounding error of a step grows like s^2 eps. The bound keeps it below the tolerance.
-    """
-    return int(max(4, min(1000, (tolerance / (10 * float(jnp.finfo(dtype).eps))) ** 0.5)))
 
 
 def _stages(objective: Objective, flow: Flow, h, stages):

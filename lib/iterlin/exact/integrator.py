@@ -21,13 +21,14 @@ from iterlin.exact.checks import (
     unfit_for_engines,
     unfit_types,
 )
-from iterlin.exact.choice import ENGINES, choose, default_memory
+from iterlin.exact.choice import ENGINES, choose
 from iterlin.exact.engines import Engine
 from iterlin.exact.task import Task
 from iterlin.exact.trainer import SPENT, ExactTrainer, spent_by_steps
 from iterlin.linearise import examples
 from iterlin.linearise.compiled import SharedJit, as_argument
-from iterlin.linearise.devices import to_array, to_auto_axes, with_auto_axes
+from iterlin.linearise.costs import device_memory
+from iterlin.linearise.devices import to_array, to_auto_axes
 from iterlin.linearise.digests import program_digest
 from iterlin.linearise.linearization import output_shape
 from iterlin.linearise.parameters import partition
@@ -47,7 +48,7 @@ from iterlin.training.identity import (
     start_settings,
     summary,
 )
-from iterlin.training.loop import Callback, History, never, run, with_fixed
+from iterlin.training.loop import Callback, History, run, with_fixed
 from iterlin.training.schedules import NEVER, Schedule, reads_params
 from iterlin.training.state import TrainState, combine_state
 from iterlin.training.step import Step
@@ -60,21 +61,8 @@ TAKEN = ("step", "engine", *SPENT)
 SAMPLE = 64
 
 
-@with_auto_axes
 def train_by_engine(
-    step: Step,
-    params: PyTree,
-    data,
-    *,
-    engine: str,
-    tolerance: float,
-    memory_limit: int | None,
-    num_steps,
-    key,
-    watch,
-    checkpoint,
-    callback,
-    progress,
+    step: Step, params: PyTree, data, *, engine: str, key, watch, tolerance, memory_limit, **run
 ) -> tuple[TrainState, History]:
     """Train as `train` does, with any engine except "steps". Engine "auto" may choose "steps".
 
@@ -82,19 +70,16 @@ def train_by_engine(
     if the engine does not apply to the run.
     """
     settings = {"tolerance": tolerance, "memory_limit": memory_limit}
-    run = {"num_steps": num_steps, "checkpoint": checkpoint, "progress": progress}
-    run["callback"] = callback
     chosen = engine
     if engine == "auto":
-        chosen, why = _choose(step, params, data, num_steps, watch, **settings)
-        if progress is not False:
+        chosen, why = _choose(step, params, data, run["num_steps"], watch, **settings)
+        if run["progress"] is not False:
             print(f"engine {chosen}: {why}", file=sys.stderr)
     if chosen == "steps":
         return _by_steps(step, params, data, key=key, watch=watch, **run)
     if key is not None:
         raise ValueError(f"engine '{engine}' draws nothing: leave key out, or take 'steps'")
-    integrator = Integrator(step, data, engine=chosen, watch=watch, **settings)
-    return integrator(params, **run)
+    return Integrator(step, data, engine=chosen, watch=watch, **settings)(params, **run)
 
 
 class Integrator:
@@ -137,7 +122,7 @@ class Integrator:
         checkpoint: str | Path | None = None,
         callback: Callback | None = None,
         progress: bool | None = None,
-        out_of_time: Callable[[], bool] = never,
+        out_of_time: Callable[[], bool] = lambda: False,
     ) -> tuple[TrainState, History]:
         """Train from params; arguments, results and errors are those of `train`.
 
@@ -198,8 +183,8 @@ class Integrator:
         kind = jax.tree.structure(fixed), task.solved
         if self._latest is None or self._latest[0] != kind or jax.tree.leaves(fixed):
             algorithm, target = self.step.algorithm, self.step.target_loss
-            seen = observer(algorithm, self.watch._replace(sets={}, at=None), TAKEN)
-            observe = SharedJit(lambda state: seen(combine_state(state, fixed), self.sets))
+            seen = observer(algorithm, self.watch, TAKEN)
+            observe = SharedJit(lambda state: seen(state, self.sets, fixed))
             level = as_argument(-jnp.inf if target is None else target)
             x, y = task.data
             reached = SharedJit(lambda params: task.loss(task.f(params, x), y) <= level)
@@ -273,7 +258,7 @@ def _task(step: Step, data, tolerance: float, memory_limit: int | None) -> Task:
         step_size=as_argument(step_size),
         penalty=as_argument(algorithm.penalty) if algorithm.has_penalty else 0.0,
         tolerance=float(tolerance),
-        memory_limit=default_memory() if memory_limit is None else memory_limit,
+        memory_limit=device_memory(2**31, 0.6) if memory_limit is None else memory_limit,
         solved=step.schedule.solved,
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, PyTree
 
 from iterlin.exact import linear_model
@@ -15,7 +16,6 @@ from iterlin.kernels.cached import CachedKernel
 from iterlin.kernels.ntk import KernelMaker
 from iterlin.linearise.compiled import SharedJit, as_argument
 from iterlin.linearise.devices import to_array
-from iterlin.linearise.linearization import tree_add
 from iterlin.training.losses import training_accuracy
 from iterlin.training.schedules import Solved
 
@@ -46,7 +46,7 @@ class KernelProductEngine(ABC):
 
         def parameters(model, coordinates):
             displacement = self._objective(*model).model.displacement
-            return tree_add(model[0], displacement(coordinates))
+            return optax.tree.add(model[0], displacement(coordinates))
 
         self._parameters = SharedJit(parameters)
 

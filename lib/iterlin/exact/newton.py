@@ -13,12 +13,6 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from iterlin.exact.flow import Objective
 from iterlin.linearise.krylov import axpy, conjugate_gradients
-from iterlin.linearise.validation import (
-    check_open_unit_interval,
-    check_positive,
-    check_positive_integer,
-    is_traced,
-)
 
 # Armijo's fraction of the predicted decrease, and the largest number of halvings of a Newton step.
 SUFFICIENT, HALVINGS = 1e-4, 30
@@ -60,11 +54,6 @@ def minimize(
     exceeds the tolerance, in (0, 1), if the method has stopped early: after max_steps Newton steps
     or because rounding hides any further decrease.
     """
-    check_open_unit_interval("tolerance", tolerance)
-    check_positive_integer("max_steps", max_steps)
-    check_positive_integer("max_inner_steps", max_inner_steps)
-    if not is_traced(objective.penalty):
-        check_positive("penalty, without which there may be no minimum,", objective.penalty)
     model = objective.model
     zero = jnp.zeros_like(model.outputs)
     slope = objective.slope(model.origin, zero)

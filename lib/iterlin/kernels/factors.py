@@ -210,12 +210,12 @@ def multiply_factors(first: Factors, second: Factors, form: str) -> Array:
     total = 0.0
     for (a, g), (b, h) in zip(first.dense, second.dense, strict=True):
         gram = a @ b.T
-        gram = gram.reshape(_broadcast_shape(gram.shape, form))
         if form in PAIRWISE:
-            total = total + gram * _of_all_pairs(g, h)
+            total = total + gram[:, None, :, None] * _of_all_pairs(g, h)
+        elif form == "diagonal":
+            total = total + gram[..., None] * jnp.einsum("ioe,joe->ijo", g, h)
         else:
-            result = "ijo" if form == "diagonal" else "ij"
-            total = total + gram * jnp.einsum(f"ioe,joe->{result}", g, h)
+            total = total + gram * jnp.einsum("ioe,joe->ij", g, h)
     for rows1, rows2 in zip(first.rows, second.rows, strict=True):
         total = total + _rows_product(rows1, rows2, form)
     if first.positions or first.lookups:
@@ -284,9 +284,3 @@ def _among_positions(gram, g, h, form: str) -> Array:
         return jnp.einsum("ist,ist->i", gram, jnp.einsum("isf,tf->ist", g, h))
     seen = jnp.einsum("ist,tqe->isqe", gram, h)
     return jnp.einsum("isoe,isqe->ioq" if form in PAIRWISE else "isoe,isoe->io", g, seen)
-
-
-def _broadcast_shape(shape, form: str) -> tuple[int, ...]:
-    """Return the shape (N1, N2) with axes of length 1 for the outputs of the form."""
-    n1, n2 = shape
-    return {"diagonal": (n1, n2, 1), "trace": (n1, n2)}.get(form, (n1, 1, n2, 1))

@@ -11,19 +11,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from iterlin.kernels.ntk import ntk_matrix
 from iterlin.linearise.decomposition import thin_svd
 from iterlin.linearise.devices import with_auto_axes
-from iterlin.linearise.linearization import (
-    Network,
-    jacobian,
-    jacobian_products,
-    output_shape,
-    tree_sub,
-)
+from iterlin.linearise.linearization import Network, jacobian, jacobian_products, output_shape
 from iterlin.linearise.parameters import Trainable, bind_fixed, combine, partition
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.spectral_filters import (
@@ -77,7 +72,7 @@ class Eigenmodes(NamedTuple):
     @full_precision()
     def displaced(self, filtered: Float[Array, " R"]) -> PyTree:
         """Return theta_s - V S g U^T z for filter values g (R,), with the fixed parameters."""
-        return combine(tree_sub(self.params, self.moved(filtered)), self.fixed)
+        return combine(optax.tree.sub(self.params, self.moved(filtered)), self.fixed)
 
     def flow(self, time) -> PyTree:
         """Return the parameters after gradient flow.

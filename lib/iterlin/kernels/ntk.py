@@ -32,7 +32,6 @@ from iterlin.linearise.programs import trace_program
 from iterlin.linearise.validation import (
     check_bools,
     check_positive_integer,
-    check_same_shape,
     check_same_tree,
 )
 
@@ -216,7 +215,7 @@ class KernelMaker:
     def _plan(self, params: PyTree) -> tuple[TracedNetwork, str]:
         """Return the traced network and the form of its kernel, after the checks."""
         f, x = self._f, self._x
-        network, sizes = _plan_cache(f, params, x, self._trainable, self._limit)
+        network, sizes = plan_cache(f, params, x, self._trainable, self._limit)
         if sizes.form is None:
             size = network.result.dtype.itemsize
             raise ValueError(
@@ -229,30 +228,7 @@ class KernelMaker:
         return network, sizes.form
 
 
-@with_auto_axes
-def cached_ntk_sizes(
-    f: Network,
-    params: PyTree,
-    x: PyTree,
-    *,
-    trainable: Trainable = None,
-    memory_limit: int = 2**31,
-) -> CacheSizes:
-    """Return the sizes of the cache that `cached_ntk` would make, without computing it.
-
-    Args:
-        f, params, x, trainable, memory_limit: As of `cached_ntk`.
-
-    Returns:
-        The sizes of both forms and the form that would be chosen.
-
-    Raises:
-        ValueError: As `empirical_ntk`.
-    """
-    return _plan_cache(f, params, x, trainable, memory_limit)[1]
-
-
-def _plan_cache(f, params, x, trainable, memory_limit) -> tuple[TracedNetwork, CacheSizes]:
+def plan_cache(f, params, x, trainable, memory_limit) -> tuple[TracedNetwork, CacheSizes]:
     """Return the network traced for one example, and the cache's sizes."""
     check_positive_integer("memory_limit", memory_limit)
     examples.num_examples(x, "x")
@@ -426,7 +402,7 @@ def kernel_alignment(k1: Float[Array, "..."], k2: Float[Array, "..."]) -> Float[
     >>> print(f"{il.kernel_alignment(jnp.eye(2), jnp.ones((2, 2))):.3f}")
     0.707
     """
-    check_same_shape(k1=k1, k2=k2)
+    check_same_tree("k2", k2, k1)
     return jnp.sum(k1 * k2) / (jnp.linalg.norm(k1.ravel()) * jnp.linalg.norm(k2.ravel()))
 
 
@@ -446,7 +422,7 @@ def kernel_drift(k0: Float[Array, "..."], k1: Float[Array, "..."]) -> Float[Arra
     >>> print(f"{il.kernel_drift(jnp.eye(2), 1.1 * jnp.eye(2)):.3f}")
     0.100
     """
-    check_same_shape(k0=k0, k1=k1)
+    check_same_tree("k1", k1, k0)
     return jnp.linalg.norm((k1 - k0).ravel()) / jnp.linalg.norm(k0.ravel())
 
 

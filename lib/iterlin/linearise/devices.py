@@ -114,15 +114,9 @@ def sum_over_devices(
     that is evaluated in slices. If the D devices do not divide the N examples, every device also
     treats the N mod D examples that are left over.
 
-    Args:
-        term: ``term(*trees, *shared)`` returns a pytree of sums over the examples.
-        mesh: The devices.
-        trees: Pytrees of arrays that lead with N.
-        shared: Pytrees that every device needs whole. If the term captured them instead, JAX could
-            not index those that lie on the mesh.
-
-    Returns:
-        The value of ``term(*trees, *shared)``, replicated on the devices.
+    term(*trees, *shared) returns a pytree of sums over the examples, by which the arrays of the
+    trees lead. Every device needs `shared` whole. If the term captured them instead, JAX could not
+    index those that lie on the mesh. The sum is replicated on the devices.
     """
     count = examples.num_examples(trees, "arrays")
     divisible = count - count % mesh.size

@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import optax
 from jaxtyping import Array, Float, PyTree
 
 from iterlin.linearise.compiled import SharedJit
-from iterlin.linearise.linearization import tree_add, tree_sub
 from iterlin.linearise.precision import widened
 from iterlin.linearise.validation import (
     check_positive_integer,
@@ -71,15 +70,10 @@ def hutchinson(
     check_random_key("key", key)
     shapes = jax.eval_shape(lambda tree: tree, like)
     check_same_tree("product(v)", jax.eval_shape(product, shapes), shapes)
-    leaves, structure = jax.tree.flatten(like)
 
     def sample(key):
-        keys = jax.random.split(key, len(leaves))
-        signs = [
-            jax.random.rademacher(k, np.shape(leaf), jnp.result_type(leaf))
-            for k, leaf in zip(keys, leaves, strict=True)
-        ]
-        v = jax.tree.unflatten(structure, signs)
+        keys = optax.tree.split_key_like(key, shapes)
+        v = jax.tree.map(lambda k, s: jax.random.rademacher(k, s.shape, s.dtype), keys, shapes)
         diagonal = jax.tree.map(lambda a, b: widened(a * b), v, product(v))
         return sum(map(jnp.sum, jax.tree.leaves(diagonal))), diagonal
 
@@ -88,10 +82,10 @@ def hutchinson(
         mean, squares = carry
         index, key = index_and_key
         found = sample(key)
-        moved = tree_sub(found, mean)
+        moved = optax.tree.sub(found, mean)
         mean = jax.tree.map(lambda m, d: m + d / (index + 1), mean, moved)
-        further = jax.tree.map(jnp.multiply, moved, tree_sub(found, mean))
-        return (mean, tree_add(squares, further)), None
+        further = jax.tree.map(jnp.multiply, moved, optax.tree.sub(found, mean))
+        return (mean, optax.tree.add(squares, further)), None
 
     def estimate(key):
         keys = jax.random.split(key, num_samples)

@@ -44,16 +44,6 @@ COMPARED = 5  # examples on which `require_independent` compares f
 UNOPTIMIZED = {"xla_backend_optimization_level": 0}
 
 
-def tree_sub(a: PyTree, b: PyTree) -> PyTree:
-    """Return a - b for two pytrees of the same structure."""
-    return jax.tree.map(jnp.subtract, a, b)
-
-
-def tree_add(a: PyTree, b: PyTree) -> PyTree:
-    """Return a + b for two pytrees of the same structure."""
-    return jax.tree.map(jnp.add, a, b)
-
-
 def linearize(f: Network, params: PyTree, *, trainable: Trainable = None) -> Network:
     """Linearise a network: f_lin(theta, x) = f(params, x) + J(x) (theta - params), eq. (1).
 

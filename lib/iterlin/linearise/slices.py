@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, PyTree
 
 from iterlin.linearise import examples
 from iterlin.linearise.devices import with_auto_axes
-from iterlin.linearise.linearization import Network, tree_add
+from iterlin.linearise.linearization import Network
 from iterlin.linearise.parameters import bind_fixed
 from iterlin.linearise.precision import widened
 from iterlin.linearise.validation import check_positive_integer
@@ -109,7 +110,7 @@ def sum_over_slices(term: Callable[..., PyTree], size: int, *trees: PyTree) -> P
         return term(*trees)
     shapes = jax.eval_shape(term, *examples.take_slice(trees, 0, size))
     zero = jax.tree.map(lambda leaf: widened(jnp.zeros(leaf.shape, leaf.dtype)), shapes)
-    total = fold_slices(lambda total, *part: tree_add(total, term(*part)), zero, size, *trees)
+    total = fold_slices(lambda total, *part: optax.tree.add(total, term(*part)), zero, size, *trees)
     return jax.tree.map(_in_type_of, total, shapes)
 
 

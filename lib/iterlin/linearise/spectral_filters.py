@@ -95,15 +95,8 @@ def without_noise(
 ) -> Float[Array, " R"]:
     """Return filter values, 0 where the filter would divide by an eigenvalue that is rounding.
 
-    A filter value below 1 / noise comes from the time or the damping, not from such an eigenvalue.
-
-    Args:
-        filtered: The filter values (R,).
-        eigenvalues: The eigenvalues l >= 0 that they were computed from (R,).
-        noise: The size of rounding errors of the eigenvalues.
-
-    Returns:
-        The filter values (R,), 0 for eigenvalues of at most `noise` if they exceed 1 / noise.
+    noise is the size of rounding errors of the eigenvalues l >= 0. A filter value below 1 / noise
+    comes from the time or the damping, not from an eigenvalue of at most noise.
     """
     return jnp.where((eigenvalues <= noise) & ~(filtered * noise <= 1), 0, filtered)
 

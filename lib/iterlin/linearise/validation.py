@@ -140,13 +140,6 @@ def check_targets(outputs, targets) -> None:
         )
 
 
-def check_same_shape(**arrays) -> None:
-    """Require two arrays, given by name, to have the same shape."""
-    (first, a), (second, b) = ((name, np.shape(array)) for name, array in arrays.items())
-    if a != b:
-        raise ValueError(f"{first} and {second} must have one shape, got {a} and {b}")
-
-
 def check_finite(name: str, tree) -> None:
     """Require all numbers of a pytree to be finite; the error names the leaf."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):

@@ -109,8 +109,3 @@ def mlp(
         return h
 
     return Model(init, apply)
-
-
-def parameter_count(params: PyTree) -> int:
-    """Return the number of parameters in a pytree of arrays."""
-    return sum(leaf.size for leaf in jax.tree.leaves(params))

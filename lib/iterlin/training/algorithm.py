@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, PyTree
 
 from iterlin.linearise.compiled import as_argument
-from iterlin.linearise.linearization import Network, tree_add, tree_sub
+from iterlin.linearise.linearization import Network
 from iterlin.linearise.parameters import Trainable, bind_fixed
 from iterlin.linearise.slices import Sliced
 from iterlin.linearise.validation import (
@@ -181,7 +181,7 @@ class Algorithm:
         """Return the sum of the penalty and the regularizer."""
         total = 0.0
         if self.has_penalty:
-            distance = optax.tree.norm(tree_sub(theta, anchor), squared=True)
+            distance = optax.tree.norm(optax.tree.sub(theta, anchor), squared=True)
             total = as_argument(self.penalty) * distance
         return total if self.regularizer is None else total + self.regularizer(theta)
 
@@ -189,7 +189,7 @@ class Algorithm:
         """Return the gradient of the objective from the gradient of the loss."""
         if not self.has_further_terms:
             return gradient
-        return tree_add(gradient, jax.grad(self.further_terms)(theta, anchor))
+        return optax.tree.add(gradient, jax.grad(self.further_terms)(theta, anchor))
 
     def objective_and_gradient(
         self, theta, anchor, x, y, extra, *, at_anchor: bool, mesh: Mesh | None = None
@@ -199,7 +199,7 @@ class Algorithm:
         extra: see `extra`. at_anchor: whether theta equals the anchor, so that the Jacobian-vector
         product is zero and is not computed. mesh: devices that share the examples.
         """
-        displacement = None if at_anchor else tree_sub(theta, anchor)
+        displacement = None if at_anchor else optax.tree.sub(theta, anchor)
         value, gradient, statistics = self.loss_and_gradient(
             anchor, displacement, x, y, extra, mesh
         )

@@ -13,7 +13,7 @@ from iterlin.linearise import examples
 from iterlin.training.state import TrainState
 
 # Folded into the run's key. Epochs count from 0, so that these numbers do not collide with one.
-_AUGMENTATION, _NETWORK = 2**31 - 1, 2**31 - 2
+AUGMENTATION, NETWORK = 2**31 - 1, 2**31 - 2
 
 
 def example_indices(data: PyTree) -> Int[Array, " N"]:
@@ -55,14 +55,10 @@ def batch(
         chosen = jax.lax.dynamic_slice_in_dim(order, index * batch_size, batch_size)
         x, y = examples.take(data[:2], chosen)
     if augment is not None:
-        x = augment(_step_key(state, _AUGMENTATION), x)
+        x = augment(step_key(state, AUGMENTATION), x)
     return order, x, y
 
 
-def network_key(state: TrainState) -> Array:
-    """Return the PRNG key that a keyed network takes in this step."""
-    return _step_key(state, _NETWORK)
-
-
-def _step_key(state: TrainState, stream: int) -> Array:
+def step_key(state: TrainState, stream: int) -> Array:
+    """Return the PRNG key of this step for what is drawn by the number of a stream."""
     return jax.random.fold_in(jax.random.fold_in(state.key, stream), state.step)

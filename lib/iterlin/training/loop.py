@@ -78,11 +78,6 @@ class Trainer(Protocol):
         ...
 
 
-def never() -> bool:
-    """Return False: the `out_of_time` of a run without a deadline."""
-    return False
-
-
 # Called after each look. True ends the run.
 Callback = Callable[[TrainState, dict[str, Any]], bool | None]
 
@@ -112,7 +107,7 @@ def run(
     label: str = "",
     checkpoint: str | Path | None = None,
     identity: Identity | None = None,
-    out_of_time: Callable[[], bool] = never,
+    out_of_time: Callable[[], bool] = lambda: False,
 ) -> tuple[History, float]:
     """Train from look to look; return the history and the seconds that it took.
 

@@ -367,17 +367,8 @@ def loss_over_slices(
     Slices and meshes need a loss that is known to be a sum over examples, or the mean of one
     (`as_sum`). For any other loss the term is evaluated on all examples at once.
 
-    Args:
-        term: ``term(loss, x, y, *shared)`` returns a pytree that is linear in the loss.
-        loss: The loss.
-        size: Examples in a slice; None for all.
-        x: Inputs of N examples.
-        y: Targets of N examples.
-        *shared: Further arguments of the term, such as parameters.
-        mesh: Devices that share the examples; None for one device.
-
-    Returns:
-        The value of ``term(loss, x, y, *shared)``.
+    The term is a function of (loss, x, y, *shared). size is the number of examples in a slice, None
+    for all; mesh the devices that share the examples, None for one device.
     """
     total = as_sum(loss)
     if total is None or (size is None and mesh is None):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
-from iterlin.linearise.parameters import Trainable, combine, partition
+from iterlin.linearise.parameters import combine
 
 # Value of `diverged_at` and `converged_at` in a run that has done neither.
 NOT_YET = -1
@@ -76,16 +76,6 @@ def all_ended(state: Any) -> bool:
 
 # vmap axes of the state of several runs: all leaves lead with the run, except the shared step.
 RUN_AXES: Any = TrainState._make([None] + [0] * (len(TrainState._fields) - 1))
-
-
-def partition_state(state: TrainState, trainable: Trainable) -> tuple[TrainState, PyTree]:
-    """Split a state into the state of the trained parameters and the fixed parameters.
-
-    In the state, params and anchor hold None in place of fixed leaves. `combine_state` is the
-    inverse.
-    """
-    params, fixed = partition(state.params, trainable)
-    return state._replace(params=params, anchor=partition(state.anchor, trainable)[0]), fixed
 
 
 def combine_state(state: TrainState, fixed: PyTree) -> TrainState:

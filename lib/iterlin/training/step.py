@@ -175,14 +175,14 @@ class Step:
 
         # Re-linearise? Then the anchor theta_s becomes theta.
         linearizing = self._is_due(state)
-        anchor = _where(linearizing, state.params, state.anchor)
+        anchor = optax.tree.where(linearizing, state.params, state.anchor)
         opt = state.optimizer_state
         if algorithm.reset_optimizer:
-            opt = _where(linearizing, optimizer.init(state.params), opt)
+            opt = optax.tree.where(linearizing, optimizer.init(state.params), opt)
 
         # The gradient of the proxy's loss on the batch, J_s^T loss'(f_lin(theta)).
         order, x, y = draws.batch(state, data, self.batch_size, self.augment)
-        extra = algorithm.extra(state, draws.network_key(state))
+        extra = algorithm.extra(state, draws.step_key(state, draws.NETWORK))
         value, gradient, statistics = algorithm.objective_and_gradient(
             state.params, anchor, x, y, extra, at_anchor=self.schedule.every_step, mesh=self.mesh
         )
@@ -203,15 +203,15 @@ class Step:
         renewed = linearizing & moving
         return TrainState(
             step=state.step + 1,
-            params=_where(moving, params, state.params),
-            anchor=_where(moving, anchor, state.anchor),
-            optimizer_state=_where(moving, opt, state.optimizer_state),
+            params=optax.tree.where(moving, params, state.params),
+            anchor=optax.tree.where(moving, anchor, state.anchor),
+            optimizer_state=optax.tree.where(moving, opt, state.optimizer_state),
             key=state.key,
             order=order,
             updates=state.updates + (renewed & (state.step > 0)),
             anchored_at=jnp.where(renewed, state.step, state.anchored_at),
             solved=self._is_solved(state, anchor, params, renewed, data),
-            statistics=_where(moving, statistics, state.statistics),
+            statistics=optax.tree.where(moving, statistics, state.statistics),
             diverged_at=jnp.where(~state.ended & ~finite, state.step, state.diverged_at),
             converged_at=jnp.where(~state.ended & finite & reached, state.step, state.converged_at),
         )
@@ -251,10 +251,6 @@ class Step:
 
             solved |= norm(params) <= as_argument(rule.gradient) * norm(anchor)
         return solved
-
-
-def _where(condition, a: PyTree, b: PyTree) -> PyTree:
-    return jax.tree.map(lambda u, v: jnp.where(condition, u, v), a, b)
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:

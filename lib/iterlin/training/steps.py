@@ -12,7 +12,6 @@ from iterlin.linearise.digests import program_digest
 from iterlin.linearise.parameters import partition, warn_about_batch_stats
 from iterlin.linearise.slices import Sliced
 from iterlin.linearise.validation import check_finite, check_random_key, warn_user
-from iterlin.training.algorithm import Algorithm
 from iterlin.training.checks import (
     batch_iterator,
     check_call,
@@ -29,9 +28,9 @@ from iterlin.training.identity import (
     start_settings,
 )
 from iterlin.training.loop import History, StepTrainer, run, with_fixed
-from iterlin.training.state import TrainState, combine_state, partition_state
+from iterlin.training.state import TrainState, combine_state
 from iterlin.training.step import Step
-from iterlin.training.watching import Watch, observer
+from iterlin.training.watching import observer
 
 
 def train_by_steps(
@@ -68,7 +67,9 @@ def train_by_steps(
     looks = check_run(step, data, num_steps, key, watch.at, first)
     if begun:
         check_resumed(begun, step, examples.num_examples(data[1]))
-        state, given = partition_state(begun, algorithm.trainable)
+        moving, given = partition(begun.params, algorithm.trainable)
+        anchor, _ = partition(begun.anchor, algorithm.trainable)
+        state = begun._replace(params=moving, anchor=anchor)
     else:
         moving, given = partition(params, algorithm.trainable)
         warn_about_batch_stats(moving)
@@ -79,7 +80,7 @@ def train_by_steps(
     check_functions(step, combine_state(state, fixed).params, key, data, watch)
     step = with_data_mesh(step, data)
     advance = SharedJit(step.advance, donate=True, own=algorithm.programs)
-    observe = SharedJit(_observe(algorithm, watch, taken), own=algorithm.programs)
+    observe = SharedJit(observer(algorithm, watch, taken), own=algorithm.programs)
     advance.prepare(state, data, to_array(1, jnp.int32), fixed)
     observe.prepare(state, sets, fixed)
     settings = scalar_fields(algorithm=algorithm, schedule=schedule, rule=schedule.solved, run=step)
@@ -105,16 +106,6 @@ def with_data_mesh(step: Step, data) -> Step:
     if step.mesh is None and isinstance(step.algorithm.f, Sliced):
         return replace(step, mesh=find_mesh(data))
     return step
-
-
-def _observe(algorithm: Algorithm, watch: Watch, taken: tuple[str, ...]):
-    """Return observe(state, sets, fixed), which does not hold the sets of the watch."""
-    measures = watch._replace(sets={}, at=None)
-
-    def observe(state, sets, fixed):
-        return observer(algorithm, measures, taken)(combine_state(state, fixed), sets)
-
-    return observe
 
 
 def _with_batches(advance, first, batches):

@@ -24,7 +24,7 @@ from iterlin.linearise.validation import (
 )
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.losses import Loss, check_labels
-from iterlin.training.state import TrainState
+from iterlin.training.state import TrainState, combine_state
 
 Metrics = Mapping[str, Callable[[Array, Array], Array]]
 Sets = Mapping[str, tuple[PyTree, PyTree] | list[PyTree]]
@@ -74,15 +74,19 @@ UPDATES = Watch()
 
 def observer(
     algorithm: Algorithm, watch: Watch, taken: tuple[str, ...] = ("step",)
-) -> Callable[[TrainState, Sets], dict[str, Array]]:
-    """Make the function observe(state, sets) -> {name: array} of what a run records.
+) -> Callable[..., dict[str, Array]]:
+    """Make the function observe(state, sets, fixed) -> {name: array} of what a run records.
 
-    The state is one of all parameters. Tracing the function raises ValueError for a name that
-    occurs twice, or is taken: used by the history for another quantity.
+    The state is one of all parameters, or of those that `fixed` does not hold. The function does
+    not hold the sets of the watch. Tracing it raises ValueError for a name that occurs twice, or is
+    taken: used by the history for another quantity.
     """
+    watch = watch._replace(sets={}, at=None)
     metrics = _metrics(watch, algorithm.loss)
 
-    def observe(state: TrainState, sets: Sets):
+    def observe(state: TrainState, sets: Sets, fixed: PyTree = ()):
+        if jax.tree.leaves(fixed):
+            state = combine_state(state, fixed)
         measures = [metric + suffix for metric in metrics for suffix in ("", "_proxy")]
         check_unique_names(taken, ["updates"], [f"{name}_{of}" for name in sets for of in measures])
         seen = {"updates": state.updates}

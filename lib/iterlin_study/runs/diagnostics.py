@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from iterlin.kernels.ntk import kernel_drift
 from iterlin.linearise.krylov import power_iteration
-from iterlin.linearise.linearization import Network, jacobian_products, tree_sub
+from iterlin.linearise.linearization import Network, jacobian_products
 from iterlin.training.losses import Loss
 from jaxtyping import Array, Float, PyTree
 
@@ -32,7 +32,7 @@ def kernel_diagnostics(
     """
     x, y = sample
     outputs, jvp, vjp = jacobian_products(f, anchor, x)
-    displacement = tree_sub(params, anchor)
+    displacement = optax.tree.sub(params, anchor)
     proxy = outputs + jvp(displacement)
     gradient = jax.grad(loss)
 
