@@ -63,8 +63,8 @@ def draw(ds: xr.Dataset) -> None:
         at, style = ds.sel(place=place), {"color": colour, "marker": marker}
         samples = at.cost.transpose("seed", "length")
         plotting.points(top, ds.length.values, samples, label=f"{place}", **style)
-        flat = (np.ravel(each) for each in (at.loss_after, at.cost))
-        bottom.plot(*flat, ls="", ms=5, label=f"{place}", **style)
+        seen = at.loss_after.transpose("seed", "length")
+        bottom.plot(np.ravel(seen), np.ravel(samples), ls="", ms=5, label=f"{place}", **style)
     for axis in (top, bottom):
         axis.axhline(0, color="0.6", lw=0.8, ls=":")
         axis.set(xscale="log", ylabel="test accuracy lost (points)")
