@@ -11,12 +11,13 @@ import signal
 from pathlib import Path
 
 import jax
+import jaxtyping
 import matplotlib
 import pytest
 from hypothesis import HealthCheck, settings
 from iterlin_book import xla
-from jaxtyping import install_import_hook
 from nbval.plugin import IPyNbFile
+from type_checks import where_shapes_are
 
 # Tracing makes many objects and little garbage: looking for it takes a tenth of the time.
 gc.set_threshold(50_000, 20, 20)
@@ -28,7 +29,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 LIB = Path(__file__).resolve().parents[1] / "lib"
 paths = [p for name in ("iterlin", "iterlin_study") for p in (LIB / name).rglob("*.py")]
 names = (p.relative_to(LIB) for p in paths)
-install_import_hook(
+jaxtyping.jaxtyped = where_shapes_are(jaxtyping.jaxtyped)
+jaxtyping.install_import_hook(
     ["book", *(".".join(p.with_suffix("").parts) for p in names)], "type_checks.check"
 )
 

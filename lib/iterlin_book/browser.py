@@ -1,10 +1,9 @@
 """Check the built book in a browser, on a desk and on a phone: ``python -m iterlin_book.browser``.
 
-Every page is opened in Debian's chromium twice: light and wide, dark and narrow, with all folded
-parts open; the wide one is then made narrower. A page must not ask anything of other sites, report
-errors, scroll sideways, fail to set a formula, or break a rule of axe-core for WCAG 2.1 A and AA;
-text in drawings must be readable on a phone, and a dial must turn by the keyboard. One line for
-each fault.
+Every page is opened in Debian's chromium, dark and narrow, with all folded parts open, and then
+made wide and light. A page must not ask anything of other sites, report errors, scroll sideways,
+fail to set a formula, or break a rule of axe-core for WCAG 2.1 A and AA; text in drawings must be
+readable on a phone, and a dial must turn by the keyboard. One line for each fault.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from iterlin_book.pages import one_line
 
 PHONE, LAPTOP = 390, 1100  # the latter without the theme's right margin
 # A width comes with a colour scheme: colours do not depend on it, and axe-core takes its time.
-SCHEMES = {1360: "light", PHONE: "dark"}
+SCHEMES = {PHONE: "dark", 1360: "light"}
 LEAST_TEXT = 9  # CSS pixels
 # The smallest print of a figure in its own size, CSS pixels: no page sets another.
 PIXELS_OF_TEXT = plotting.SIZE * 96 / 72
@@ -38,9 +37,9 @@ def names(folder):
     return [name for name in pages if name not in code[1:]]
 
 
-async def visit(context, address, name, width, axe):
-    """Open one page and return its faults as (selector, what is wrong)."""
-    faults = []
+async def visit(context, address, name, axe):
+    """Open one page and return its faults at each width: {width: [(selector, what is wrong)]}."""
+    found = {width: [] for width in SCHEMES}
     page = await context.new_page()
 
     def on_request(request):
@@ -55,31 +54,37 @@ async def visit(context, address, name, width, axe):
     page.on("request", on_request)
     page.on("console", on_console)
     page.on("pageerror", lambda error: faults.append(("script", one_line(error))))
-    await page.set_viewport_size({"width": width, "height": 900})
-    await page.emulate_media(color_scheme=SCHEMES[width])
-    await page.goto(address + name)
-    await chromium.typeset(page)
-    await page.evaluate(axe)
-    await page.evaluate(PROBES.read_text("utf8"))
-    await page.evaluate("(scheme) => iterlin.open(scheme)", SCHEMES[width])
-    for probe in ("formulas", "sideways"):
-        faults += await page.evaluate(f"iterlin.{probe}()")
-    if width == PHONE:
-        scales = await page.evaluate("iterlin.scales()")
-        texts = [(where, scale * PIXELS_OF_TEXT) for where, scale in scales]
-        for where, size in [*await page.evaluate("iterlin.drawn()"), *texts]:
-            if size < LEAST_TEXT - 0.05:
-                faults.append((where, f"text of {size:.1f} pixels"))
-    faults += await page.evaluate("iterlin.axe()")
-    if await page.query_selector("input[type=range]"):
-        faults += await turned(page)
+    for width, faults in found.items():
+        await page.emulate_media(color_scheme=SCHEMES[width])
+        await resize(page, width)
+        if width == PHONE:
+            await page.goto(address + name)
+            await chromium.typeset(page)
+            await page.evaluate(axe)
+            await page.evaluate(PROBES.read_text("utf8"))
+        await page.evaluate("(scheme) => iterlin.open(scheme)", SCHEMES[width])
+        for probe in ("formulas", "sideways"):
+            faults += await page.evaluate(f"iterlin.{probe}()")
+        if width == PHONE:
+            scales = await page.evaluate("iterlin.scales()")
+            texts = [(where, scale * PIXELS_OF_TEXT) for where, scale in scales]
+            for where, size in [*await page.evaluate("iterlin.drawn()"), *texts]:
+                if size < LEAST_TEXT - 0.05:
+                    faults.append((where, f"text of {size:.1f} pixels"))
         faults += await page.evaluate("iterlin.axe()")
-    if width != PHONE:
-        await page.set_viewport_size({"width": LAPTOP, "height": 900})
-        await page.wait_for_timeout(100)  # a drawing fits itself in a frame later
-        faults += await page.evaluate("iterlin.sideways()")
+        if width == PHONE and await page.query_selector("input[type=range]"):
+            faults += await turned(page)
+            faults += await page.evaluate("iterlin.axe()")
+        if width != PHONE:
+            await resize(page, LAPTOP)
+            faults += await page.evaluate("iterlin.sideways()")
     await page.close()
-    return dict.fromkeys(map(tuple, faults))
+    return {width: dict.fromkeys(map(tuple, faults)) for width, faults in found.items()}
+
+
+async def resize(page, width):
+    await page.set_viewport_size({"width": width, "height": 900})
+    await page.wait_for_timeout(100)  # a drawing fits itself in a frame later
 
 
 async def turned(page):
@@ -111,21 +116,20 @@ async def turned(page):
 
 
 async def visits(folder, pages):
-    """{(page, width): faults} of pages of a folder. Raises chromium.Missing without a browser."""
+    """{page: {width: faults}} of pages of a folder. Raises chromium.Missing without a browser."""
     async with chromium.launched() as browser:
         from axe_playwright_python.base import AXE_SCRIPT
 
         # The largest first, so that no worker is left alone with it at the end.
         todo = sorted(pages, key=lambda name: (Path(folder) / name).stat().st_size)
-        todo = [(name, width) for name in todo for width in SCHEMES]
-        found = {(name, width): {} for name in pages for width in SCHEMES}
+        found = dict.fromkeys(pages)
 
         async def work(address):
             context = await browser.new_context(reduced_motion="reduce")
             await context.add_init_script("localStorage.clear()")  # each visit is a first one
             while todo:
-                one = todo.pop()
-                found[one] = await visit(context, address, *one, AXE_SCRIPT)
+                name = todo.pop()
+                found[name] = await visit(context, address, name, AXE_SCRIPT)
 
         with chromium.served(folder) as address:
             await asyncio.gather(*(work(address) for _ in range(os.cpu_count())))
@@ -142,9 +146,10 @@ def main(folder="_build/html"):
         print(f"{folder}: not checked in a browser: {reason}")
         return 0
     lines = {}  # each with the widths at which it is so
-    for (page, width), faults in found.items():
-        for where, what in faults:
-            lines.setdefault((page, f"{where}: {what}"), []).append(str(width))
+    for page, at in found.items():
+        for width, faults in at.items():
+            for where, what in faults:
+                lines.setdefault((page, f"{where}: {what}"), []).append(str(width))
     for (page, fault), widths in lines.items():
         print(f"{page} at {' and '.join(widths)}: {fault}")
     print(f"{len(pages)} pages, {len(lines)} faults")

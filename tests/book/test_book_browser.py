@@ -35,12 +35,12 @@ WIDE = """<p><b id="wide" style="display: inline-block; width: 500px">wide</b></
 PALE = '<details><summary>More</summary><p id="pale" style="color: #999">folded</p></details>'
 TABLE = '<table><tr><th id="corner"></th><th>A</th></tr><tr><th>B</th><td>1</td></tr></table>'
 ELSEWHERE = "http://elsewhere.example/a.css"
-BOTH, DESK, PHONE = "1360 and 390", "1360", "390"
+BOTH, DESK, PHONE = "390 and 1360", "1360", "390"
 
 # name -> (body, widths with the fault, end of the selector, pattern of what is wrong)
 FAULTS = {
-    "asks": (f'<link rel="prefetch" href="{ELSEWHERE}">', BOTH, ELSEWHERE, "asked of another site"),
-    "raises": ("<script>undefinedThing()</script>", BOTH, "script", "is not defined"),
+    "asks": (f'<link rel="prefetch" href="{ELSEWHERE}">', PHONE, ELSEWHERE, "is asked of another"),
+    "raises": ("<script>undefinedThing()</script>", PHONE, "script", "is not defined"),
     "small": (DRAWN.format("100%", 3000), PHONE, "svg > text", r"text of \d\.\d pixels"),
     "wide": (WIDE, PHONE, "#wide", "scrolls sideways, 5.. in 390"),
     "middle": ('<p id="middle">x</p>', DESK, "#middle", "sideways, 12.. in 1100"),
@@ -55,8 +55,8 @@ FAULTS = {
     "corner": (TABLE, BOTH, "#corner", "empty-table-header"),
     "folded": (PALE, DESK, "#pale", "color-contrast: .*#999999"),
     "night": ('<p id="night">dim</p>', PHONE, "#night", "color-contrast: .*#444444"),
-    "aside": (TURNS.replace("OPTIONS", 'tabindex="-1"'), BOTH, "#dial", "Tab does not reach it"),
-    "silent": (DIAL.replace("TURNED", ""), BOTH, "#dial", "nothing shown changes"),
+    "aside": (TURNS.replace("OPTIONS", 'tabindex="-1"'), PHONE, "#dial", "Tab does not reach it"),
+    "silent": (DIAL.replace("TURNED", ""), PHONE, "#dial", "nothing shown changes"),
     "then": (TURNS.replace("=> {", "=> { " + ADDS + ";"), BOTH, "button", "button-name"),
 }
 SOUND_BODY = PALE.replace("#999", "inherit") + DRAWN.format(300, 300) + FIGURE.format(360) + TURNS
