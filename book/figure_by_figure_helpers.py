@@ -95,7 +95,7 @@ FIGURES = (
         "experiments/period_sweep",
         ("C2", "C2-middle", "C3", "C2-width", "C3-newton"),
         (
-            Row("K up to 10⁴ and K = 1 (points)", "same", "{largest_gap_oracle}"),
+            Row("K = 1 minus K up to 10⁴ (points)", "same", "{largest_gap_oracle}"),
             Row("above SGD, middle K (points)", "slightly", "{middle_rise}", "converged"),
             Row("SGD minus K = 10⁸ (points)", "about 9", "{long_gap_end}", "converged"),
             Row("the same, the paper's network", "about 9", "{long_gap}", "width"),
@@ -108,8 +108,13 @@ FIGURES = (
         "experiments/data_scaling",
         ("C4", "C4-steps", "C4-step-size"),
         (
-            Row("K = ∞ minus K = 1, a decade of data", "worse", "{lazy_slope}", "converged"),
-            Row("few updates minus K = 1, a decade", "parallel", "{few_slope}", "converged"),
+            Row(
+                "K = ∞ minus K = 1, per ten times the data",
+                "worse",
+                "{lazy_slope}",
+                "converged",
+            ),
+            Row("few updates minus K = 1, the same", "parallel", "{few_slope}", "converged"),
         ),
         data_scaling_helpers.draw,
     ),
@@ -119,8 +124,8 @@ FIGURES = (
         "experiments/probes",
         ("C5-probes", "C5-match"),
         (
-            Row("K = 1 minus large K, layer 1 (points)", "lower", "{final_gap_conv1}"),
-            Row("K = 1 minus large K, layer 2 (points)", "lower", "{final_gap_conv2}"),
+            Row("K = 1 minus large K, layer 1 (points)", "large K lower", "{final_gap_conv1}"),
+            Row("K = 1 minus large K, layer 2 (points)", "large K lower", "{final_gap_conv2}"),
         ),
         probes_helpers.draw,
     ),
@@ -148,8 +153,8 @@ FIGURES = (
         "experiments/xor",
         ("C5-XOR", "C5-XOR-error", "C8"),
         (
-            Row("alignment lost to large K", "drawn", "{alignment_drop_period_small}"),
-            Row("alignment lost to low damping", "drawn", "{alignment_drop_damping_small}"),
+            Row("alignment lost to large K", "in a figure", "{alignment_drop_period_small}"),
+            Row("alignment lost to low damping", "in a figure", "{alignment_drop_damping_small}"),
         ),
         xor_helpers.draw_collapse,
     ),
@@ -159,8 +164,8 @@ FIGURES = (
         "experiments/exact_solves",
         ("C6", "C6-exact", "C6-same"),
         (
-            Row("lost, of SGD's (points)", "9.1 of 69.4", "{gap_sgd_fixed_oracle} of 35"),
-            Row("lost by exact minima", "–", "{cost_accuracy} of {sgd_level:.0f}", "exact_solves"),
+            Row("below SGD (points)", "9.1; SGD 69.4 %", "{gap_sgd_fixed_oracle}; SGD 35 %"),
+            Row("exact minima", "–", "{cost_accuracy}; SGD {sgd_level:.0f} %", "exact_solves"),
         ),
         full_solve_helpers.draw,
         "full_solve",
@@ -171,8 +176,8 @@ FIGURES = (
         "experiments/damping_quintic",
         ("C7-mean", "C7-worst", "C7-best", "C7-smooth", "C8-error"),
         (
-            Row("mean error, damping 10⁻³ over 1, log10", "drawn", "{mean_ratio_zero}"),
-            Row("worst 5 %, the same", "drawn", "{worst_ratio_zero}"),
+            Row("mean error, damping 10⁻³ over 1, log10", "in a figure", "{mean_ratio_zero}"),
+            Row("worst 5 %, the same", "in a figure", "{worst_ratio_zero}"),
             Row("best 5 %, the same", "unchanged", "{best_ratio_zero}"),
         ),
         damping_quintic_helpers.draw,
@@ -183,7 +188,7 @@ FIGURES = (
         "experiments/damping_cnn",
         ("C7-CNN", "C7-exact", "C8-CNN"),
         (
-            Row("gained by damping (points)", "drawn", "{gain_oracle}"),
+            Row("gained by damping (points)", "in a figure", "{gain_oracle}"),
             Row("the same, exact minima", "–", "{gain_accuracy}", "exact_solves"),
         ),
         damping_cnn_helpers.draw,

@@ -1,7 +1,6 @@
 """The longest period with which a network that adds modulo p generalises, and its exponent."""
 
 import itertools
-from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -161,12 +160,3 @@ def table(ds: xr.Dataset) -> object:
             best = 100 * runs.test_accuracy.max("look")
             rows[-1] += [tables.interval_text(first, 0), tables.interval_text(best, 0)]
     return tables.table(head, rows)
-
-
-def looks(period: int, updates: int) -> Sequence[int]:
-    """Return the ends of periods, after each of which features are updated, and the start.
-
-    >>> looks(100, 3)
-    (0, 100, 200, 300)
-    """
-    return tuple(period * n for n in range(updates + 1))

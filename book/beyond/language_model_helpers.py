@@ -454,7 +454,7 @@ def label_of(arm: str) -> str:
 
 def table(ds: xr.Dataset) -> object:
     """Return a table of what the arms reach on each kind of visits."""
-    head = ["visits", "trained by", "visits", "products a visit", "held-out loss at the end"]
+    head = ["text", "trained by", "visits", "products a visit", "held-out loss at the end"]
     head += ["best held-out loss", "training loss at the best"]
     rows, text = [], tables.interval_text
     for kind in ds.kind.values:

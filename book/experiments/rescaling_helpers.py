@@ -166,15 +166,10 @@ def summary(ds):
             if "curvature" in ds:
                 curvature = ds.curvature.sel(time_period=time_period, step_size=step_size)
                 largest = f"{step_size * float(curvature.max()):.2f}"
-            rows.append(
-                [
-                    "K = 1" if time_period == 0 else f"{time_period:g}",
-                    f"{step_size:g}",
-                    tables.interval_text(ds.distance_test_accuracy.sel(at)),
-                    tables.interval_text(ds.distance_train_loss.sel(at), 2),
-                    largest,
-                ]
-            )
+            period = "K = 1" if time_period == 0 else f"{time_period:g}"
+            accuracy, loss = ds.distance_test_accuracy.sel(at), ds.distance_train_loss.sel(at)
+            lost = "some runs explode" if loss.max() > 1e6 else tables.interval_text(loss, 2)
+            rows.append([period, f"{step_size:g}", tables.interval_text(accuracy), lost, largest])
     parts = [tables.said(f"Largest distance over readings to the curve of η = {finest:g}:")]
     parts += [tables.table(head, rows)]
     parts += [

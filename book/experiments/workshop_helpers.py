@@ -23,10 +23,10 @@ def exact_share(outcomes) -> Interval:
     """
     kept = np.ravel(np.asarray(outcomes, dtype=float))
     kept = kept[~np.isnan(kept)]
-    true, count = kept.sum(), kept.size
-    lower = stats.beta.ppf(0.025, true, count - true + 1) if true > 0 else 0.0
-    upper = stats.beta.ppf(0.975, true + 1, count - true) if true < count else 1.0
-    return Interval(*map(np.float64, (true / count if count else np.nan, lower, upper)))
+    if not kept.size:
+        return Interval(*map(np.float64, (np.nan, 0, 1)))
+    found = stats.binomtest(int(kept.sum()), kept.size)
+    return Interval(*map(np.float64, (found.statistic, *found.proportion_ci())))
 
 
 def half_point(x, outcomes) -> Interval:

@@ -9,11 +9,12 @@ import pytest
 import roads
 from iterlin import linearize
 from iterlin.networks.mlp import mlp
-from iterlin.networks.normalization import Normalization, normalize
+from iterlin.networks.normalization import Normalization
 from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import Solved, every, never, when_solved
 from iterlin.training.step import Step
+from iterlin_study.networks.modules import normalize
 from problems import dense, flat, network
 
 SQUARED = losses.mean(losses.squared_error)

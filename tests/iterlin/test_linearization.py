@@ -96,3 +96,8 @@ def test_theta_may_be_of_another_type_and_not_of_another_shape():
     np.testing.assert_array_equal(found, [3, 5])
     with pytest.raises(ValueError, match=r"theta\['w'\] must have shape \(2,\), got \(1,\)"):
         f_lin({"w": jnp.ones(1)}, jnp.ones(2))
+
+
+def test_a_parameter_may_be_a_python_number():
+    f_lin = linearize(lambda p, x: p**2 * x, 3.0)
+    np.testing.assert_array_equal(f_lin(4.0, jnp.array([1.0, 10.0])), [15, 150])

@@ -243,3 +243,10 @@ def test_a_class_of_weight_zero_has_the_gradient_of_its_terms_in_the_weight():
     terms = -jax.nn.log_softmax(logits)[jnp.arange(3), labels]
     gradient = jax.jacfwd(weighted)(zero)
     np.testing.assert_allclose(gradient, [*terms, 0, 0], rtol=1e-12)
+
+
+def test_a_mean_of_float16_is_that_of_more_examples_than_float16_counts():
+    outputs, targets = jnp.full((70_000, 2), 0.5, "float16"), jnp.zeros(70_000, int)
+    total = losses.mean(losses.cross_entropy)
+    np.testing.assert_allclose(total(outputs, targets), np.log(2), rtol=1e-5)
+    assert jnp.all(jax.grad(total)(outputs, targets) != 0)

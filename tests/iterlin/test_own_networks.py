@@ -352,6 +352,16 @@ def test_a_fixed_time_needs_a_known_curvature():
     rule = timed.for_time(1.0)
     with pytest.raises(ValueError, match=r"no bound on the curvature of .*: take a fixed"):
         run(classifier, PARAMS, (X, LABELS), **rule._asdict(), loss=lambda o, y: jnp.sum(o**4))
+    with pytest.raises(ValueError, match="regularizer"):
+        run(classifier, PARAMS, (X, LABELS), **rule._asdict(), regularizer=optax.tree.norm)
+    with pytest.raises(ValueError, match="needs its optimizer"):
+        run(classifier, PARAMS, (X, LABELS), schedule=rule.schedule, optimizer=0.1)
+    # In a chain, too, the schedule finds what it needs.
+    chain = optax.chain(optax.clip_by_global_norm(1e3), rule.optimizer)
+    settings = {"schedule": rule.schedule, "num_steps": 3}
+    alone = run(classifier, PARAMS, (X, LABELS), **rule._asdict(), num_steps=3)[0].params
+    chained = run(classifier, PARAMS, (X, LABELS), optimizer=chain, **settings)[0].params
+    jax.tree.map(np.testing.assert_array_equal, chained, alone)
     for settings in ({"time": 0.0}, {"time": 1.0, "fraction": 1.0}):
         with pytest.raises(ValueError, match="must"):
             timed.for_time(**settings)

@@ -81,7 +81,7 @@ def test_two_statements_of_the_paper_and_of_ours(version, first, second, verdict
     found = claims.judge(row, record(a=first, b=second))
     assert found.verdict == verdict
     assert f"{verdict}</span>" in shown(found)
-    ours = "This book&#x27;s hypothesis (section 0)" in shown(found)
+    ours = "A hypothesis of this book. The paper (section 0)" in shown(found)
     assert ours == (version == "ours")
 
 

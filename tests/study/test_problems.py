@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.training import losses
 from iterlin_study.data import images
 from iterlin_study.runs import problems
 from iterlin_study.runs.groups import key_of
@@ -28,16 +27,6 @@ def test_a_problem_holds_what_was_asked_for():
     np.testing.assert_array_equal(chosen, images.nested_subset(y, 20, 3))
     text = problems.describe("digits", NETWORK, problem)
     assert "60 to train, 20 for validation, 30 to test; lenet (channels 2" in text
-
-
-def test_the_sum_is_the_mean_times_the_examples():
-    problem = problems.image_problem("digits", NETWORK, train=60, reduction="sum")
-    assert set(problem.watch.sets) == {"train", "test"}  # nothing is held out unless asked for
-    outputs, y = jnp.arange(50.0).reshape(5, 10) / 9, problem.train[1][:5]
-    mean = float(losses.cross_entropy(outputs, y)) / 5
-    assert float(problem.algorithm.loss(outputs, y)) == pytest.approx(5 * mean)
-    # What is recorded is the mean in any case.
-    assert float(problem.watch.metrics["loss"](outputs, y)) == pytest.approx(mean)
 
 
 def test_normalized_networks_bring_their_statistics():

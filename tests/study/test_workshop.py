@@ -9,15 +9,6 @@ from scipy import optimize, stats
 from book.experiments import workshop_helpers as helpers
 
 
-@pytest.mark.parametrize(("true", "count"), [(0, 3), (3, 3), (1, 9), (17, 40)])
-def test_exact_share_is_that_of_the_binomial_test(true, count):
-    outcomes = np.zeros((count, 1))
-    outcomes[:true] = 1
-    expected = stats.binomtest(true, count).proportion_ci(0.95, method="exact")
-    found = helpers.exact_share([*outcomes, [np.nan]])  # a missing run is left out
-    np.testing.assert_allclose(found, (true / count, *expected), rtol=1e-9, atol=1e-12)
-
-
 def test_half_point_is_that_of_the_two_parameter_fit():
     rng = np.random.default_rng(5)
     x = rng.uniform(0, 4, 120)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PyTree
 
 from iterlin.linearise import examples
 from iterlin.linearise.devices import with_auto_axes
-from iterlin.linearise.linearization import Network, jacobian_products
+from iterlin.linearise.linearization import Network, jacobian_products, output_shape
 from iterlin.linearise.parameters import Trainable, bind_fixed, partition
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import check_positive_integer, check_same_tree
@@ -184,7 +184,7 @@ def _product(products_of, f, params, x, y, loss, trainable, slice_size):
                 f"one, such as those of iterlin.training.losses, got {loss!r}"
             )
         examples.num_examples((x, y), "inputs and targets")
-    check_loss(loss, jax.eval_shape(f, moving, x), y)
+    check_loss(loss, output_shape(f, moving, x), y)
     whole = products_of(f, moving, x, y, loss) if slice_size is None else None
 
     @with_auto_axes

@@ -7,12 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from iterlin.exact import linear_model
 from iterlin.exact.checks import is_quadratic, sizes_of_kernel
 from iterlin.exact.engines import ClosedForm, Engine, GradientFlow, Steps, ToMinimum
-from iterlin.exact.flow import Objective, begin
-from iterlin.exact.task import Task, slice_size
-from iterlin.linearise.compiled import SharedJit
+from iterlin.exact.task import Task
 
 # The values of the argument `engine` of `train`: "steps" takes every step, "auto" chooses.
 EngineName = Literal[
@@ -54,7 +51,7 @@ def choose(task: Task, params: PyTree, period: int) -> tuple[str, str]:
     few = outputs.size <= FEW_OUTPUTS and fits
     if few and task.solved is None and is_quadratic(task, outputs):
         return "closed_form", f"a squared error of {outputs.size} outputs"
-    stability = float(task.step_size) * _curvature(task, params)
+    stability = GradientFlow(task).begin(params).stability
     if not stability < SMALL_STEP:
         return "steps", f"step_size lambda_max = {stability:.2g} is not below {SMALL_STEP}"
     small = f"periods of {period} steps, step_size lambda_max = {stability:.2g}"
@@ -65,15 +62,3 @@ def choose(task: Task, params: PyTree, period: int) -> tuple[str, str]:
     if fits:
         return "function_space_flow", f"{small}, the kernel fits into memory_limit"
     return "flow", f"{small}, no kernel fits into memory_limit"
-
-
-def _curvature(task: Task, params: PyTree) -> float:
-    """Return lambda_max of the linearised problem at these parameters."""
-    x, y = task.data
-
-    def largest(params):
-        size = slice_size(task.f, params, x, task.memory_limit)
-        model = linear_model.from_products(task.f, params, x, slice_size=size)
-        return begin(Objective(model, task.loss, y, task.penalty)).curvature
-
-    return float(SharedJit(largest)(params))

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from iterlin.kernels.factors import PRODUCT, Factors, TracedNetwork
 from iterlin.linearise import examples
 from iterlin.linearise.devices import with_auto_axes
+from iterlin.linearise.precision import full_precision
 
 
 class CachedKernel(NamedTuple):
@@ -29,6 +30,7 @@ class CachedKernel(NamedTuple):
     factors: Factors | None = None
 
     @with_auto_axes
+    @full_precision()
     def product(self, v: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
         """Return J J^T v, not divided by N, for an array v shaped as the outputs (N, ...)."""
         if self.matrix is not None:

@@ -138,9 +138,9 @@ def _check_kernel(matrix: Array) -> None:
     """Require a matrix that is symmetric to rounding and has no negative diagonal entry."""
     if is_traced(matrix):
         return
-    found = np.asarray(matrix, float)
+    found = np.asarray(matrix)
     tolerance = 1e3 * float(jnp.finfo(matrix.dtype).eps) * np.max(np.abs(found), initial=0.0)
-    if not np.allclose(found, found.T, rtol=0, atol=tolerance, equal_nan=True):
+    if np.any(np.abs(found - found.T) > tolerance):
         raise ValueError("kernel_dd must be symmetric: kernel_dd[i, j] and [j, i] differ")
     if np.any(np.diagonal(found) < -tolerance):
         raise ValueError("kernel_dd must be J J^T: an entry of its diagonal is negative")

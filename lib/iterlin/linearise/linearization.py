@@ -74,7 +74,9 @@ def linearize(f: Network, params: PyTree, *, trainable: Trainable = None) -> Net
     def f_lin(theta: PyTree, x: Any) -> Array:
         moved, _ = partition(theta, mask)
         check_same_tree("theta", moved, anchor)
-        displacement = jax.tree.map(lambda t, a: (t - a).astype(jnp.result_type(a)), moved, anchor)
+        displacement = jax.tree.map(
+            lambda t, a: jnp.asarray(t - a, jnp.result_type(a)), moved, anchor
+        )
         outputs, tangents = jax.jvp(lambda p: network(p, x), (anchor,), (displacement,))
         return outputs + tangents
 

@@ -8,15 +8,9 @@ statistics take their place. A network with batch normalisation is therefore two
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, PyTree
 
 from iterlin.linearise.parameters import bind_fixed
-
-NORMALIZATIONS = (None, "batch", "frozen")
-
-# Added to the variance before its square root is taken.
-EPSILON = 1e-5
 
 
 class Normalization(NamedTuple):
@@ -43,33 +37,3 @@ class Normalization(NamedTuple):
         return self._replace(
             apply=bind_fixed(self.apply, fixed), evaluate=bind_fixed(self.evaluate, fixed), f=None
         )
-
-
-class NormalizedModel(NamedTuple):
-    """A `mlp.Model` whose `apply` may couple its examples, with its modes.
-
-    Attributes:
-        init: Function from a PRNG key to parameters, a pytree.
-        apply: Function from (params, x) to outputs (N, ...), in training.
-        normalization: Both modes; None if the network has no normalisation.
-    """
-
-    init: Callable[[Array], PyTree]
-    apply: Callable[[PyTree, Array], Array]
-    normalization: Normalization | None
-
-
-def normalize(
-    h: Float[Array, "*N C"],
-    mean: Float[Array, " C"],
-    variance: Float[Array, " C"],
-    scale: Float[Array, " C"],
-    bias: Float[Array, " C"],
-) -> Float[Array, "*N C"]:
-    """Return scale (h - mean) / sqrt(variance + 1e-5) + bias for each channel.
-
-    Source: Ioffe & Szegedy (2015), Batch normalization.
-    """
-    align = (1,) * (h.ndim - 1) + (-1,)
-    factor = (scale / jnp.sqrt(variance + EPSILON)).reshape(align)
-    return (h - mean.reshape(align)) * factor + bias.reshape(align)

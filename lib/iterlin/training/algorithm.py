@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, PyTree
 
 from iterlin.linearise.compiled import as_argument
-from iterlin.linearise.linearization import Network
+from iterlin.linearise.linearization import Network, linearize
 from iterlin.linearise.parameters import Trainable, bind_fixed
 from iterlin.linearise.slices import Sliced
 from iterlin.linearise.validation import (
@@ -137,8 +137,6 @@ class Algorithm:
 
     def bind_fixed(self, fixed: PyTree) -> "Algorithm":
         """Return the algorithm as one of the trained parameters alone."""
-        if not jax.tree.leaves(fixed):
-            return self
         changed = {"f": bind_fixed(self.f, fixed), "trainable": None}
         if self.regularizer is not None:
             changed["regularizer"] = bind_fixed(self.regularizer, fixed)
@@ -257,11 +255,8 @@ class LinearProblem:
 
     def outputs(self, theta: PyTree) -> Array:
         """Return the outputs of the proxy, f(theta_s) + J_s (theta - theta_s), on the batch."""
-        network = lambda p: self.algorithm.in_training(p, self.x, self.extra)[0]  # noqa: E731
-        # A line search may pass theta in a wider type.
-        displacement = jax.tree.map(lambda t, a: (t - a).astype(a.dtype), theta, self.anchor)
-        outputs, change = jax.jvp(network, (self.anchor,), (displacement,))
-        return outputs + change
+        network = lambda p, x: self.algorithm.in_training(p, x, self.extra)[0]  # noqa: E731
+        return linearize(network, self.anchor)(theta, self.x)
 
     def __call__(self, theta: PyTree) -> Array:
         """Return the objective of the proxy at theta on the batch, a scalar."""

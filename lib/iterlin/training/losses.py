@@ -270,7 +270,12 @@ class Mean:
         return jnp.where(total > 0, total, 1)
 
     def __call__(self, outputs, targets):
-        """Return total(outputs, targets) / divisor, a scalar."""
+        """Return total(outputs, targets) / divisor, a scalar; of float16 as float32.
+
+        The largest float16 is 65,504, which the sum or the number of examples may exceed.
+        """
+        if isinstance(outputs, Array) and outputs.dtype == jnp.float16:
+            outputs = outputs.astype(jnp.float32)
         value = self.total(outputs, targets)
         return _divide(value, self.divisor(outputs.shape[0], targets))
 

@@ -118,8 +118,6 @@ class Schedule:
 
     def bind_fixed(self, fixed: PyTree) -> "Schedule":
         """Return the schedule as one of states of the trained parameters alone."""
-        if not jax.tree.leaves(fixed):
-            return self
 
         def due(step, state):
             return self(step, combine_state(state, fixed))
@@ -233,7 +231,8 @@ def when(
 ) -> Schedule:
     """Re-linearise where a predicate of the state holds, after `max_period` steps at the latest.
 
-    The predicate costs nothing between two checks.
+    The predicate costs nothing between two checks, except in `train_sweep`, whose runs together ask
+    it at every step.
 
     Args:
         predicate: predicate(state) -> bool, for the `TrainState` before the step. It may look at
@@ -259,7 +258,7 @@ def when(
     check_signature("predicate", predicate, ("state",))
     check_positive_integer("check_every", check_every)
     longest = _as_period("max_period", max_period)
-    due = _WherePredicateHolds(predicate, check_every, longest)
+    due = _WherePredicateHolds(predicate, min(check_every, NEVER), longest)
     return Schedule(due, check_every=check_every, max_period=longest)
 
 

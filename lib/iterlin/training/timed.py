@@ -64,7 +64,8 @@ def for_time(time: float, *, fraction: float = 0.5) -> Timed:
 
     Raises:
         ValueError: If time is not positive and finite, or fraction is outside (0, 1); in training,
-            if `losses.smoothness` knows no bound for the loss.
+            if `losses.smoothness` knows no bound for the loss, if the algorithm has a regularizer,
+            or if the schedule is used without the optimizer.
 
     >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
     >>> timed = il.for_time(5.0)
@@ -82,6 +83,8 @@ def for_time(time: float, *, fraction: float = 0.5) -> Timed:
 
     def update(updates: PyTree, state: Any, params: Any = None, **extra: Any):
         problem: LinearProblem = extra["value_fn"]
+        if problem.algorithm.regularizer is not None:
+            raise ValueError("for_time knows no stable step of a regularizer: leave it out")
 
         def measure():
             largest = SAFETY * _largest_eigenvalue(problem.outputs, params)
@@ -96,7 +99,10 @@ def for_time(time: float, *, fraction: float = 0.5) -> Timed:
         return scaled, now._replace(left=now.left - 1)
 
     def due(step, state):
-        return state.optimizer_state.left <= 0
+        left = optax.tree.get(state.optimizer_state, "left", None)
+        if left is None:
+            raise ValueError("the schedule of for_time needs its optimizer in the algorithm")
+        return left <= 0
 
     return Timed(optax.GradientTransformationExtraArgs(init, update), Schedule(due))
 

@@ -10,18 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-CIFAR_CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
+CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer")
+CIFAR_CLASSES += ("dog", "frog", "horse", "ship", "truck")
 
 
 def read_idx(path: Path) -> np.ndarray:

@@ -6,6 +6,7 @@ from a Flax module of `modules`.
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from iterlin.linearise.validation import (
 from iterlin.networks.adapters import from_nnx
 from iterlin.networks.convolution import METHODS, PADDINGS, POOLED_METHODS, output_size
 from iterlin.networks.mlp import Model
-from iterlin.networks.normalization import NORMALIZATIONS, NormalizedModel
+from iterlin.networks.normalization import Normalization
 from jaxtyping import Array, Float, PyTree
 
 from iterlin_study.networks.modules import RESNET_STRIDES, LeNet, ResNet18
@@ -28,10 +29,26 @@ from iterlin_study.networks.modules import RESNET_STRIDES, LeNet, ResNet18
 # The variance of a weight is its gain over its fan-in.
 GAINS = {"lecun": 1.0, "he": 2.0}
 
+NORMALIZATIONS = (None, "batch", "frozen")
+
 # On a CPU, networks with more than LARGE_PATCHES numbers in the patches of one example are applied
 # to CPU_SLICE examples at a time, so that the patches stay in cache.
 CPU_SLICE = 8
 LARGE_PATCHES = 50_000
+
+
+class NormalizedModel(NamedTuple):
+    """An `iterlin` model whose `apply` may couple its examples, with its modes.
+
+    Attributes:
+        init: Function from a PRNG key to parameters, a pytree.
+        apply: Function from (params, x) to outputs (N, ...), in training.
+        normalization: Both modes; None if the network has no normalisation.
+    """
+
+    init: Callable[[Array], PyTree]
+    apply: Callable[[PyTree, Array], Array]
+    normalization: Normalization | None
 
 
 def lenet(

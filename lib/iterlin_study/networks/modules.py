@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from iterlin.networks.convolution import conv2d, conv2d_max_pool2
-from iterlin.networks.normalization import normalize
+from jaxtyping import Array, Float
 
+# Added to the variance before its square root is taken.
+EPSILON = 1e-5
 RESNET_STRIDES = (1, 2, 2, 2)
 RESNET_BLOCKS = 2
 
@@ -139,3 +141,19 @@ def _zeros() -> dict:
     """Return the settings of a layer with zero parameters of the default floating point type."""
     zeros, dtype = nnx.initializers.zeros_init(), jnp.result_type(float)
     return {"kernel_init": zeros, "param_dtype": dtype, "rngs": nnx.Rngs(0)}
+
+
+def normalize(
+    h: Float[Array, "*N C"],
+    mean: Float[Array, " C"],
+    variance: Float[Array, " C"],
+    scale: Float[Array, " C"],
+    bias: Float[Array, " C"],
+) -> Float[Array, "*N C"]:
+    """Return scale (h - mean) / sqrt(variance + 1e-5) + bias for each channel.
+
+    Source: Ioffe & Szegedy (2015), Batch normalization.
+    """
+    align = (1,) * (h.ndim - 1) + (-1,)
+    factor = (scale / jnp.sqrt(variance + EPSILON)).reshape(align)
+    return (h - mean.reshape(align)) * factor + bias.reshape(align)

@@ -137,8 +137,8 @@ def sentence(record: xr.Dataset, run: xr.Dataset | None = None) -> str:
         said = "there is no quick run to compare"
     elif found:
         name, share = next(iter(found.items()))
-        percent = f"by {100 * share:.2g} % of its largest value"
-        how = percent if math.isfinite(share) else "has another form"
+        how = f"by {100 * share:.2g} % of its largest value" if share < 1 else "by more than it was"
+        how = how if math.isfinite(share) else "has another form"
         rest = f" and {len(found) - 1} more" if len(found) > 1 else ""
         said = f"the quick run differs today: {name} {how}{rest}"
     else:

@@ -4,7 +4,7 @@ import os
 import platform
 import subprocess
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
@@ -26,13 +26,8 @@ def project_root() -> Path:
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the numerical packages."""
-    found = {"python": platform.python_version()}
-    for name in ("jax", "jaxlib", "numpy", "scipy", "optax", "flax", "scikit-learn"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    names = ("jax", "jaxlib", "numpy", "scipy", "optax", "flax", "scikit-learn")
+    return {"python": platform.python_version()} | {name: version(name) for name in names}
 
 
 def commit() -> str:

@@ -89,10 +89,10 @@ def _row(verdict: Verdict, *, opened: bool) -> str:
     mark = badge(verdict.verdict)
     says = f"<span><b>{escape(row['id'])}</b> {escape(row['claim'])}</span>"
     if row["version"] == OURS:
-        source = "This book's hypothesis"
+        source = f"A hypothesis of this book. The paper ({row['place']})"
     else:
-        source = f"The paper, {VERSIONS[row['version']]}"
-    paper = f"{source} ({row['place']}): {row['paper']}."
+        source = f"The paper, {VERSIONS[row['version']]} ({row['place']})"
+    paper = f"{source}: {row['paper']}."
     parts = [escape(paper), escape(_record(verdict))]
     statements = [_statement(s, "for a test required") for s in verdict.unmet]
     statements += map(_statement, verdict.statements)

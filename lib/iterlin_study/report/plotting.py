@@ -132,8 +132,6 @@ def span(axis, interval, **style) -> None:
 def points(axis, x, samples, **style) -> None:
     """Draw means over the first axis with 95 % intervals as error bars."""
     interval = mean_interval(samples)
-    errors = np.abs(
-        np.stack([interval.estimate - interval.lower, interval.upper - interval.estimate])
-    )
+    errors = np.stack([interval.estimate - interval.lower, interval.upper - interval.estimate])
     style = {"marker": "o", "capsize": 3, **style}
     axis.errorbar(x, interval.estimate, yerr=np.where(np.isfinite(errors), errors, 0), **style)

@@ -74,7 +74,10 @@ def exact_grid(
         said = f"{label} {number}/{len(runs)}: {name}, period {run.period:g}, seed {run.seed}"
         say(said)
         if name == "steps":
-            results[index] = _by_steps(problem, run, said, folder)
+            [result], seconds = run_all(problem, [run], label=said, folder=folder)
+            if result is not None:
+                spent = spent_by_steps(result.history["step"], seconds)
+                results[index] = result._replace(history=result.history | spent)
         elif not environment.out_of_time():
             data = None if run.examples is None else (run.examples, run.seed)
             kind = name, data, run.step_size, run.penalty
@@ -90,15 +93,6 @@ def exact_grid(
 
     found = tabulate(axes, runs, results, unknown)
     return found.assign_attrs(seconds=float(found.seconds.max("evaluation").sum()))
-
-
-def _by_steps(problem: Problem, run: Run, label: str, folder: Path | None) -> Result | None:
-    """Train one run by steps, with the history of the other engines."""
-    [result], seconds = run_all(problem, [run], label=label, folder=folder)
-    if result is None:
-        return None
-    spent = spent_by_steps(result.history["step"], seconds)
-    return result._replace(history=result.history | spent)
 
 
 def _integrator(problem: Problem, run: Run, engine: str, tolerance: float) -> Integrator:

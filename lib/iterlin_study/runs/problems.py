@@ -1,6 +1,6 @@
 """Make the problem of an image experiment from the names of a data set and a network."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +29,7 @@ def image_problem(
     validation: int = 0,
     test: int | None = None,
     seen: int = 1000,
-    batch_size: int | None = None,
     augment: bool = False,
-    reduction: str = "mean",
-    diagnose: int = 0,
-    observe: Callable | None = None,
     **settings,
 ) -> Problem:
     """Return the problem of training a network on images with softmax cross-entropy.
@@ -49,16 +45,12 @@ def image_problem(
         validation: Number of validation examples, held out from the training set.
         test: Number of test examples; None for all.
         seen: Metrics are recorded on this many of a run's training examples, the first ones.
-        batch_size: Examples in a minibatch; None for full batch.
         augment: Whether to augment the images.
-        reduction: "mean" or "sum" of the loss over the examples of a batch.
-        diagnose, observe: As for `groups.Problem`.
-        **settings: Further fields of `groups.Problem` or of its algorithm.
+        **settings: Further fields of `groups.Problem`, such as `batch_size`, or of its algorithm.
 
     Raises:
-        ValueError: If the reduction is unknown, and as `images.load` and `create`.
+        ValueError: As `images.load` and `create`.
     """
-    check_one_of("reduction", reduction, ("mean", "sum"))
     split = images.load(dataset, train=train, validation=validation, test=test)
     model = create(network, split.train.x.shape[1:])
     entropy = losses.mean(losses.cross_entropy)
@@ -71,13 +63,8 @@ def image_problem(
     def subset(size, run_seed):
         return images.nested_subset(split.train.y, size, run_seed)
 
-    algorithm = Algorithm(
-        f=model.apply,
-        loss=entropy if reduction == "mean" else losses.cross_entropy,
-        normalization=getattr(model, "normalization", None),
-    )
     return Problem(
-        algorithm,
+        Algorithm(model.apply, entropy, normalization=getattr(model, "normalization", None)),
         model.init,
         train=(to_array(split.train.x), to_array(split.train.y)),
         watch=Watch(
@@ -85,9 +72,6 @@ def image_problem(
             metrics={"loss": entropy, "accuracy": losses.accuracy},
         ),
         subset=subset,
-        diagnose=diagnose,
-        observe=observe,
-        batch_size=batch_size,
         augment=images.augment if augment else None,
     ).but(**settings)
 
