@@ -42,9 +42,10 @@ def test_stops_where_a_schedule_may_say_yes(anchored, since, check_every, max_pe
     assert plan.next_stop(at(step, anchored), limit) == next(may, limit)
 
 
-def test_finds_the_next_yes_in_blocks(monkeypatch):
+@pytest.mark.parametrize("due", [9, lambda step, state: step % 9 == 0])
+def test_finds_the_next_yes_at_once_or_in_blocks(monkeypatch, due):
     monkeypatch.setattr(calendar, "BLOCK", 8)
-    plan = Calendar(schedules.every(9))
+    plan = Calendar(as_schedule(due))
     found = [plan.next_stop(at(step, 0), 70) for step in (0, 8, 9, 17, 60, 65)]
     assert found == [9, 9, 18, 18, 63, 70]
     assert plan.is_due(at(18, 9))

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin import jacobian_products
+from iterlin import cached_ntk, jacobian_products
+from iterlin.exact.linear_model import from_kernel
 from iterlin.linearise import slices
 from iterlin.networks.mlp import mlp
 from iterlin.networks.normalization import Normalization
@@ -33,6 +34,16 @@ def test_slices_change_nothing(count, size):
     np.testing.assert_allclose(sliced.outputs, whole.outputs, atol=1e-13)
     np.testing.assert_allclose(sliced.jvp(v), whole.jvp(v), atol=1e-13)
     np.testing.assert_allclose(flat(sliced.vjp(u)), flat(whole.vjp(u)), atol=1e-13)
+
+
+def test_a_displacement_in_function_space_is_pulled_back_in_slices():
+    x, params, g = normal(7, 2, 3), {"w": normal(3, 4), "s": normal(4)}, normal(7, 4)
+    kernel = cached_ntk(independent, params, x).product
+    models = [from_kernel(independent, params, x, kernel, slice_size=size) for size in (None, 3)]
+    whole, sliced = (flat(model.displacement(g)) for model in models)
+    np.testing.assert_allclose(sliced, whole, atol=1e-13)
+    pulled = jacobian_products(independent, params, x).vjp(g)
+    np.testing.assert_allclose(whole, flat(pulled), atol=1e-13)
 
 
 @pytest.mark.parametrize(("size", "parts"), [(3, {3, 1}), (8, {7})])

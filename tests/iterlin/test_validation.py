@@ -134,6 +134,22 @@ test_a_mistake_in_a_call_is_told_in_one_line = refused(
     (lambda: il.centred(network, PARAMS, math.nan), "scale must be"),
     (lambda: il.linearized_gradient_flow(*NETWORK, Y, time=PAIR), "time must be one number"),
     (lambda: il.eigenmodes(*NETWORK, Y).descent(0.1, [1, 50]), "num_steps must"),
+    (
+        lambda: il.Algorithm(network, il.losses.squared_error, penalty=PAIR),
+        "penalty must be one number",
+    ),
+    (
+        lambda: (
+            il.laplace(*NETWORK, Y, **LAPLACE)
+            ._replace(prior_precision=PAIR)
+            .log_marginal_likelihood()
+        ),
+        "prior_precision must be one number",
+    ),
+    (
+        lambda: il.ggn_product(lambda p, x: (x, x), PARAMS, X, Y, il.losses.squared_error),
+        "one array",
+    ),
     (lambda: TRAINED((X, Y), schedule=COUNTED), "rule `Solved` counts right labels"),
     (lambda: SWEPT((X, Y), schedule=lambda period: COUNTED), "rule `Solved` counts right"),
     (lambda: il.ntk_product(*NETWORK)(X), r"v must have shape \(5, 2\), got \(5, 3\)"),

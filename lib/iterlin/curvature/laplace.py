@@ -210,8 +210,7 @@ class Laplace(NamedTuple):
     def _check_precisions(self) -> None:
         """Check delta and s^2, and warn if rounding of the kernel dominates them."""
         delta, noise = self.prior_precision, self.noise_variance
-        check_positive("prior_precision", delta)
-        check_positive("noise_variance", noise)
+        _check_precisions(delta, noise)
         if self.dual:
             eps = jnp.finfo(self.eigenvalues.dtype).eps
             coarse = eps * jnp.max(self.eigenvalues) > noise * delta
@@ -297,9 +296,7 @@ def laplace(
     >>> print(posterior.variance(2 * x).round(3), posterior.log_marginal_likelihood().round(3))
     [0.8 0.8] -6.061
     """
-    for name, value in (("prior_precision", prior_precision), ("noise_variance", noise_variance)):
-        check_positive(name, value)
-        check_scalar(name, value)
+    _check_precisions(prior_precision, noise_variance)
     check_positive_integer("memory_limit", memory_limit)
     check_one_of("structure", structure, ("full", "diagonal", "kronecker"))
     examples.num_examples((x, y), "inputs and targets")
@@ -553,3 +550,9 @@ def _weigh(roots, rows):
     """Return rows H^(1/2), for rows (..., N O)."""
     by_example = rows.reshape(-1, *roots.shape[:2])
     return jnp.einsum("mno,nop->mnp", by_example, roots).reshape(rows.shape)
+
+
+def _check_precisions(prior_precision, noise_variance) -> None:
+    for name, value in (("prior_precision", prior_precision), ("noise_variance", noise_variance)):
+        check_positive(name, value)
+        check_scalar(name, value)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from iterlin.linearise.compiled import SharedJit
 from iterlin.linearise.devices import to_array
-from iterlin.training.schedules import Schedule
+from iterlin.training.schedules import AtMultiples, Schedule
 from iterlin.training.state import TrainState
 
 # Number of steps at which a schedule is evaluated in one compiled call.
@@ -27,6 +27,7 @@ class Calendar:
             return jnp.any(yes), jnp.argmax(yes)
 
         self.check_every = schedule.check_every
+        self._period = schedule.due.period if isinstance(schedule.due, AtMultiples) else None
         self._max_period = int(schedule.max_period)
         self._block = SharedJit(block)
         self._now = SharedJit(lambda step, state: jnp.asarray(schedule(step, state)))
@@ -49,6 +50,8 @@ class Calendar:
             anchored = int(state.anchored_at)
             check = anchored - (anchored - first) // self.check_every * self.check_every
             return min(check, max(first, anchored + self._max_period), limit)
+        if self._period is not None:
+            return min(-(-first // int(self._period)) * int(self._period), limit)
         while first < limit:
             found, place = self._block(to_array(first, jnp.int32), state)
             if found:

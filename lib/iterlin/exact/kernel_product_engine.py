@@ -95,11 +95,11 @@ class KernelProductEngine(ABC):
 
     def _objective(self, anchor, kernel) -> Objective:
         task, (x, y) = self.task, self.task.data
+        sliced = {"slice_size": slice_size(task.f, anchor, x, task.memory_limit)}
         if self.with_kernel:
-            model = linear_model.from_kernel(task.f, anchor, x, kernel.product)
+            model = linear_model.from_kernel(task.f, anchor, x, kernel.product, **sliced)
         else:
-            size = slice_size(task.f, anchor, x, task.memory_limit)
-            model = linear_model.from_products(task.f, anchor, x, slice_size=size)
+            model = linear_model.from_products(task.f, anchor, x, **sliced)
         return Objective(model, task.loss, y, task.penalty)
 
     def _solved_test(

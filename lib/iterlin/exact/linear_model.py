@@ -87,15 +87,18 @@ def from_kernel(
     params: PyTree,
     x: PyTree,
     image: Callable[[Array], Array],
+    *,
+    slice_size: int | None = None,
 ) -> LinearModel:
     """Return the linear model in function space, where an array a (N, ...) represents J^T a.
 
-    image: image(a) -> J J^T a at params, such as `cached_ntk(f, params, x).product`.
+    image: image(a) -> J J^T a at params, such as `cached_ntk(f, params, x).product`. slice_size: as
+    for `from_products`, which pulls a displacement back.
     """
-    outputs, _, vjp = jacobian_products(f, params, x)
+    outputs, push, *_ = from_products(f, params, x, slice_size=slice_size)
 
     def inner(c1, image1, c2, image2):
         return jnp.vdot(c1, image2)
 
-    origin = jnp.zeros_like(outputs)
-    return LinearModel(outputs, lambda g: (g, image(g)), image, inner, vjp, origin)
+    origin, pull = jnp.zeros_like(outputs), lambda a: push(a)[0]
+    return LinearModel(outputs, lambda g: (g, image(g)), image, inner, pull, origin)

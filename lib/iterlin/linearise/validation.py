@@ -108,7 +108,7 @@ def _check_real(name, value, infinity, sign, holds) -> None:
 
 def check_scalar(name: str, value) -> None:
     """Require a scalar, of any kind, instead of an array with axes."""
-    if not is_traced(value) and np.ndim(value) > 0:
+    if np.ndim(value) > 0:
         raise ValueError(f"{name} must be one number, got an array of shape {np.shape(value)}")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, PyTree
@@ -18,6 +18,7 @@ from iterlin.linearise.slices import Sliced
 from iterlin.linearise.validation import (
     check_non_negative,
     check_positive,
+    check_scalar,
     check_signature,
     describe,
     instead_of_module,
@@ -96,9 +97,13 @@ class Algorithm:
             )
         if not isinstance(self.optimizer, optax.GradientTransformation | None):
             check_positive("optimizer, as a step size,", self.optimizer)
-            if jnp.ndim(self.optimizer) > 0:
-                raise ValueError("optimizer, as a step size, must be one number")
+            check_scalar("optimizer, as a step size,", self.optimizer)
         check_non_negative("penalty", self.penalty)
+        check_scalar("penalty", self.penalty)
+        for name in ("optimizer", "penalty"):
+            # In double precision NumPy's number would make a run of single precision wider.
+            if isinstance(number := getattr(self, name), np.float64):
+                object.__setattr__(self, name, float(number))
         if self.normalization is not None and not hasattr(self.normalization, "evaluate"):
             raise ValueError(
                 "normalization must be a `networks.normalization.Normalization`, "

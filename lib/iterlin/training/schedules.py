@@ -126,7 +126,9 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class _AtMultiples:
+class AtMultiples:
+    """Whether a step is a multiple of the period: what `every` returns a `Schedule` of."""
+
     period: int | Array
 
     def __call__(self, step, state):
@@ -186,7 +188,7 @@ def every(period: Any) -> Schedule:
     """
     period = _as_period("period", period)
     every_step = not isinstance(period, Array) and period == 1
-    return Schedule(_AtMultiples(period), every_step, max_period=period)
+    return Schedule(AtMultiples(period), every_step, max_period=period)
 
 
 def never() -> Schedule:
