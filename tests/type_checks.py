@@ -13,10 +13,10 @@ _check = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 
 def check(function):
-    """Check calls of a function whose arguments or result have types to check."""
+    """Check the types of a function's arguments and result at each call."""
     hints = function.__annotations__
     hints.update({name: str for name, hint in hints.items() if get_origin(hint) is Literal})
-    return _check(function) if hints else function
+    return _check(function)
 
 
 def has_shape(hint) -> bool:
@@ -26,8 +26,10 @@ def has_shape(hint) -> bool:
 
 
 def where_shapes_are(jaxtyped):
-    """jaxtyping's decorator, where it checks something and is not applied anew at each call: on
-    functions outside others whose hints have shapes in them."""
+    """jaxtyping's decorator, for functions whose hints have shapes in them.
+
+    A function inside another would be decorated anew at each call: it is left as it is.
+    """
 
     def decorate(function=None, *, typechecker):
         if function is None:
