@@ -28,7 +28,7 @@ from iterlin.training.checks import (
     check_targets_of_rule,
 )
 from iterlin.training.identity import scalar_fields
-from iterlin.training.loop import Callback, History, check_callback, with_fixed
+from iterlin.training.loop import Callback, History, check_reports, with_fixed
 from iterlin.training.losses import check_labels
 from iterlin.training.schedules import as_schedule, every, periods_array
 from iterlin.training.state import RUN_AXES, TrainState, combine_state
@@ -154,7 +154,7 @@ def train(
     9 [ 0.5 -0.5]
     """
     check_one_of("engine", engine, ENGINE_NAMES)
-    check_callback(callback)
+    check_reports(callback, progress)
     step = Step(algorithm, schedule, batch_size, augment, target_loss, mesh)
     run = {"num_steps": num_steps, "key": key, "watch": watch}
     run |= {"checkpoint": checkpoint, "callback": callback, "progress": progress}
@@ -221,7 +221,7 @@ def train_sweep(
     check_signature("schedule", schedule, ("period",), remedy)
     any_step = Step(algorithm, every(1), batch_size, augment, target_loss, mesh)
     check_call("train_sweep", any_step, (data, keys), watch, checkpoint)
-    check_callback(callback)
+    check_reports(callback, progress)
     if not callable(init):
         raise ValueError(f"init must be a function of a key, got {describe(init)}")
     check_random_keys("keys", keys)

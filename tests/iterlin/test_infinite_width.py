@@ -54,6 +54,22 @@ def test_diagonal_and_symmetry():
     np.testing.assert_allclose(np.diag(kernel), expected, rtol=1e-12)
 
 
+def test_equal_inputs_have_an_exact_diagonal_and_a_gradient():
+    x = jax.random.normal(jax.random.key(0), (4, 3)).at[1].set(0)
+    single = jnp.diag(relu_mlp_ntk(x.astype(jnp.float32), depth=3))
+    np.testing.assert_allclose(single, jnp.diag(relu_mlp_ntk(x, depth=3)), rtol=1e-6)
+
+    def of_pair(x):
+        return relu_mlp_ntk(x, x, depth=3)[0, 0]
+
+    # That of 4 s / 8 for s = |x|^2 / 3.
+    expected = jnp.zeros_like(x).at[0].set(x[0] / 3)
+    np.testing.assert_allclose(jax.grad(of_pair)(x), expected, rtol=1e-6)
+    for sign in (1, -1):
+        opposite = jax.grad(lambda x, sign: relu_mlp_ntk(x, sign * x, depth=3).sum())(x, sign)
+        assert jnp.isfinite(opposite).all()
+
+
 @pytest.mark.parametrize(("depth", "bias"), [(1, True), (2, False)])
 def test_mean_over_wide_networks_agrees_within_its_error(depth, bias):
     x = jnp.asarray([[1.0, 0.3], [-0.4, 0.9], [0.0, 0.0]])

@@ -80,6 +80,14 @@ def test_exact_engines_are_the_steps_to_rounding(engine, loss, monkeypatch):
         np.testing.assert_allclose(found[1]["stability"][-1], STEP_SIZE * largest)
 
 
+def test_a_closed_form_decomposes_once_however_often_it_is_looked_at():
+    problem, settings = setting(SQUARED, schedule=LENGTH // 2)
+    settings["eval_steps"] = list(range(LENGTH + 1))
+    _, history = by_engine(*problem, step_size=STEP_SIZE, engine="closed_form", **settings)
+    assert history["evaluations"][-1] == 2
+    assert history["evaluations"][LENGTH // 2] == 1
+
+
 @pytest.mark.parametrize(
     ("engine", "loss", "period", "reached_at"),
     [

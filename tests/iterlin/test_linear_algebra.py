@@ -160,6 +160,7 @@ def test_bad_input_is_refused():
     for call, message in (
         (lambda: iterated(jnp.zeros_like, v, 0), "iterations must be a positive integer, got"),
         (lambda: estimated(jnp.sin, v, num_samples=1), "num_samples must be at least 2"),
+        (lambda: estimated(jnp.sin, jnp.arange(3), num_samples=2), "like must hold .*, got int"),
         (lambda: estimated(lambda v: v[:, None], v, num_samples=2), r"shape \(3,\), got \(3, 1\)"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -1,6 +1,7 @@
 """Each check refuses what it says, names the offender and what is allowed, and passes the rest."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
@@ -150,6 +151,10 @@ test_a_mistake_in_a_call_is_told_in_one_line = refused(
         lambda: il.ggn_product(lambda p, x: (x, x), PARAMS, X, Y, il.losses.squared_error),
         "one array",
     ),
+    (lambda: TRAINED((X, Y), schedule=5, progress="yes"), "progress must be True or False"),
+    (lambda: SWEPT((X, Y), progress="no"), "progress must be True or False"),
+    (lambda: replace(ALGORITHM, reset_optimizer="no"), "reset_optimizer must be True or False"),
+    (lambda: il.schedules.Solved(check_every=2**31), "check_every must be below"),
     (lambda: TRAINED((X, Y), schedule=COUNTED), "rule `Solved` counts right labels"),
     (lambda: SWEPT((X, Y), schedule=lambda period: COUNTED), "rule `Solved` counts right"),
     (lambda: il.ntk_product(*NETWORK)(X), r"v must have shape \(5, 2\), got \(5, 3\)"),

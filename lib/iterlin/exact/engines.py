@@ -73,8 +73,8 @@ class Engine(Protocol):
 class ClosedForm:
     """Take K steps on the squared loss in closed form, along each singular direction of J.
 
-    The penalty is included. Each call of `forward` decomposes J anew. Raises ValueError if the loss
-    is not half a squared error, or a multiple of it.
+    The penalty is included. The decomposition of J is kept until the next linearisation. Raises
+    ValueError if the loss is not half a squared error, or a multiple of it.
     """
 
     def __init__(self, task: Task):
@@ -85,29 +85,36 @@ class ClosedForm:
             raise ValueError("the closed form needs half a squared error, or a multiple of it")
         factor, targets = found
 
-        def parameters(anchor, steps):
-            modes = eigenmodes(task.f, anchor, x, targets, memory_limit=task.memory_limit)
+        def decompose(anchor):
+            return eigenmodes(task.f, anchor, x, targets, memory_limit=task.memory_limit)
+
+        def move(modes, steps):
             rates = factor * modes.spectrum + 2 * task.penalty
             filtered = factor * descent_filter(rates, task.step_size, steps)
             return modes.displaced(filtered), task.step_size * jnp.max(rates)
 
-        self._parameters = SharedJit(parameters)
+        self._decompose, self._move = SharedJit(decompose), SharedJit(move)
+        self._modes: tuple[PyTree, PyTree] = (None, None)  # of the latest anchor
 
     def begin(self, params: PyTree, before: Position | None = None) -> Position:
         return Position(params, params)
 
     def forward(self, position: Position, steps: int) -> Position:
-        params, stability = self._parameters(position.anchor, to_array(steps))
-        spent = position.evaluations + 1
+        anchor = position.anchor
+        if self._modes[0] is not anchor:
+            self._modes = (None, None)  # Memory may not hold two decompositions.
+            self._modes = (anchor, self._decompose(anchor))
+        params, stability = self._move(self._modes[1], to_array(steps))
         return position._replace(
-            inner=params, steps=steps, evaluations=spent, stability=float(stability)
+            inner=params, steps=steps, evaluations=1, stability=float(stability)
         )
 
     def parameters(self, position: Position) -> PyTree:
         return position.inner
 
     def programs(self, params: PyTree) -> list:
-        return [self._parameters.trace(params, to_array(1))]
+        modes = jax.eval_shape(self._decompose, params)
+        return [self._decompose.trace(params), self._move.trace(modes, to_array(1))]
 
 
 class Descent(NamedTuple):

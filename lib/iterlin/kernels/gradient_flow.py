@@ -8,17 +8,20 @@ divide the step size or the time by N.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
+from jax.tree_util import Partial
 from jaxtyping import Array, Float, PyTree
 
 from iterlin.kernels.ntk import ntk_matrix
 from iterlin.linearise.decomposition import thin_svd
 from iterlin.linearise.devices import with_auto_axes
-from iterlin.linearise.linearization import Network, jacobian, jacobian_products, output_shape
+from iterlin.linearise.linearization import Network, jacobian, output_shape
 from iterlin.linearise.parameters import Trainable, bind_fixed, combine, partition
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.spectral_filters import (
@@ -46,6 +49,8 @@ from iterlin.linearise.validation import (
 
 class Eigenmodes(NamedTuple):
     """The linearised least-squares problem in the singular directions of its Jacobian J.
+
+    It is a pytree, so a jitted function may take and return it.
 
     Attributes:
         params: The trained leaves of the parameters theta_s (`parameters.partition`).
@@ -223,27 +228,30 @@ def eigenmodes(
         threshold = max(sizes[0], sizes[1] ** 0.5) * jnp.finfo(values.dtype).eps * jnp.max(values)
         values = jnp.where(values > threshold, values, 0)
         spectrum = values**2
-
-        def by_vectors(filtered):
-            return unravel((values * filtered * coefficients) @ right)
-
-        moved = by_vectors
+        coefficients = left.T @ (outputs - y).reshape(-1)
+        moved = Partial(partial(_by_vectors, unravel), values * coefficients, right)
     else:
-        outputs, _, vjp = jacobian_products(network, trained, x)
+        outputs, pull = jax.vjp(lambda p: network(p, x).reshape(-1), trained)
         check_finite("outputs of f", outputs)
         kernel = ntk_matrix(f, params, x, trainable=trainable, memory_limit=memory_limit)
         check_finite("the kernel J J^T", kernel)
         eigenvalues, left = jnp.linalg.eigh(kernel)
         noise, spectrum = rounding_of(eigenvalues), jnp.maximum(eigenvalues, 0)
         values = jnp.sqrt(jnp.where(eigenvalues > noise, eigenvalues, 0))
-
-        def by_product(filtered):
-            weights = without_noise(filtered, spectrum, noise) * coefficients
-            return vjp((left @ weights).reshape(y.shape))
-
-        moved = by_product
-    coefficients = left.T @ (outputs - y).reshape(-1)
+        coefficients = left.T @ (outputs - y.reshape(-1))
+        moved = Partial(_by_product, pull, left, coefficients, spectrum, noise)
     return Eigenmodes(trained, values, coefficients, spectrum, moved, fixed)
+
+
+def _by_vectors(unravel, weights, right, filtered):
+    """Return V S g U^T z, from the weights S U^T z and V^T."""
+    return unravel((filtered * weights) @ right)
+
+
+def _by_product(pull, left, coefficients, spectrum, noise, filtered):
+    """Return J^T U g U^T z, for pull(u) = (J^T u,)."""
+    weights = without_noise(filtered, spectrum, noise) * coefficients
+    return pull(left @ weights)[0]
 
 
 @full_precision()

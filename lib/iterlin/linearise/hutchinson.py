@@ -55,8 +55,8 @@ def hutchinson(
         The estimates and their standard errors.
 
     Raises:
-        ValueError: If num_samples is not an integer of at least 2, key is not a PRNG key, or
-            product(v) is not a pytree of the shapes of `like`.
+        ValueError: If num_samples is not an integer of at least 2, key is not a PRNG key, `like`
+            does not hold floating point numbers, or product(v) is not a pytree of its shapes.
 
     >>> matrix = jnp.array([[3.0, 0.1], [0.1, 1.0]])
     >>> key = jax.random.key(0)
@@ -69,6 +69,9 @@ def hutchinson(
         raise ValueError("num_samples must be at least 2, so that there is a standard error")
     check_random_key("key", key)
     shapes = jax.eval_shape(lambda tree: tree, like)
+    for leaf in jax.tree.leaves(shapes):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ValueError(f"like must hold floating point numbers, got {leaf.dtype}")
     check_same_tree("product(v)", jax.eval_shape(product, shapes), shapes)
 
     def sample(key):

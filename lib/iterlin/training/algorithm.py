@@ -16,6 +16,7 @@ from iterlin.linearise.linearization import Network, linearize
 from iterlin.linearise.parameters import Trainable, bind_fixed
 from iterlin.linearise.slices import Sliced
 from iterlin.linearise.validation import (
+    check_bools,
     check_non_negative,
     check_positive,
     check_scalar,
@@ -98,6 +99,7 @@ class Algorithm:
         if not isinstance(self.optimizer, optax.GradientTransformation | None):
             check_positive("optimizer, as a step size,", self.optimizer)
             check_scalar("optimizer, as a step size,", self.optimizer)
+        check_bools(keyed=self.keyed, reset_optimizer=self.reset_optimizer)
         check_non_negative("penalty", self.penalty)
         check_scalar("penalty", self.penalty)
         for name in ("optimizer", "penalty"):

@@ -17,7 +17,7 @@ from jaxtyping import Array, PyTree
 from tqdm import tqdm
 
 from iterlin.linearise.devices import to_array
-from iterlin.linearise.validation import check_returns_bool, check_signature, describe
+from iterlin.linearise.validation import check_bools, check_returns_bool, check_signature, describe
 from iterlin.training import checkpoints
 from iterlin.training.identity import Identity
 from iterlin.training.state import TrainState, all_ended, combine_state
@@ -82,8 +82,10 @@ class Trainer(Protocol):
 Callback = Callable[[TrainState, dict[str, Any]], bool | None]
 
 
-def check_callback(callback: Any) -> None:
-    """Require a function of (state, row), or None."""
+def check_reports(callback: Any, progress: Any) -> None:
+    """Require of a callback a function of (state, row), of progress a bool, or None of either."""
+    if progress is not None:
+        check_bools(progress=progress)
     if callback is None:
         return
     if not callable(callback):

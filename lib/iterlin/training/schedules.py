@@ -64,7 +64,7 @@ class Solved:
     slice_size: int = 500
 
     def __post_init__(self):
-        check_positive_integer("check_every", self.check_every)
+        check_positive_integer("check_every", self.check_every, below=2**31)
         check_positive_integer("slice_size", self.slice_size)
         if self.accuracy is None and self.gradient is None:
             raise ValueError("the rule `Solved` needs an accuracy or a gradient")
