@@ -137,7 +137,8 @@ def sentence(record: xr.Dataset, run: xr.Dataset | None = None) -> str:
         said = "there is no quick run to compare"
     elif found:
         name, share = next(iter(found.items()))
-        how = f"by {100 * share:.2g} % of its largest value" if share < 1 else "by more than it was"
+        by = f"{100 * share:.2g} % of" if share < 1 else "more than"
+        how = f"by {by} its largest value"
         how = how if math.isfinite(share) else "has another form"
         rest = f" and {len(found) - 1} more" if len(found) > 1 else ""
         said = f"the quick run differs today: {name} {how}{rest}"
