@@ -4,9 +4,9 @@ With u the outputs on the training examples and g the gradient of the loss, grad
 linearised model obeys du/dt = -J J^T g(u). The kernel's eigenvalues span many decades, so the flow
 is stiff, but all its rates are real and negative. Stabilised explicit methods suit such problems. A
 Runge-Kutta-Chebyshev step of s stages is stable up to h lambda_max = 0.65 (s^2 - 1), and thus
-covers some s/3 times the time of s Euler steps. `advance` is RKC2 (Sommeijer, Shampine & Verwer 1998) with its
-error estimate. Power iteration tracks lambda_max: as the examples are fitted, the Hessian of
-cross-entropy shrinks and the steps grow.
+covers some s/3 times the time of s Euler steps. `advance` is RKC2 (Sommeijer, Shampine & Verwer
+1998) with its error estimate. Power iteration tracks lambda_max: as the examples are fitted, the
+Hessian of cross-entropy shrinks and the steps grow.
 """
 
 from collections.abc import Callable
