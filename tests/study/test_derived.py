@@ -40,6 +40,8 @@ def converged():
         "flow_moved": ((*dims, "flow_look"), 3 * looks),
         "sgd_moved": (("size", "seed", "sgd_look"), np.full((2, 4, 3), 2.0)),
         "taken": (dims, np.ones((2, 2, 4)) * [[[4.0]], [[5.0]]] + [[[0.0], [2.0]]]),
+        "flow_test_accuracy": ((*dims, "flow_look"), 0.1 * looks),
+        "sgd_test_accuracy": (("size", "seed", "sgd_look"), np.full((2, 4, 3), [0.1, 0.25, 0.2])),
     }
     return of("converged", variables, {"time": [50, 1000], "size": [250, 500]}, few=50, long=1000)
 
@@ -51,6 +53,7 @@ def converged():
         ("short_moved_off", 0.5),
         ("taken_smallest", 4.0),
         ("taken_middle", 6.0),
+        ("middle_rise_best", -15.0),
         ("sgd_level", 45.5),
     ],
 )
@@ -59,11 +62,11 @@ def test_of_networks_that_fit(name, expected):
 
 
 def test_what_goes_when_the_step_is_halved():
-    """The gap is 10 where the step is halved in the third problem and 4 at the next look."""
+    """The gap is 10 where the step is halved after the second problem and 4 after the third."""
     curves = [7 * [0.4], [0.1, 0.2, 0.2, 0.3, 0.3, 0.36, 0.36]]
     accuracy = np.array(curves)[:, None] + 0 * SEEDS[:, None]
     variables = {"test_accuracy": (("period", "seed", "evaluation"), accuracy)}
-    variables["time"] = "evaluation", np.array([0, 25, 50, 75, 100, 112.5, 125])
+    variables["time"] = "evaluation", np.array([0, 25, 50, 75, 100, 125, 150])
     settings = {"halve_after": [1, 2], "step_size": 0.005, "momentum": 0.9}
     record = of("few_updates", variables, {"period": [1, 1000]}, **settings)
     assert estimate(record, "gap_paid_by_halving") == pytest.approx(6)

@@ -71,6 +71,13 @@ def few_rise(record: xr.Dataset) -> Interval:
     return mean_interval(at.accuracy.sel(time=record.few) - at.sgd_accuracy)
 
 
+def middle_rise_best(record: xr.Dataset) -> Interval:
+    """Points by which the shortest period is above SGD, each at its best, largest training set."""
+    at = _largest(record)
+    flow = at.flow_test_accuracy.sel(time=record.time.min()).max("flow_look")
+    return mean_interval(100 * (flow - at.sgd_test_accuracy.max("sgd_look")))
+
+
 def sgd_level(record: xr.Dataset) -> Interval:
     """Test accuracy of SGD at its end (%), on the largest training set if there are several."""
     return mean_interval(_largest(record).sgd_accuracy)
@@ -91,12 +98,12 @@ def problems_of(record: xr.Dataset) -> np.ndarray:
 
 
 def gap_paid_by_halving(record: xr.Dataset) -> Interval:
-    """Points of the gap between both periods that go from the last halving to the next look."""
+    """Points of the gap between both periods that go in the problem after the last halving."""
     runs = record.sortby("period", ascending=False)
     last = np.atleast_1d(record.attrs["halve_after"])[-1]
-    at = int(np.argmin(abs(problems_of(record) - last)))
+    at, after = (int(np.argmin(abs(problems_of(record) - place))) for place in (last, last + 1))
     gap = 100 * runs.test_accuracy.diff("period").squeeze("period")
-    return mean_interval(gap.isel(evaluation=at) - gap.isel(evaluation=at + 1))
+    return mean_interval(gap.isel(evaluation=at) - gap.isel(evaluation=after))
 
 
 def first_level(record: xr.Dataset) -> Interval:
@@ -258,11 +265,11 @@ def _two_periods(record: xr.Dataset, prefix: str, suffix: str) -> xr.Dataset:
 
 
 def _of_few_updates(record: xr.Dataset) -> Interval:
-    """Dead runs among those that the page looks into, which are few_updates' own."""
-    runs = records.best("few_updates")
-    if runs is None:
+    """Dead runs among those that the page looks into, which are few_updates' of the same tier."""
+    tier = record.attrs["tier"]
+    if not records.path_of("few_updates", tier).is_file():
         raise KeyError("few_updates")
-    return conditions.dead(runs)
+    return conditions.dead(records.load("few_updates", tier))
 
 
 # Addition modulo a number (page grokking).
@@ -292,6 +299,7 @@ STATISTICS: dict[tuple[str, str], Callable[[xr.Dataset], Interval]] = {
     ("converged", "short_moved_off"): short_moved_off,
     ("converged", "taken_smallest"): partial(taken_at, place=0),
     ("converged", "taken_middle"): partial(taken_at, place=1),
+    ("converged", "middle_rise_best"): middle_rise_best,
     ("converged", "sgd_level"): sgd_level,
     ("width", "few_rise"): few_rise,
     ("few_updates", "gap_paid_by_halving"): gap_paid_by_halving,
