@@ -28,7 +28,7 @@ def stretch(x, a, u, b) -> float:
 
 
 def learnt(view, axis, name):
-    """Return a quantity of the runs that fit; NaN where the training error exceeds 1, that of 0."""
+    """Return a quantity of the runs that fit; NaN where the training error exceeds 1."""
     return view[name].where(view[f"train_mse_{axis}"] <= 1)
 
 

@@ -1,5 +1,7 @@
 """Statistics that are read off a record's runs, against values worked out by hand."""
 
+import json
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -71,6 +73,13 @@ def test_what_goes_when_the_step_is_halved():
     record = of("few_updates", variables, {"period": [1, 1000]}, **settings)
     assert estimate(record, "gap_paid_by_halving") == pytest.approx(6)
     assert estimate(record, "first_level") == pytest.approx(40)
+
+
+def test_settings_that_differ_beside_normalisation():
+    plain = {"step_size": 0.01, "period": 70}
+    for batch, augment, expected in ((plain, False, 0), (plain | {"period": 26}, True, 2)):
+        settings = json.dumps({"plain": plain, "batch": batch, "augment": augment})
+        assert estimate(of("resnet", {}, parameters=settings), "settings_apart") == expected
 
 
 def schedules():

@@ -69,7 +69,8 @@ CONDITIONS = {f.__name__: f for f in (fit, updates, diverged, dead, time, longes
 
 def _kept(record: xr.Dataset, name: str) -> list[xr.DataArray]:
     """The record's variables of that name, whatever grid's prefix or suffix they have."""
-    found = [record[v] for v in record.data_vars if name in v and "proxy" not in v]
+    others = ("proxy", "distance")
+    found = [record[v] for v in record.data_vars if name in v and not any(o in v for o in others)]
     if not found:
         raise KeyError(name)
     return found

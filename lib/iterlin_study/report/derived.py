@@ -4,6 +4,7 @@ A page stores most statistics in its record. Those below were asked for after th
 interval other than the stored one. `statistic` prefers them to what the record stores.
 """
 
+import json
 from collections.abc import Callable
 from functools import partial
 
@@ -218,6 +219,14 @@ def diverged_with_normalisation(record: xr.Dataset) -> Interval:
     )
 
 
+def settings_apart(record: xr.Dataset) -> Interval:
+    """Number of settings beside normalisation in which the runs with it differ from the others."""
+    parameters = json.loads(record.attrs["parameters"])
+    plain, batch = parameters["plain"], parameters["batch"]
+    differ = [plain[name] != batch[name] for name in ("step_size", "period")]
+    return exact(float(sum(differ) + parameters["augment"]))  # of the normalised runs alone
+
+
 def lost(record: xr.Dataset, prefix: str = "", **place: int) -> Interval:
     """Number of runs that diverged, or end at guessing; NaN if a run is missing.
 
@@ -316,6 +325,7 @@ STATISTICS: dict[tuple[str, str], Callable[[xr.Dataset], Interval]] = {
     ("probes", "dead"): _of_few_updates,
     ("filters", "dead"): _of_few_updates,
     ("resnet", "diverged_with_normalisation"): diverged_with_normalisation,
+    ("resnet", "settings_apart"): settings_apart,
     ("resnet", "gap_plain_matched"): partial(matched_gap, suffix="_plain"),
     ("resnet", "gap_batch_matched"): partial(matched_gap, suffix="_batch"),
     ("resnet", "late_gain_plain"): partial(late_gain, suffix="_plain"),
