@@ -75,6 +75,19 @@ def test_what_goes_when_the_step_is_halved():
     assert estimate(record, "first_level") == pytest.approx(40)
 
 
+def test_probes_are_checked_by_the_runs_of_their_own_tier(monkeypatch):
+    dims = ("period", "seed", "evaluation")
+    dead = {"laptop": 0.1, "gpu": 0.9}  # at guessing, and not
+
+    def load(name, tier):
+        ends = np.full((2, 4, 1), dead[tier])
+        return of(name, {"train_accuracy": (dims, ends)}, {"period": [1, 1000]}, tier=tier)
+
+    monkeypatch.setattr(records, "load", load)
+    for tier, expected in (("laptop", 8), ("gpu", 0)):
+        assert estimate(of("probes", {}, tier=tier), "dead") == expected
+
+
 def test_settings_that_differ_beside_normalisation():
     plain = {"step_size": 0.01, "period": 70}
     for batch, augment, expected in ((plain, False, 0), (plain | {"period": 26}, True, 2)):
