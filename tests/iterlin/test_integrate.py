@@ -14,6 +14,7 @@ from iterlin.exact import engines
 from iterlin.exact.checks import check_engine
 from iterlin.exact.choice import ENGINES, choose
 from iterlin.exact.task import Task, quadratic
+from iterlin.kernels.gradient_flow import eigenmodes
 from iterlin.training import loop, losses, schedules
 from iterlin.training.loop import OutOfTime
 from iterlin.training.schedules import Solved
@@ -80,12 +81,19 @@ def test_exact_engines_are_the_steps_to_rounding(engine, loss, monkeypatch):
         np.testing.assert_allclose(found[1]["stability"][-1], STEP_SIZE * largest)
 
 
-def test_a_closed_form_decomposes_once_however_often_it_is_looked_at():
+def test_a_closed_form_decomposes_once_however_often_it_is_looked_at(monkeypatch):
+    decomposed = []
+
+    def counted(*arguments, **settings):
+        jax.debug.callback(lambda: decomposed.append(1))
+        return eigenmodes(*arguments, **settings)
+
+    monkeypatch.setattr(engines, "eigenmodes", counted)
     problem, settings = setting(SQUARED, schedule=LENGTH // 2)
     settings["eval_steps"] = list(range(LENGTH + 1))
     _, history = by_engine(*problem, step_size=STEP_SIZE, engine="closed_form", **settings)
-    assert history["evaluations"][-1] == 2
-    assert history["evaluations"][LENGTH // 2] == 1
+    jax.effects_barrier()
+    assert len(decomposed) == history["evaluations"][-1] == 2
 
 
 @pytest.mark.parametrize(
