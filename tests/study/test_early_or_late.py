@@ -7,7 +7,7 @@ from curves import assert_statistics
 from iterlin.training.schedules import as_schedule
 from test_when_to_relinearise import stops
 
-from book.beyond import damp_early_helpers, how_long_helpers
+from book.beyond import damp_early_helpers, how_long_helpers, how_wide_helpers
 from book.beyond import early_or_late_helpers as helpers
 
 NAN = np.nan
@@ -99,3 +99,24 @@ def test_what_a_long_period_loses_is_seen_right_after_it():
     assert_statistics(ds, expected)
     assert ds.lowest_fit[0] == 75
     np.testing.assert_array_equal(ds.loss_after[:, 1, 2], [losses[0, 1, 2, 1], losses[1, 1, 2, 3]])
+
+
+def test_widths_are_compared_at_the_same_loss():
+    # A factor of 10 in the loss costs the narrow network 2 points, the wide one 1.
+    losses = {"": [[1.0, 1000.0], [1.0, 10.0]], "other_": [1.0, 100.0]}
+    costs = {"": [[0.0, 6.0], [0.0, 1.0]], "other_": [0.0, 4.0]}
+    axes = {"": ("channels", "length"), "other_": ("other_length",)}
+    seeds = xr.DataArray([0.0, 0.01, 0.02, 0.03], dims="seed")
+    ends = xr.DataArray([0.0, 1.0], dims="look")
+    ds = xr.Dataset(coords={"channels": [8, 50], "length": [10, 1000], "other_length": [30, 100]})
+    for prefix, dims in axes.items():
+        loss, cost = (xr.DataArray(of[prefix], dims=dims) for of in (losses, costs))
+        ds[f"{prefix}train_loss"] = loss * (1 + seeds) * ends
+        ds[f"{prefix}test_accuracy"] = (0.5 + seeds - cost / 100) * ends
+        ds[f"{prefix}train_accuracy"] = xr.ones_like(ds[f"{prefix}test_accuracy"])
+        ds[f"{prefix}diverged_at"] = xr.full_like(loss * seeds, -1, dtype=int)
+    ds["diverged_at"][1, 0, 2] = 7
+    found = how_wide_helpers.add_statistics(ds)
+    expected = {"cost_8": 6, "cost_50": 1, "wider_costs_less": 5, "narrow_at_equal_loss": 1}
+    assert_statistics(found, expected)
+    assert found.lowest_fit[0] == 75
