@@ -327,7 +327,7 @@ def grid(
             )
     first = initial(key_of(0), width, text.train[0].shape[1])
     trace = expansion.trace(first, *(part[:1] for part in text.train), 1.0)
-    program = program_digest([trace.jaxpr])  # of network, loss and flow
+    program = program_digest(trace.jaxpr)  # of network, loss and flow
     seconds = 0.0
     for (j, seed), (i, (kind, size)) in product(enumerate(seeds), enumerate(sizes.items())):
         params, again = initial(key_of(seed), width, text.train[0].shape[1]), kind == SAME

@@ -20,9 +20,8 @@ import pytest
 import xarray as xr
 from iterlin.training import checkpoints, loop, losses
 from iterlin.training.checkpoints import CheckpointError
-from iterlin.training.identity import Identity
 
-A, B = Identity({"run": "a"}), Identity({"run": "b"})
+A, B = {"run": "a"}, {"run": "b"}
 TREE = {"params": [jnp.arange(6.0).reshape(2, 3)], "key": jax.random.key(3), "step": jnp.int32(4)}
 
 
@@ -32,11 +31,10 @@ def test_what_is_saved_comes_back_of_jax_or_numpy_as_it_was(tmp_path):
     types = [jnp.arange(6).astype(dtype) for dtype in ("bfloat16", "float16", "int8", "bool")]
     kept = {"seen": np.arange(3), "rate": 0.5, "types": types, "empty": jnp.zeros((0, 2))}
     assert checkpoints.load(path, TREE, identity=A) is None
-    checkpoints.save(path, TREE | kept, identity=A, notes={"taken": 7})
+    checkpoints.save(path, TREE | kept, identity=A)
     like = jax.tree.map(jnp.zeros_like, TREE | {"types": types, "empty": kept["empty"]})
     like |= {"key": jax.random.key(0), "seen": np.zeros(0), "rate": 0.0}
-    tree, notes = checkpoints.load(path, like, identity=A)
-    assert notes == {"taken": 7}
+    tree = checkpoints.load(path, like, identity=A)
     for found, wanted in zip(*map(jax.tree.leaves, (tree, TREE | kept)), strict=True):
         assert isinstance(found, jax.Array if isinstance(wanted, jax.Array) else np.ndarray)
         assert found.dtype == jnp.result_type(wanted)
@@ -67,21 +65,20 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     ("head", "leaf", "message"),
     [
         ({"format": "iterlin checkpoint 1"}, None, "is not an 'iterlin check"),
-        ({"notes": {"taken": 1, "seconds": "1"}}, None, "lacks its notes taken seconds"),
         ({}, np.zeros((1, 2), np.uint32), r"holds another state, \w+ \(1, .* in the place of"),
         ({}, np.array([None]), "is damaged"),  # what would run code as it is read is not read
     ],
 )
 def test_a_file_that_no_run_has_written_is_refused(tmp_path, head, leaf, message):
     path = tmp_path / "run.npz"
-    checkpoints.save(path, TREE, identity=A, notes={"taken": 1, "seconds": 0.5})
+    checkpoints.save(path, TREE, identity=A)
     with np.load(path) as file:
         arrays = dict(file)
     arrays |= {"leaf0": arrays["leaf0"] if leaf is None else leaf}
     text = json.dumps(json.loads(arrays["head"].tobytes()) | head)
     np.savez(path, **arrays | {"head": np.frombuffer(text.encode(), np.uint8)})
     with pytest.raises(CheckpointError, match=rf"run\.npz {message}.*: name another file"):
-        checkpoints.load(path, TREE, identity=A, notes=("taken", "seconds"))
+        checkpoints.load(path, TREE, identity=A)
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path):
@@ -107,14 +104,14 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
 
 def test_a_file_that_cannot_be_written_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     path = tmp_path / "run.npz"
-    checkpoints.save(path, TREE, identity=A, notes={"taken": 1})
+    checkpoints.save(path, TREE, identity=A)
 
     full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     with monkeypatch.context() as patched:
         patched.setattr(np, "savez", full)
         with pytest.raises(CheckpointError, match=r"No space left.*it is intact"):
-            checkpoints.save(path, TREE, identity=A, notes={"taken": 2})
-    assert checkpoints.load(path, TREE, identity=A)[1] == {"taken": 1}
+            checkpoints.save(path, TREE | {"step": jnp.int32(5)}, identity=A)
+    assert checkpoints.load(path, TREE, identity=A)["step"] == 4
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.npz"]
     message = r"cannot write .*run\.npz/deeper\.npz.*there is none before it"
     with pytest.raises(CheckpointError, match=message):

@@ -1,6 +1,5 @@
 """A checkpoint is taken by the run that wrote it and by no other."""
 
-import json
 from functools import partial
 
 import iterlin
@@ -10,12 +9,9 @@ import numpy as np
 import optax
 import pytest
 from iterlin.linearise.digests import digest, program_digest
-from iterlin.training import loop, losses, schedules
+from iterlin.training import identity, loop, losses, schedules
 from iterlin.training.checkpoints import CheckpointError
-from iterlin.training.identity import summary
 from iterlin.training.watching import Watch
-from iterlin_study.runs import grids
-from iterlin_study.runs.groups import Problem
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -64,9 +60,10 @@ def test_a_program_is_told_by_the_arrays_that_it_holds(hold):
     def of(w):
         f = network(hold, w)
         slope = jax.grad(lambda p, x: f(p, x).sum())
-        return program_digest([jax.jit(g).trace(start(), X).jaxpr for g in (f, slope)])
+        return [program_digest(jax.jit(g).trace(start(), X).jaxpr) for g in (f, slope)]
 
-    assert of(FIRST) == of(FIRST + 0) != of(SECOND)
+    assert of(FIRST) == of(FIRST + 0)
+    assert all(np.not_equal(of(FIRST), of(SECOND)))
 
 
 def train(path, f=None, optimizer=0.5, params=None, data=(X, Y), **changes):
@@ -119,19 +116,14 @@ def test_train_names_what_differs(checkpoint, name, other, words):
         ("f", network("jit", FIRST), network("jit", SECOND), "the step"),
         ("schedule", drifted(ONE), drifted(TWO), "the step"),
         ("watch", observe(ONE), observe(TWO), "what is recorded"),
-        ("optimizer", optax.adam(0.1), optax.adam(0.2), "the optimiser's first step|the step"),
+        ("optimizer", optax.adam(0.1), optax.adam(0.2), "the step"),
     ],
 )
 def test_train_tells_functions_by_what_they_hold(tmp_path, monkeypatch, name, one, other, words):
-    """In this version of JAX and, but for a predicate that is asked late, between versions."""
     path = tmp_path / "run.npz"
     wanted = train(path, **{name: one})
-    with pytest.raises(CheckpointError, match=f"it differs in ({words})[^\n]*: name another"):
+    with pytest.raises(CheckpointError, match=f"it differs in {words}[^\n]*: name another"):
         train(path, **{name: other})
-    as_of_another_version(path)
-    if name != "schedule":
-        with pytest.raises(CheckpointError, match=rf"differs in ({words}).*version \(JAX 0.4.30"):
-            train(path, **{name: other})
     trained_again = lambda state: pytest.fail("trained again")  # noqa: E731
     monkeypatch.setattr(loop.jax, "block_until_ready", trained_again)
     np.testing.assert_array_equal(train(path, **{name: one}), wanted)
@@ -170,36 +162,12 @@ def test_an_engine_refuses_the_file_of_another_run_and_finds_its_own_in_a_folder
         assert len(list(folder.iterdir())) == 2
 
 
-def grid(folder, f):
-    problem = Problem(iterlin.Algorithm(f, ENTROPY), drawn, (X, Y), Watch({"test": (X, Y)}))
-    make = lambda period, seed: grids.Run(seed, period, 0.1, (0, 6))  # noqa: E731
-    return grids.grid(problem, {"period": [3], "seed": [0, 1]}, make, folder=folder)
-
-
-def as_of_another_version(path):
-    """Make a checkpoint one that an earlier JAX wrote, whose programs have another text."""
-    with np.load(path) as file:
-        arrays = dict(file)
-    head = json.loads(arrays["head"].tobytes())
-    assert head["version"].startswith(f"JAX {jax.__version__}")
-    head["version"] = "JAX 0.4.30, optax 0.2.3, iterlin 0.2.0, Python 3.11"
-    head["programs"] = {name: digest(name) for name in head["programs"]}
-    head["numbers"] = {n: [v * (1 + 1e-5) for v in values] for n, values in head["numbers"].items()}
-    np.savez(path, **arrays | {"head": np.frombuffer(json.dumps(head).encode(), np.uint8)})
-
-
-def test_a_grid_finds_the_runs_of_another_version(tmp_path):
-    f, other = network("jit", FIRST), network("jit", SECOND)
-    wanted, expected = grid(tmp_path, f), grid(None, other).test_loss
-    assert abs(wanted.test_loss - expected).isel(evaluation=-1).min() > 1e-3
-    for file in tmp_path.iterdir():
-        as_of_another_version(file)
-        file.rename(file.with_name(file.name[:25] + "00000000.npz"))
-    files = set(tmp_path.iterdir())
-    np.testing.assert_array_equal(grid(tmp_path, f).test_loss, wanted.test_loss)
-    assert set(tmp_path.iterdir()) == files
-    np.testing.assert_array_equal(grid(tmp_path, other).test_loss, expected)
-    assert len(list(tmp_path.iterdir())) == 2 * len(files)
+def test_the_file_of_another_version_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "run.npz"
+    train(path)
+    monkeypatch.setattr(identity, "VERSION", "JAX 99")
+    with pytest.raises(CheckpointError, match=r"differs in version \(JAX .*, here JAX 99\): name"):
+        train(path)
 
 
 def test_a_digest_sees_numbers_shapes_types_and_nesting():
@@ -212,27 +180,3 @@ def test_a_digest_sees_numbers_shapes_types_and_nesting():
 def test_a_digest_does_not_tell_where_in_memory_a_module_has_its_functions():
     activation = jax.tree_util.register_static(type("Activation", (), {}))
     assert digest(activation()) == digest(activation())
-
-
-def test_a_summary_sees_signs_order_and_places():
-    tree = [jnp.arange(6.0), jnp.ones(6)]
-    others = [[-tree[0], tree[1]], tree[::-1], [tree[0][::-1], tree[1]], [-tree[0], -tree[1]]]
-    for other in others:
-        assert np.linalg.norm(np.subtract(summary(tree), summary(other))) > 0.1
-        np.testing.assert_allclose(summary(tree)[0], summary(other)[0])
-
-
-def test_a_function_that_is_called_back_is_told_by_code_and_closure():
-    def of(function):
-        shape = jax.ShapeDtypeStruct((2,), jnp.float32)
-        called = partial(jax.pure_callback, function, shape)
-        return program_digest([jax.make_jaxpr(called)(jnp.ones(2))])
-
-    def scaled_by(scale, power=1):
-        return lambda x: np.float32(scale * x**power)
-
-    same = of(scaled_by(2.0))
-    assert of(scaled_by(2.0)) == same
-    others = [scaled_by(3.0), scaled_by(2.0, 2), scaled_by(np.ones(2)), partial(np.multiply, 2.0)]
-    others += [partial(np.multiply, 3.0), lambda x: np.sin(x), lambda x: np.cos(x)]
-    assert len({same, *map(of, others)}) == 1 + len(others)

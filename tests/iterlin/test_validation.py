@@ -42,10 +42,6 @@ CHECKS = {
             "a non-negative real number, got": [True, "1", None, np.array([True])],
         },
     ),
-    "check_scalar": (
-        [1, 0.5, np.float32(2), jnp.asarray(3.0)],
-        {r"one number, .* of shape \(": [np.ones(1), jnp.ones((2, 3)), [1.0]]},
-    ),
     "check_random_key": (
         [jax.random.key(0), jax.random.PRNGKey(0)],
         {r"a random key, as jax.random.key\(0\), got": [3, None, np.uint32(3), np.ones(2), KEYS]},
@@ -63,6 +59,15 @@ def test_a_check_names_the_offender_and_what_is_allowed(name):
         for value in values:
             with pytest.raises(ValueError, match=f"^setting must be {allowed}"):
                 check("setting", value)
+
+
+def test_arrays_are_refused_where_one_number_is_meant():
+    for check in (validation.check_positive, validation.check_non_negative):
+        for value in (1, 0.5, np.float32(2), jnp.asarray(3.0)):
+            check("setting", value, scalar=True)
+        for value in (np.ones(1), jnp.ones((2, 3)), [1.0]):
+            with pytest.raises(ValueError, match=r"^setting must be one number, .* of shape \("):
+                check("setting", value, scalar=True)
 
 
 def test_infinity_passes_only_where_it_has_a_meaning():

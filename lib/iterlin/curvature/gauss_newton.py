@@ -30,7 +30,6 @@ from iterlin.linearise.validation import (
     check_one_of,
     check_positive,
     check_positive_integer,
-    check_scalar,
     is_traced,
 )
 
@@ -119,8 +118,7 @@ def gauss_newton(
         require_independent(problem.f, problem.initial, x)
     check_one_of("solver", solver, ("svd", "cholesky"))
     if not isinstance(damping, LevenbergMarquardt):
-        check_non_negative("damping", damping)
-        check_scalar("damping", damping)
+        check_non_negative("damping", damping, scalar=True)
         if solver == "cholesky":
             check_positive("damping of the cholesky solver", damping)
     if step_size is not None or period is not None:
@@ -147,8 +145,7 @@ def gauss_newton(
 def _check_period(step_size, period, damping, solver) -> None:
     if step_size is None or period is None:
         raise ValueError(f"step_size and period go together, got {step_size!r} and {period!r}")
-    check_positive("step_size", step_size)
-    check_scalar("step_size", step_size)
+    check_positive("step_size", step_size, scalar=True)
     check_positive_integer("period", period, below=MAX_STEPS)
     if solver != "svd" or is_traced(damping) or np.any(damping):
         raise ValueError("a period takes gradient steps, which have no damping and no other solver")

@@ -45,7 +45,6 @@ from iterlin.linearise.validation import (
     check_positive_integer,
     check_random_key,
     check_same_tree,
-    check_scalar,
     is_traced,
     warn_user,
 )
@@ -554,5 +553,4 @@ def _weigh(roots, rows):
 
 def _check_precisions(prior_precision, noise_variance) -> None:
     for name, value in (("prior_precision", prior_precision), ("noise_variance", noise_variance)):
-        check_positive(name, value)
-        check_scalar(name, value)
+        check_positive(name, value, scalar=True)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from iterlin.linearise.compiled import as_argument
-from iterlin.linearise.validation import check_positive, check_scalar
+from iterlin.linearise.validation import check_positive
 
 
 class DampingState(NamedTuple):
@@ -56,8 +56,7 @@ class LevenbergMarquardt:
     start: float = 1.0
 
     def __post_init__(self):
-        check_positive("start of the damping", self.start)
-        check_scalar("start of the damping", self.start)
+        check_positive("start of the damping", self.start, scalar=True)
 
     def initial_state(self, dtype) -> DampingState:
         """Return the damping of the first step, in the given floating point type."""

@@ -23,7 +23,6 @@ from iterlin.linearise.validation import (
     check_non_negative,
     check_open_unit_interval,
     check_positive_integer,
-    check_scalar,
     is_traced,
 )
 from iterlin.training.losses import Loss, as_sum, squared_error
@@ -93,8 +92,7 @@ def truncated_gauss_newton(
     problem = make_problem(f, params, x, y, trainable, loss)
     undamped = False
     if not isinstance(damping, LevenbergMarquardt):
-        check_non_negative("damping", damping)
-        check_scalar("damping", damping)
+        check_non_negative("damping", damping, scalar=True)
         undamped = not is_traced(damping) and not np.any(damping)
     if max_inner_steps is None:
         if undamped and as_sum(loss) is not squared_error:

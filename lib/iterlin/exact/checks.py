@@ -5,21 +5,12 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from iterlin.exact.task import Task, quadratic
-from iterlin.kernels.cached import CacheSizes
 from iterlin.kernels.ntk import plan_cache
-from iterlin.linearise.linearization import check_finite_examples, output_shape
 from iterlin.linearise.validation import check_finite
 from iterlin.training.algorithm import Algorithm
-from iterlin.training.checks import check_targets_of_rule
-from iterlin.training.losses import check_loss
 from iterlin.training.schedules import Schedule, reads_params
 from iterlin.training.state import TrainState
 from iterlin.training.step import Step
-
-
-def sizes_of_kernel(task: Task, params: PyTree) -> CacheSizes:
-    """Return how much memory J J^T at params takes. Raises ValueError if f couples its examples."""
-    return plan_cache(task.f, params, task.data[0], None, task.memory_limit)[1]
 
 
 def is_quadratic(task: Task, outputs) -> bool:
@@ -108,19 +99,10 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
                 "parameters: take 'flow', or a schedule that does not look"
             )
     if engine.startswith("function_space"):
-        sizes = sizes_of_kernel(task, params)
+        _, sizes = plan_cache(task.f, params, task.data[0], None, task.memory_limit)
         if sizes.form is None:
             taken = outputs.dtype.itemsize * min(sizes.matrix, sizes.factors)
             raise ValueError(
                 f"the kernel of {outputs.size} outputs takes {taken} bytes, more than memory_limit="
                 f"{task.memory_limit}: take engine 'flow', or fewer examples"
             )
-
-
-def check_outputs(task: Task, params: PyTree) -> None:
-    """Require finite outputs in one array (N, ...), which targets and the rule `solved` match."""
-    outputs = output_shape(task.f, params, task.data[0])
-    check_loss(task.loss, outputs, task.data[1])
-    check_finite("params", params)
-    check_finite_examples(task.f, params, task.data[0])
-    check_targets_of_rule(task.solved, outputs, task.data[1])

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from iterlin.exact.checks import is_quadratic, sizes_of_kernel
+from iterlin.exact.checks import is_quadratic
 from iterlin.exact.engines import ClosedForm, Engine, GradientFlow, Steps, ToMinimum
 from iterlin.exact.task import Task
+from iterlin.kernels.ntk import plan_cache
 
 # The values of the argument `engine` of `train`: "steps" takes every step, "auto" chooses.
 EngineName = Literal[
@@ -56,7 +57,8 @@ def choose(task: Task, params: PyTree, period: int) -> tuple[str, str]:
         return "steps", f"step_size lambda_max = {stability:.2g} is not below {SMALL_STEP}"
     small = f"periods of {period} steps, step_size lambda_max = {stability:.2g}"
     try:
-        fits = sizes_of_kernel(task, params).form is not None
+        _, sizes = plan_cache(task.f, params, task.data[0], None, task.memory_limit)
+        fits = sizes.form is not None
     except ValueError:  # f couples its examples, so the kernel cannot be computed by pairs.
         fits = False
     if fits:

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -16,7 +15,6 @@ from jaxtyping import PyTree
 from iterlin.exact.calendar import Calendar
 from iterlin.exact.checks import (
     check_engine,
-    check_outputs,
     needs_steps,
     unfit_for_engines,
     unfit_types,
@@ -25,40 +23,29 @@ from iterlin.exact.choice import ENGINES, choose
 from iterlin.exact.engines import Engine
 from iterlin.exact.task import Task
 from iterlin.exact.trainer import SPENT, ExactTrainer, spent_by_steps
-from iterlin.linearise import examples
 from iterlin.linearise.compiled import SharedJit, as_argument
 from iterlin.linearise.costs import device_memory
 from iterlin.linearise.devices import to_array, to_auto_axes
 from iterlin.linearise.digests import program_digest
-from iterlin.linearise.linearization import output_shape
-from iterlin.linearise.parameters import partition
+from iterlin.linearise.parameters import partition, warn_about_batch_stats
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import (
+    check_finite,
     check_one_of,
     check_open_unit_interval,
     check_positive_integer,
 )
-from iterlin.training.checks import check_call, check_run
-from iterlin.training.identity import (
-    PARAMETERS,
-    RECORDED,
-    STEP,
-    Identity,
-    scalar_fields,
-    start_settings,
-    summary,
-)
+from iterlin.training.checks import check_call, check_functions, check_run
+from iterlin.training.identity import RECORDED, STEP, scalar_fields, start_settings
 from iterlin.training.loop import Callback, History, run, with_fixed
 from iterlin.training.schedules import NEVER, Schedule, reads_params
 from iterlin.training.state import TrainState, combine_state
 from iterlin.training.step import Step
 from iterlin.training.steps import train_by_steps
-from iterlin.training.watching import UPDATES, check_sets, check_watch, observer
+from iterlin.training.watching import UPDATES, check_watch, observer
 
 # Names in the history that a watch must not use.
 TAKEN = ("step", "engine", *SPENT)
-# Number of examples whose loss identifies the network in a checkpoint.
-SAMPLE = 64
 
 
 def train_by_engine(
@@ -66,9 +53,11 @@ def train_by_engine(
 ) -> tuple[TrainState, History]:
     """Train as `train` does, with any engine except "steps". Engine "auto" may choose "steps".
 
-    The arguments are those of `train`. Only "steps" takes a key. Raises ValueError, also for a key,
-    if the engine does not apply to the run.
+    The arguments are those of `train`. Only "steps" draws from a key. Raises ValueError if the
+    engine does not apply to the run, or is given a key.
     """
+    if key is not None and engine != "auto":
+        raise ValueError(f"engine '{engine}' draws nothing: leave key out, or take 'steps'")
     settings = {"tolerance": tolerance, "memory_limit": memory_limit}
     chosen = engine
     if engine == "auto":
@@ -77,8 +66,6 @@ def train_by_engine(
             print(f"engine {chosen}: {why}", file=sys.stderr)
     if chosen == "steps":
         return _by_steps(step, params, data, key=key, watch=watch, **run)
-    if key is not None:
-        raise ValueError(f"engine '{engine}' draws nothing: leave key out, or take 'steps'")
     return Integrator(step, data, engine=chosen, watch=watch, **settings)(params, **run)
 
 
@@ -141,13 +128,15 @@ class Integrator:
         if num_steps >= NEVER:
             raise ValueError(f"num_steps must be below {NEVER}, got {num_steps}")
         moving, given = partition(params, step.algorithm.trainable)
+        warn_about_batch_stats(moving)
+        check_finite("params", moving)
+        check_functions(step, params, None, self.data, watch)
         # From here on there are no fixed parameters, but in what users see: states and metrics.
         fixed = to_auto_axes(given)
         bound = step.bind(fixed)
         due, state = bound.schedule, bound.start(moving, self.data)
         task = self.task._replace(f=bound.algorithm.f, solved=due.solved)
         self._check(bound, task, state)
-        check_sets(watch, step.algorithm.loss, partial(output_shape, step.algorithm.f, params))
         engine, observe, reached = self._functions(task, fixed)
         jax.eval_shape(observe, state)  # Check the names of the history.
 
@@ -160,7 +149,12 @@ class Integrator:
             programs = [*engine.programs(moving), calendar.program(state)]
             if step.target_loss is not None:
                 programs.append(reached.trace(moving))
-            identity = self._identity(step, task, state, fixed, looks, programs, observe)
+            objects = {"algorithm": step.algorithm, "schedule": step.schedule}
+            identity = start_settings(state, fixed, task.data, self.sets, looks)
+            identity |= scalar_fields(**objects, rule=task.solved, run=step)
+            identity |= {"engine": self.engine, "tolerance": task.tolerance}
+            identity[STEP] = " ".join(map(program_digest, programs))
+            identity[RECORDED] = program_digest(observe.trace(state))
         trainer = ExactTrainer(engine, calendar, state, observe, at_target)
         history, _ = run(
             trainer,
@@ -201,22 +195,7 @@ class Integrator:
                 f"{reason}. This needs engine 'steps': take 'steps' or 'auto' instead of "
                 f"'{self.engine}'"
             )
-        check_outputs(task, state.params)
         check_engine(self.engine, task, state.params, stops=reads_params(due, state))
-
-    def _identity(self, step, task, state, fixed, looks, programs, observe) -> Identity:
-        """Return what tells the run from others. programs: the jaxprs of its steps."""
-        settings = start_settings(state, fixed, task.data, self.sets, looks)
-        settings |= scalar_fields(
-            algorithm=step.algorithm, schedule=step.schedule, rule=task.solved, run=step
-        )
-        settings |= {"engine": self.engine, "tolerance": task.tolerance}
-        recorded = program_digest([observe.trace(state)])
-        return Identity(
-            settings,
-            {STEP: program_digest(programs), RECORDED: recorded},
-            partial(_first_numbers, task, state, fixed, observe),
-        )
 
 
 def _choose(step: Step, params, data, num_steps, watch, *, tolerance, memory_limit):
@@ -234,7 +213,7 @@ def _choose(step: Step, params, data, num_steps, watch, *, tolerance, memory_lim
     task = _task(step, data, tolerance, memory_limit)
     state = step.start(moving, data)
     jax.eval_shape(step.schedule, state.step, state)  # It must return one bool.
-    check_outputs(task, moving)
+    check_functions(step, moving, None, data)
     if why := needs_steps(step.algorithm, step.schedule, state) or unfit_types(task, moving):
         return "steps", why
     return choose(task, moving, Calendar(step.schedule).next_stop(state, num_steps))
@@ -269,18 +248,3 @@ def _by_steps(step: Step, params, data, **settings):
     taken = history["step"]
     named = {"engine": np.full(len(taken), "steps")}
     return state, history | spent_by_steps(taken, seconds) | named
-
-
-def _first_numbers(task: Task, state: TrainState, fixed: PyTree, observe) -> dict[str, list[float]]:
-    """Return `Identity.first` of a run.
-
-    It summarises the parameters, the loss and gradient on some examples, and the recorded values.
-    """
-    some = slice(None, None, max(1, examples.num_examples(task.data[0]) // SAMPLE))
-    x, y = jax.tree.map(lambda leaf: to_array(np.asarray(leaf)[some]), task.data)
-
-    slope = SharedJit(jax.value_and_grad(lambda params: task.loss(task.f(params, x), y)))
-    loss, gradient = slope(state.params)
-    found = {PARAMETERS: (state.params, state.anchor, fixed), STEP: gradient, "the loss": loss}
-    found |= {f"{RECORDED}: {name}": value for name, value in observe(state).items()}
-    return {name: summary(value) for name, value in found.items()}

@@ -1,7 +1,6 @@
 """Train with an engine, one linearisation after the other, for the loop `training.loop.run`."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +25,6 @@ def spent_by_steps(steps: np.ndarray, seconds: float) -> dict[str, np.ndarray]:
     return dict(zip(SPENT, (steps, unknown, np.append(unknown[1:], seconds)), strict=True))
 
 
-# Fields of a position that hold arrays. The others are saved as numbers.
-_NOT_NUMBERS = {"anchor", "inner"}
 _all_finite = jax.jit(all_finite)
 
 
@@ -37,8 +34,6 @@ class ExactTrainer:
     The attribute `state` is that at the latest stop. at_target(state) is called at each
     linearisation and tells whether the network has reached the target loss.
     """
-
-    notes = ("spent", *sorted(set(Position._fields) - _NOT_NUMBERS))
 
     def __init__(
         self,
@@ -113,14 +108,14 @@ class ExactTrainer:
         spent: dict[str, np.ndarray] = dict(zip(SPENT, numbers, strict=True))
         return seen | spent
 
-    def save(self) -> tuple[PyTree, dict[str, float]]:
-        notes = {k: v for k, v in self.position._asdict().items() if k not in _NOT_NUMBERS}
-        return (self.state, self.position.inner), {**notes, "spent": self.spent}
+    def save(self) -> PyTree:
+        return self.state, self.position._replace(anchor=None), self.spent
 
-    def restore(self, arrays: PyTree, notes: dict[str, Any]) -> None:
-        (self.state, inner), notes = arrays, dict(notes)
-        self.spent = notes.pop("spent")
-        self.position = Position(self.state.anchor, inner, **notes)
+    def restore(self, kept: PyTree) -> None:
+        self.state, position, spent = kept
+        _, inner, *numbers = position
+        self.position = Position(self.state.anchor, inner, *(v.item() for v in numbers))
+        self.spent = int(spent)
 
     def status(self) -> str:
         return f"{self.spent + self.position.evaluations} products"

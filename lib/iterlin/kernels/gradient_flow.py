@@ -42,7 +42,6 @@ from iterlin.linearise.validation import (
     check_open_unit_interval,
     check_positive,
     check_positive_integer,
-    check_scalar,
     check_targets,
 )
 
@@ -91,8 +90,7 @@ class Eigenmodes(NamedTuple):
         Raises:
             ValueError: If the time is negative or NaN.
         """
-        check_non_negative("time", time, infinity=True)
-        check_scalar("time", time)
+        check_non_negative("time", time, scalar=True, infinity=True)
         return self.displaced(flow_filter(self.spectrum, time))
 
     def descent(self, step_size, num_steps) -> PyTree:
@@ -109,8 +107,7 @@ class Eigenmodes(NamedTuple):
             ValueError: If step_size is not positive and finite or num_steps is not a positive
                 integer.
         """
-        check_positive("step_size", step_size)
-        check_scalar("step_size", step_size)
+        check_positive("step_size", step_size, scalar=True)
         check_positive_integer("num_steps", num_steps, below=MAX_STEPS)
         return self.displaced(descent_filter(self.spectrum, step_size, num_steps))
 
@@ -126,8 +123,7 @@ class Eigenmodes(NamedTuple):
         Raises:
             ValueError: If the damping is negative, infinite or NaN.
         """
-        check_non_negative("damping", damping)
-        check_scalar("damping", damping)
+        check_non_negative("damping", damping, scalar=True)
         return self.displaced(damping_filter(self.spectrum, damping))
 
     def residual_ratio(self, step_size, num_steps) -> Float[Array, ""]:
@@ -146,8 +142,7 @@ class Eigenmodes(NamedTuple):
             ValueError: If step_size is not positive and finite or num_steps is not an integer of
                 at least 0.
         """
-        check_positive("step_size", step_size)
-        check_scalar("step_size", step_size)
+        check_positive("step_size", step_size, scalar=True)
         check_non_negative_integer("num_steps", num_steps, below=MAX_STEPS)
         steps, _ = steps_and_parity(num_steps)
         weights = (self.singular_values * self.coefficients) ** 2

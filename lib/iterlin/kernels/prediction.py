@@ -26,7 +26,6 @@ from iterlin.linearise.validation import (
     check_non_negative,
     check_positive,
     check_positive_integer,
-    check_scalar,
     is_traced,
 )
 
@@ -83,8 +82,7 @@ def predict(
     [0.833]
     """
     filtered = _filter(time, step_size, num_steps)
-    check_non_negative("damping", damping)
-    check_scalar("damping", damping)
+    check_non_negative("damping", damping, scalar=True)
     kernel_dd, kernel_td = jnp.asarray(kernel_dd), jnp.asarray(kernel_td)
     out = np.shape(y)[1:]
     check_float32_or_wider("kernel_dd", kernel_dd.dtype)
@@ -104,15 +102,13 @@ def predict(
 
 def _filter(time, step_size, num_steps):
     if step_size is None and num_steps is None:
-        check_non_negative("time", time, infinity=True)
-        check_scalar("time", time)
+        check_non_negative("time", time, scalar=True, infinity=True)
         return lambda eigenvalues: flow_filter(eigenvalues, time)
     if step_size is None or num_steps is None:
         raise ValueError(f"step_size and num_steps go together, got {step_size!r}, {num_steps!r}")
     if is_traced(time) or time != math.inf:
         raise ValueError(f"give either a time or step_size and num_steps, got also {time!r}")
-    check_positive("step_size", step_size)
-    check_scalar("step_size", step_size)
+    check_positive("step_size", step_size, scalar=True)
     check_positive_integer("num_steps", num_steps, below=MAX_STEPS)
     return lambda eigenvalues: descent_filter(eigenvalues, step_size, num_steps)
 

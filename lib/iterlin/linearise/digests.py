@@ -3,8 +3,6 @@
 import hashlib
 import re
 from collections.abc import Iterable
-from functools import partial
-from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import jax
@@ -43,7 +41,7 @@ def program_key(program: ClosedJaxpr | Jaxpr) -> tuple | None:
     What such functions read and write is not part of the program.
     """
     text = _text(program)
-    return None if "callback" in text else (_digest_of([(text, program)]), device_ids(program.eqns))
+    return None if "callback" in text else (_digest_of(text, program), device_ids(program.eqns))
 
 
 def device_ids(equations: Iterable[JaxprEqn]) -> tuple[int, ...]:
@@ -59,25 +57,22 @@ def device_ids(equations: Iterable[JaxprEqn]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def program_digest(programs: Iterable[ClosedJaxpr | Jaxpr]) -> str:
-    """Return "sha256:" and the SHA-256 of the text of programs and of every array constant in them.
+def program_digest(program: ClosedJaxpr | Jaxpr) -> str:
+    """Return "sha256:" and the SHA-256 of the text of a program and of every array constant in it.
 
-    For a Python callback the digest includes its code and the numbers and arrays in its closure. It
-    excludes the globals of the callback, and other objects and lists in its closure.
+    A Python function that the program calls back is known by its name alone.
     """
-    return _digest_of((_text(program), program) for program in programs)
+    return _digest_of(_text(program), program)
 
 
 def _text(program: ClosedJaxpr | Jaxpr) -> str:
     return program.pretty_print(use_color=False)  # in a notebook str() would add colours
 
 
-def _digest_of(programs: Iterable[tuple[str, ClosedJaxpr | Jaxpr]]) -> str:
-    """Return `program_digest` of programs, each with its text: to print one takes milliseconds."""
-    found = hashlib.sha256()
-    for text, program in programs:
-        found.update(_ADDRESS.sub("", text).encode() + _constants(program, {}))
-    return DIGEST_PREFIX + found.hexdigest()
+def _digest_of(text: str, program: ClosedJaxpr | Jaxpr) -> str:
+    """Return `program_digest` of a program with its text: to print it takes milliseconds."""
+    parts = _ADDRESS.sub("", text).encode() + _constants(program, {})
+    return DIGEST_PREFIX + hashlib.sha256(parts).hexdigest()
 
 
 def _constants(part: Any, known: dict[int, bytes]) -> bytes:
@@ -93,37 +88,14 @@ def _constants(part: Any, known: dict[int, bytes]) -> bytes:
         inner += [v.val for v in part.outvars if isinstance(v, Literal)]
         for equation in part.eqns:
             inner += [v.val for v in equation.invars if isinstance(v, Literal)]
-            settings = dict(equation.params)
-            inner += [_function_parts(settings.pop("callback", None)), *settings.values()]
+            inner += equation.params.values()
     elif isinstance(part, list | tuple):
         inner = part
     elif isinstance(part, dict):
         inner = part.values()
     else:
-        return part if isinstance(part, bytes) else b""
+        return b""
     found = hashlib.sha256(b"".join(_constants(one, known) for one in inner)).digest()
     if isinstance(part, Jaxpr):  # a program may hold the same jaxpr in many places
         known[id(part)] = found
     return found
-
-
-def _function_parts(value: Any, depth: int = 9) -> Any:
-    """Return a Python function as nested tuples of arrays and bytes."""
-    value = getattr(value, "callback_func", value)
-    if isinstance(value, FunctionType):
-        cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
-        inner = value.__code__, value.__defaults__, value.__kwdefaults__, cells
-    elif isinstance(value, CodeType):
-        inner = value.co_code, value.co_names, value.co_consts
-    elif isinstance(value, MethodType):
-        inner = value.__func__, value.__self__
-    elif isinstance(value, partial):
-        inner = value.func, value.args, *value.keywords.items()
-    elif isinstance(value, tuple):
-        inner = value
-    elif hasattr(value, "__array__"):
-        return value
-    else:
-        literal = isinstance(value, int | float | complex | str | bytes | None)
-        return repr(value if literal else type(value)).encode()
-    return tuple(_function_parts(one, depth - 1) for one in inner) if depth else ()

@@ -77,17 +77,22 @@ def _check_integer(name, value, least, allowed, below) -> None:
         raise ValueError(f"{name} must be below {below}")
 
 
-def check_non_negative(name: str, value, *, infinity: bool = False) -> None:
-    """Require a real number >= 0, or an array of them; infinity must be allowed explicitly."""
-    _check_real(name, value, infinity, "non-negative", lambda v: v >= 0)
+def check_non_negative(name: str, value, *, scalar: bool = False, infinity: bool = False) -> None:
+    """Require a real number >= 0, or an array of them if it need not be a scalar.
+
+    Infinity must be allowed explicitly.
+    """
+    _check_real(name, value, scalar, infinity, "non-negative", lambda v: v >= 0)
 
 
-def check_positive(name: str, value) -> None:
-    """Require a finite real number > 0, or an array of them."""
-    _check_real(name, value, False, "positive", lambda v: v > 0)
+def check_positive(name: str, value, *, scalar: bool = False) -> None:
+    """Require a finite real number > 0, or an array of them if it need not be a scalar."""
+    _check_real(name, value, scalar, False, "positive", lambda v: v > 0)
 
 
-def _check_real(name, value, infinity, sign, holds) -> None:
+def _check_real(name, value, scalar, infinity, sign, holds) -> None:
+    if scalar and np.ndim(value) > 0:
+        raise ValueError(f"{name} must be one number, got an array of shape {np.shape(value)}")
     if is_traced(value):
         return
     array = None if isinstance(value, bool) else np.asarray(value)
@@ -104,12 +109,6 @@ def _check_real(name, value, infinity, sign, holds) -> None:
     if not np.all(in_range):
         finite = "" if infinity else "finite and "
         raise ValueError(f"{name} must be {finite}{sign}, got {value!r}")
-
-
-def check_scalar(name: str, value) -> None:
-    """Require a scalar, of any kind, instead of an array with axes."""
-    if np.ndim(value) > 0:
-        raise ValueError(f"{name} must be one number, got an array of shape {np.shape(value)}")
 
 
 def check_open_unit_interval(name: str, value) -> None:

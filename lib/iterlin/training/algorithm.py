@@ -19,7 +19,6 @@ from iterlin.linearise.validation import (
     check_bools,
     check_non_negative,
     check_positive,
-    check_scalar,
     check_signature,
     describe,
     instead_of_module,
@@ -97,11 +96,9 @@ class Algorithm:
                 f"function {describe(self.optimizer)}"
             )
         if not isinstance(self.optimizer, optax.GradientTransformation | None):
-            check_positive("optimizer, as a step size,", self.optimizer)
-            check_scalar("optimizer, as a step size,", self.optimizer)
+            check_positive("optimizer, as a step size,", self.optimizer, scalar=True)
         check_bools(keyed=self.keyed, reset_optimizer=self.reset_optimizer)
-        check_non_negative("penalty", self.penalty)
-        check_scalar("penalty", self.penalty)
+        check_non_negative("penalty", self.penalty, scalar=True)
         for name in ("optimizer", "penalty"):
             # In double precision NumPy's number would make a run of single precision wider.
             if isinstance(number := getattr(self, name), np.float64):

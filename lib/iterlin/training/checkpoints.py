@@ -2,7 +2,6 @@
 
 import json
 import zipfile
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from iterlin.linearise.devices import to_array
-from iterlin.linearise.digests import to_numpy
+from iterlin.linearise.digests import DIGEST_PREFIX, digest, to_numpy
 from iterlin.training.files import atomic_write
-from iterlin.training.identity import Identity
+from iterlin.training.identity import Identity, differences
 
-FORMAT = "iterlin checkpoint 3"
+FORMAT = "iterlin checkpoint 4"
 # The remedy in each message on a file that is refused.
 START_ANEW = "name another file, or delete this one, to start anew"
 
@@ -25,15 +24,15 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be written or read. The message names the file and the remedy."""
 
 
-def save(path: Path, tree: PyTree, *, identity: Identity, notes: dict | None = None) -> None:
-    """Write a checkpoint atomically: an .npz file with the leaves of a pytree and JSON notes.
+def save(path: Path, tree: PyTree, *, identity: Identity) -> None:
+    """Write a checkpoint atomically: an .npz file with the leaves of a pytree and the identity.
 
     Raises CheckpointError if the file cannot be written (disk full, folder not writable). The
     previous checkpoint is then intact.
     """
     path = Path(path)
     leaves = [to_numpy(leaf) for leaf in jax.tree.leaves(tree)]
-    head = {"format": FORMAT, "notes": notes or {}, **identity.head()}
+    head = {"format": FORMAT, "identity": dict(identity)}
     named: dict[str, Any] = {f"leaf{index}": leaf for index, leaf in enumerate(leaves)}
     try:
         # An open file, because NumPy appends ".npz" to a name that lacks it.
@@ -47,22 +46,20 @@ def save(path: Path, tree: PyTree, *, identity: Identity, notes: dict | None = N
         ) from error
 
 
-def load(
-    path: Path, like: PyTree, *, identity: Identity, notes: Collection[str] = ()
-) -> tuple[PyTree, dict] | None:
-    """Read the tree and the notes that the same run has written; None if there is no such file.
+def load(path: Path, like: PyTree, *, identity: Identity) -> PyTree | None:
+    """Read the tree that the same run has written; None if there is no such file.
 
     `like` has the structure of the tree. A JAX array of the file must have the shape and dtype of
-    its counterpart there; a NumPy array may have any. The file must hold numbers or lists as the
-    notes of these names. Raises CheckpointError if the path is a folder, or the file is damaged, is
-    not a checkpoint, or was written by another run; the message names what differs.
+    its counterpart there; a number or NumPy array may have any, and comes back as a NumPy array.
+    Raises CheckpointError if the path is a folder, or the file is damaged, is not a checkpoint, or
+    was written by another run; the message names what differs.
     """
     path = Path(path)
     if path.is_dir():
         raise CheckpointError(f"the checkpoint {path} is a folder: give the name of a file")
     if not path.exists():
         return None
-    arrays, head = _read(path, identity)
+    arrays = _read(path, identity)
     refused = f"the checkpoint {path} holds another state"
     expected, structure = jax.tree.flatten(like)
     names = [f"leaf{index}" for index in range(len(expected))]
@@ -77,17 +74,11 @@ def load(
             there, here = f"{leaf.dtype} {leaf.shape}", f"{wanted.dtype} {wanted.shape}"
             raise CheckpointError(f"{refused}, {there} in the place of {here}: {START_ANEW}")
         restored.append(_restored(leaf, other))
-    kept = head.get("notes")
-    if not isinstance(kept, dict) or any(
-        not isinstance(kept.get(n), int | float | list) for n in notes
-    ):
-        listed = "".join(f" {name}" for name in notes)
-        raise CheckpointError(f"the checkpoint {path} lacks its notes{listed}: {START_ANEW}")
-    return jax.tree.unflatten(structure, restored), kept
+    return jax.tree.unflatten(structure, restored)
 
 
-def _read(path: Path, identity: Identity) -> tuple[dict[str, np.ndarray], dict]:
-    """Return the arrays and the head of a checkpoint of the run, or raise CheckpointError."""
+def _read(path: Path, identity: Identity) -> dict[str, np.ndarray]:
+    """Return the arrays of a checkpoint of the run, or raise CheckpointError."""
     try:
         with open(path, "rb") as file, np.load(file) as archive:
             arrays = dict(archive)
@@ -101,31 +92,18 @@ def _read(path: Path, identity: Identity) -> tuple[dict[str, np.ndarray], dict]:
         ) from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not an '{FORMAT}': {START_ANEW}")
-    if differences := identity.differences(head):
-        listed = ", ".join(differences)
+    if differing := differences(head["identity"], identity):
+        listed = ", ".join(differing)
         raise CheckpointError(
             f"the checkpoint {path} belongs to another run: it differs in {listed}: {START_ANEW}"
         )
-    return arrays, head
+    return arrays
 
 
 def path_in_folder(folder: Path, identity: Identity) -> Path:
-    """Return the checkpoint file of a run in a folder that many runs share.
-
-    It is one that `load` accepts, or else the name for a new file. The name holds a digest of the
-    settings, by which the file of another version of JAX is found, and one of the programs, so that
-    runs that differ in their programs alone have separate files.
-    """
-    settings, programs = identity.names()
-    own = Path(folder) / f"{settings[:24]}-{programs[:8]}.npz"
-    if not own.exists():
-        for path in sorted(own.parent.glob(f"{settings[:24]}-*.npz")):
-            try:
-                _read(path, identity)
-            except CheckpointError:
-                continue
-            return path
-    return own
+    """Return the checkpoint file of a run in a folder that many runs share."""
+    found = digest(np.frombuffer(json.dumps(dict(identity), sort_keys=True).encode(), np.uint8))
+    return Path(folder) / f"{found.removeprefix(DIGEST_PREFIX)[:32]}.npz"
 
 
 def _restored(array: np.ndarray, like: Any) -> Any:

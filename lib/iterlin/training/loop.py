@@ -37,13 +37,10 @@ class OutOfTime(RuntimeError):
 class Trainer(Protocol):
     """The methods that `run` needs of an engine.
 
-    Attributes:
-        names: Names of the arrays that `look` returns.
-        notes: Names of the numbers that `save` returns.
+    names: Names of the arrays that `look` returns.
     """
 
     names: list[str]
-    notes: tuple[str, ...]
 
     @property
     def step(self) -> int:
@@ -65,12 +62,12 @@ class Trainer(Protocol):
         """Return the metrics of the current state, after a run of so many seconds."""
         ...
 
-    def save(self) -> tuple[PyTree, dict[str, float]]:
+    def save(self) -> PyTree:
         """Return the arrays and numbers from which the run can resume."""
         ...
 
-    def restore(self, arrays: PyTree, notes: dict[str, float]) -> None:
-        """Resume from the arrays and numbers that `save` returned."""
+    def restore(self, kept: PyTree) -> None:
+        """Resume from what `save` returned, with NumPy arrays in the place of numbers."""
         ...
 
     def status(self) -> str:
@@ -140,7 +137,6 @@ def run(
     if callback is None or kept.stopped < last:
         kept.stopped = 0
     ahead = [s for s in looks.tolist() if s >= trainer.step and s > kept.end and not kept.stopped]
-    kept.start(ahead=bool(ahead))
     report = _Report(last, trainer.step, progress, label)
     try:
         for target in ahead:
@@ -181,48 +177,39 @@ class _Kept:
 
     def __init__(self, trainer: Trainer, checkpoint, identity: Identity | None, looks: np.ndarray):
         self.trainer, self.path = trainer, None
-        self.identity = Identity({}) if identity is None else identity
+        self.identity = identity or {}
         self.rows: list[dict[str, np.ndarray]] = []
         self.seconds, self.stopped = 0.0, 0
         if checkpoint is not None:
             path = Path(checkpoint)
             self.path = checkpoints.path_in_folder(path, self.identity) if path.is_dir() else path
             self._resume(self.path, looks)
-        self.began = self.written = time.monotonic()
+        self.written = time.monotonic()
+        self.began = self.written - self.seconds
 
     def _resume(self, path: Path, looks: np.ndarray) -> None:
         """Restore the trainer and what was recorded from a checkpoint, if there is one."""
         trainer = self.trainer
-        like = (trainer.save()[0], {name: np.zeros(0) for name in trainer.names})
-        names = ("seconds", "recorded", "stopped", *trainer.notes)
-        found = checkpoints.load(path, like, identity=self.identity, notes=names)
+        like = {"trainer": trainer.save(), "rows": self._columns(), "seconds": 0.0, "stopped": 0}
+        found = checkpoints.load(path, like, identity=self.identity)
         if found is None:
             return
-        (arrays, kept), notes = found
-        kept["step"] = np.asarray(notes.pop("recorded"))
-        self.seconds, self.stopped = notes.pop("seconds"), notes.pop("stopped")
-        trainer.restore(arrays, notes)
+        trainer.restore(found["trainer"])
+        self.seconds, self.stopped = float(found["seconds"]), int(found["stopped"])
         if trainer.step > looks[-1]:
             raise checkpoints.CheckpointError(
                 f"the checkpoint {path} is of a run that has taken {trainer.step} steps: "
                 f"num_steps {looks[-1]} is below them"
             )
         self.rows = [
-            {name: np.asarray(values[i]) for name, values in kept.items()}
-            for i in range(len(kept["step"]))
+            {name: np.asarray(values[i]) for name, values in found["rows"].items()}
+            for i in range(len(found["rows"]["step"]))
         ]
 
     @property
     def end(self) -> int:
         """The last step that is recorded; -1 if there is none."""
         return int(self.rows[-1]["step"]) if self.rows else -1
-
-    def start(self, *, ahead: bool) -> None:
-        """Start the clock; compute first what tells the run from others if steps lie ahead."""
-        if self.path is not None and ahead:
-            self.identity.prepare()
-        self.written = time.monotonic()
-        self.began = self.written - self.seconds
 
     def look(self) -> None:
         """Record the metrics of the trainer's state."""
@@ -233,13 +220,15 @@ class _Kept:
         """Write the checkpoint, if the run has one."""
         self.seconds = time.monotonic() - self.began
         if self.path is not None:
-            arrays, notes = self.trainer.save()
-            kept = {name: np.array([row[name] for row in self.rows]) for name in self.trainer.names}
-            recorded = [int(row["step"]) for row in self.rows]
-            notes = {**notes, "seconds": self.seconds, "stopped": self.stopped}
-            notes["recorded"] = recorded
-            checkpoints.save(self.path, (arrays, kept), identity=self.identity, notes=notes)
+            kept = {"trainer": self.trainer.save(), "rows": self._columns()}
+            kept |= {"seconds": self.seconds, "stopped": self.stopped}
+            checkpoints.save(self.path, kept, identity=self.identity)
         self.written = time.monotonic()
+
+    def _columns(self) -> dict[str, np.ndarray]:
+        """Return what was recorded, by name, with a leading axis of looks."""
+        names = ("step", *self.trainer.names)
+        return {name: np.array([row[name] for row in self.rows]) for name in names}
 
 
 def _ends_run(callback: Callback, trainer: Trainer, row: dict[str, np.ndarray]) -> bool:
@@ -266,8 +255,6 @@ class StepTrainer:
     advance(state, count) may donate the buffers of the state, which is of one run or of several. It
     takes fewer steps only if the data end. observe(state) returns {name: array}.
     """
-
-    notes: tuple[str, ...] = ("taken",)
 
     def __init__(self, state, advance: Callable, observe: Callable):
         self.advance, self.observe = advance, observe
@@ -303,11 +290,11 @@ class StepTrainer:
     def look(self, seconds: float) -> dict[str, np.ndarray]:
         return recorded(self.observe(self.state))
 
-    def save(self) -> tuple[PyTree, dict[str, float]]:
-        return self.state, {"taken": self.step}
+    def save(self) -> PyTree:
+        return self.state
 
-    def restore(self, arrays: PyTree, notes: dict[str, float]) -> None:
-        self.state, self.step = arrays, int(notes["taken"])
+    def restore(self, kept: PyTree) -> None:
+        self.state, self.step = kept, int(kept.step)
 
     def status(self) -> str:
         return f"{np.sum(np.asarray(self.state.diverged_at) >= 0)} diverged"

@@ -19,14 +19,7 @@ from iterlin.training.checks import (
     check_resumed,
     check_run,
 )
-from iterlin.training.identity import (
-    RECORDED,
-    STEP,
-    Identity,
-    first_numbers,
-    scalar_fields,
-    start_settings,
-)
+from iterlin.training.identity import RECORDED, STEP, scalar_fields, start_settings
 from iterlin.training.loop import History, StepTrainer, run, with_fixed
 from iterlin.training.state import TrainState, combine_state
 from iterlin.training.step import Step
@@ -154,11 +147,8 @@ def run_steps(
             STEP: advance.trace(state, data, one, fixed, *more),
             RECORDED: observe.trace(state, sets, fixed),
         }
-        identity = Identity(
-            start_settings(state, fixed, (data, *more), sets, looks) | settings,
-            {name: program_digest([program]) for name, program in programs.items()},
-            lambda: first_numbers(state, fixed, lambda s: take(s, one), look),
-        )
+        identity = start_settings(state, fixed, (data, *more), sets, looks) | settings
+        identity |= {name: program_digest(program) for name, program in programs.items()}
     trainer = StepTrainer(state, take, look)
     kept = {"checkpoint": checkpoint, "identity": identity}
     history, seconds = run(trainer, looks, callback=callback, progress=progress, **kept)

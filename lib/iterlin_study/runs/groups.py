@@ -20,14 +20,7 @@ from iterlin.linearise.devices import to_array
 from iterlin.linearise.digests import program_digest
 from iterlin.training import checkpoints
 from iterlin.training.algorithm import Algorithm
-from iterlin.training.identity import (
-    RECORDED,
-    STEP,
-    Identity,
-    first_numbers,
-    scalar_fields,
-    start_settings,
-)
+from iterlin.training.identity import RECORDED, STEP, scalar_fields, start_settings
 from iterlin.training.loop import History, OutOfTime, StepTrainer
 from iterlin.training.loop import run as run_to_end
 from iterlin.training.schedules import NEVER, Schedule, Solved, as_schedule, every, when_solved
@@ -257,15 +250,11 @@ def trainer(problem: Problem, example: Run) -> Callable[..., tuple[list[Result],
             if size not in digests:
                 steps = advance.trace(state, values, examples, train, one).jaxpr
                 looks = observe.trace(state, values, examples, train, sets).jaxpr
-                digests[size] = {STEP: program_digest([steps]), RECORDED: program_digest([looks])}
-            settings = start_settings(state, (), (data_digest, values, examples), {}, eval_steps)
+                digests[size] = {STEP: program_digest(steps), RECORDED: program_digest(looks)}
+            identity = start_settings(state, (), (data_digest, values, examples), {}, eval_steps)
             objects = {"problem": problem, "algorithm": problem.algorithm, "rule": problem.solved}
-            settings |= scalar_fields(**objects)
-            identity = Identity(
-                settings | {"the kind": str(kind_of(example)._replace(schedule=None))},
-                digests[size],
-                lambda: first_numbers(state, (), lambda s: take(s, one), look),
-            )
+            identity |= scalar_fields(**objects) | digests[size]
+            identity["the kind"] = str(kind_of(example)._replace(schedule=None))
             checkpoint = checkpoints.path_in_folder(folder, identity)
             if environment.is_left_to_others():
                 raise OutOfTime(label)
