@@ -17,6 +17,7 @@ from iterlin.exact.choice import ENGINE_NAMES, EngineName
 from iterlin.exact.integrator import train_by_engine
 from iterlin.linearise.compiled import SharedJit
 from iterlin.linearise.devices import to_array, to_auto_axes, with_auto_axes
+from iterlin.linearise.linearization import check_finite_examples
 from iterlin.linearise.parameters import partition
 from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import check_one_of, check_random_keys, check_signature, describe
@@ -268,12 +269,14 @@ def _for_each_period(seeds: TrainState, periods: Array) -> TrainState:
 def _check_sweep(step: Step, rule, init, datasets, data_axis, keys, num_steps, watch) -> np.ndarray:
     """Check the data of all seeds and the functions of a sweep; return the steps to record."""
     example = datasets if data_axis is None else jax.tree.map(itemgetter(0), datasets)
-    looks = check_run(step, example, num_steps, keys, watch.at)
-    outputs = check_functions(step, init(keys[0]), keys[0], example, watch)
+    looks = check_run(step, example, num_steps, watch.at)
+    params, drawn = init(keys[0]), keys[:1] if step.algorithm.keyed else ()
+    outputs = check_functions(step, params, keys[0], example, watch)
     check_targets_of_rule(rule, outputs, example[1])
     for number in range(1, 1 if data_axis is None else len(keys)):
-        targets = jax.tree.map(itemgetter(number), datasets[1])
-        check_labels(step.algorithm.loss, outputs, targets)
+        x, y = jax.tree.map(itemgetter(number), datasets)
+        check_labels(step.algorithm.loss, outputs, y)
+        check_finite_examples(lambda p, x: step.algorithm.f(p, x, *drawn), params, x)
     return looks
 
 

@@ -47,7 +47,7 @@ def test_steps_start_without_a_key_if_they_draw_nothing():
     expected, _ = il.train(descent, params, data, schedule=2, num_steps=4, progress=False)
     np.testing.assert_allclose(flat(state.params), flat(expected.params), rtol=1e-12)
     for drawing in (Step(descent, 2, batch_size=3), Step(descent, 2, augment=lambda key, x: x)):
-        with pytest.raises(ValueError, match="start needs a key"):
+        with pytest.raises(ValueError, match="a key is needed"):
             drawing.start(params, data)
 
 

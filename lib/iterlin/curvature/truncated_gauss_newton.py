@@ -101,9 +101,7 @@ def truncated_gauss_newton(
                 "LevenbergMarquardt(), or max_inner_steps: J^T H J may be singular"
             )
         size = jax.eval_shape(problem.f, problem.initial, x).size
-        max_inner_steps = 10 * min(
-            size, sum(leaf.size for leaf in jax.tree.leaves(problem.initial))
-        )
+        max_inner_steps = 10 * min(size, optax.tree.size(problem.initial))
     check_positive_integer("max_inner_steps", max_inner_steps, below=2**31)
     limits = {"tolerance": as_argument(beta), "max_steps": max_inner_steps}
 

@@ -1,5 +1,6 @@
 """Ways to train one linearisation for K full-batch steps other than one by one.
 
+    kept_steps              any loss: the steps themselves, one by one
     closed_form             squared loss: K steps from one decomposition of J
     function_space          any loss: K steps of the N O outputs with the kernel, then parameters
     function_space_flow     any smooth convex loss: gradient flow for a time eta K, with the kernel
@@ -7,8 +8,8 @@
     function_space_minimum  a penalised convex loss: its minimum, K = infinity, with the kernel
     minimum                 the same by Jacobian products alone
 
-The first two give the steps of Algorithm 3, up to rounding. A flow is the limit of the steps as eta
-goes to 0. At a given eta, the two differ by a term of first order in eta lambda_max, which the
+The first three give the steps of Algorithm 3, up to rounding. A flow is the limit of the steps as
+eta goes to 0. At a given eta, the two differ by a term of first order in eta lambda_max, which the
 history reports as `stability`.
 
 To add an engine, write a class with the methods of `Engine` and list it in `choice.ENGINES`. An

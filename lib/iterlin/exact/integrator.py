@@ -124,9 +124,8 @@ class Integrator:
         watch = self.watch
         step = self.step if schedule is None else replace(self.step, schedule=schedule)
         check_call("train", step, (params, self.data), watch, checkpoint)
-        looks = check_run(step, self.data, num_steps, None, watch.at if at is None else at)
-        if num_steps >= NEVER:
-            raise ValueError(f"num_steps must be below {NEVER}, got {num_steps}")
+        looks = check_run(step, self.data, num_steps, watch.at if at is None else at)
+        check_positive_integer("num_steps", num_steps, below=NEVER)
         moving, given = partition(params, step.algorithm.trainable)
         warn_about_batch_stats(moving)
         check_finite("params", moving)
@@ -207,7 +206,7 @@ def _choose(step: Step, params, data, num_steps, watch, *, tolerance, memory_lim
     if isinstance(params, TrainState):
         return "steps", "only steps can continue from the state of a run"
     check_call("train", step, (params, data), watch, None)
-    check_run(step, data, num_steps, None, watch.at)
+    check_run(step, data, num_steps, watch.at)
     moving, fixed = partition(params, step.algorithm.trainable)
     step = step.bind(to_auto_axes(fixed))
     task = _task(step, data, tolerance, memory_limit)
@@ -223,7 +222,7 @@ def _task(step: Step, data, tolerance: float, memory_limit: int | None) -> Task:
     check_open_unit_interval("tolerance", tolerance)
     if why := unfit_for_engines(step):
         raise ValueError(why)
-    check_run(step, data, 1, None, None)
+    check_run(step, data, 1, None)
     if memory_limit is not None:
         check_positive_integer("memory_limit", memory_limit)
     algorithm, step_size = step.algorithm, step.algorithm.optimizer

@@ -9,7 +9,6 @@ from jaxtyping import Array, PyTree
 
 from iterlin.linearise import examples
 from iterlin.linearise.compiled import SharedJit
-from iterlin.linearise.costs import vjp_residual_bytes
 from iterlin.linearise.linearization import Network
 from iterlin.training.losses import Loss
 from iterlin.training.schedules import Solved
@@ -67,7 +66,8 @@ class Position(NamedTuple):
 
 def slice_size(f: Network, params: PyTree, x: PyTree, memory_limit: int) -> int | None:
     """Return how many examples' activations fit into memory together; None if all of them do."""
-    needed = vjp_residual_bytes(f, params, x)
+    saved = jax.eval_shape(lambda p: jax.vjp(lambda q: f(q, x), p)[1], params)
+    needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(saved))
     if needed <= memory_limit:
         return None
     return max(1, int(examples.num_examples(x) * memory_limit / needed))

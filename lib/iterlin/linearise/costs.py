@@ -5,9 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jaxtyping import PyTree
-
-from iterlin.linearise.linearization import Network
 
 
 def device_memory(on_cpu: int, share: float) -> int:
@@ -30,12 +27,6 @@ def count_flops(function: Callable, *arguments) -> int:
     arguments may be `jax.ShapeDtypeStruct`.
     """
     return _count_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
-
-
-def vjp_residual_bytes(f: Network, params: PyTree, x: PyTree) -> int:
-    """Count the bytes that `jax.vjp` saves in one forward pass for products with the Jacobian."""
-    saved = jax.eval_shape(lambda p: jax.vjp(lambda q: f(q, x), p)[1], params)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(saved))
 
 
 def intermediate_bytes(function: Callable, *arguments) -> int:

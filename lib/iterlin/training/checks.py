@@ -150,9 +150,7 @@ def check_resumed(state: TrainState, step: Step, count: int) -> None:
         )
 
 
-def check_run(
-    step: Step, data: Any, num_steps: Any, key: Any, at: Any, first: int = 0
-) -> np.ndarray:
+def check_run(step: Step, data: Any, num_steps: Any, at: Any, first: int = 0) -> np.ndarray:
     """Check the data and the number of steps of a run, and return the steps to record.
 
     at: `Watch.at`. first: the number of steps already taken. Returns increasing steps (T,), of
@@ -171,16 +169,8 @@ def check_run(
         raise ValueError(BATCHES)
     if count != targets:
         raise ValueError(f"inputs and targets differ in length: {count} and {targets}")
-    batch_size = step.batch_size
-    if batch_size is not None:
-        if batch_size > count:
-            raise ValueError(f"batch_size {batch_size} exceeds the {count} examples there are")
-        if key is None:
-            raise ValueError("a minibatch run needs a key to order its examples")
-    if step.augment is not None and key is None:
-        raise ValueError("an augmented run needs a key to draw from")
-    if step.algorithm.keyed and key is None:
-        raise ValueError("a keyed f needs a key to draw from")
+    if step.batch_size is not None and step.batch_size > count:
+        raise ValueError(f"batch_size {step.batch_size} exceeds the {count} examples there are")
     if num_steps < first:
         raise ValueError(f"num_steps {num_steps} is below the {first} steps already taken")
     steps = np.unique(np.maximum(log_steps(num_steps), first)) if at is None else np.asarray(at)

@@ -107,7 +107,7 @@ class Step:
                 no augmentation, and no keyed f. The state then carries `jax.random.key(0)`.
         """
         if key is None and (self.batch_size or self.augment or self.algorithm.keyed):
-            raise ValueError("start needs a key: minibatches, augment and a keyed f draw from it")
+            raise ValueError("a key is needed: minibatches, augment and a keyed f draw from it")
         if jax.tree.leaves(partition(params, self.algorithm.trainable)[1]):
             raise ValueError(
                 "some of these parameters are fixed: moving, fixed = partition(params, trainable), "

@@ -57,7 +57,7 @@ def train_by_steps(
         data = next(batches, None)
         if data is None:
             raise ValueError("data has no batch")
-    looks = check_run(step, data, num_steps, key, watch.at, first)
+    looks = check_run(step, data, num_steps, watch.at, first)
     if begun:
         check_resumed(begun, step, examples.num_examples(data[1]))
         moving, given = partition(begun.params, algorithm.trainable)
