@@ -9,6 +9,7 @@ import numpy as np
 import problems
 import pytest
 from iterlin.kernels import cached, ntk
+from iterlin.linearise.parameters import bind_fixed, partition
 from iterlin_study.networks import convnets
 
 N = 7
@@ -57,7 +58,7 @@ def neither():
 )
 def test_factors_give_the_products_of_the_dense_jacobian(problem, kind):
     f, params, x = problem()
-    network, _ = ntk.plan_cache(f, params, x, None, 2**30)
+    network, _ = ntk.plan_cache(f, params, x, 2**30)
     outputs = math.prod(network.result.shape[1:])
     factors = jax.jit(lambda x: cached.cache_factors(network, x, outputs))(x)
     assert kind is None or len(getattr(factors, kind)) > 0
@@ -77,7 +78,8 @@ def test_matrix_and_factors_agree():
     assert few.factors is None
     expected = few.matrix @ v[:2].reshape(-1)
     np.testing.assert_allclose(few.product(v[:2]).reshape(-1), expected, rtol=1e-12)
-    form = ntk.plan_cache(f, params, x, trainable, 2**31)[1].form
+    trained, fixed = partition(params, trainable)
+    form = ntk.plan_cache(bind_fixed(f, fixed), trained, x, 2**31)[1].form
     assert (many.matrix is None) == (form == "factors")
     matrix = il.ntk_matrix(f, params, x, trainable=trainable)
     np.testing.assert_allclose(many.product(v).reshape(-1), matrix @ v.reshape(-1), rtol=1e-10)
@@ -85,7 +87,7 @@ def test_matrix_and_factors_agree():
 
 def test_a_kernel_that_does_not_fit_is_refused():
     f, params, x, _ = problems.network((1, 2, 1), examples=100)
-    sizes = ntk.plan_cache(f, params, x, None, 8 * 100**2 - 1)[1]
+    sizes = ntk.plan_cache(f, params, x, 8 * 100**2 - 1)[1]
     assert sizes.form == "factors"  # the matrix does not fit
     with pytest.raises(ValueError, match=r"100 examples takes .* bytes .* memory_limit=999"):
         il.cached_ntk(f, params, x, memory_limit=999)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import empirical_ntk, in_slices, kernel_alignment, kernel_drift, ntk_product
-from iterlin.kernels import blocks, factors
+from iterlin.kernels import blocks, factors, ntk
 from iterlin.kernels.blocks import assemble_kernel
 from iterlin.kernels.ntk import kernel_matrix
 from iterlin.networks.convolution import conv2d
@@ -167,7 +167,7 @@ def test_convolution_takes_the_cheaper_way_and_both_are_right(
 ):
     """4 positions with 72 x 16 weights take less time by positions; 36 with 18 x 2 by rows."""
     f, params, x = convolutional(size, channels, features, method)
-    network = factors.trace_network(f, params, None, x[:1])
+    network = ntk.trace_network(f, params, x)
     found = network.factors(x, jnp.arange(3), form="full", count=4, total=3)
     assert {name for name in found._fields if getattr(found, name)} == {"dense", kind}
     assert_forms(f, params, x, forms=("full", "trace", "diagonal"))

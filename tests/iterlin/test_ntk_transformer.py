@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin import ntk_matrix
-from iterlin.kernels import factors
+from iterlin.kernels.factors import TracedNetwork
 from iterlin.linearise.linearization import jacobian
-from iterlin.linearise.parameters import partition
+from iterlin.linearise.parameters import bind_fixed, partition
+from iterlin.linearise.programs import trace_program
 from problems import assert_forms
 
 WORDS, LENGTH, WIDTH, CLASSES = 40, 3, 4, 3
@@ -81,7 +82,9 @@ def test_fixed_parameters_give_nothing(name):
 
 def factors_of(f, params, x):
     moving, fixed = partition(params)
-    network = factors.trace_network(f, moving, fixed, jax.tree.map(lambda leaf: leaf[:1], x))
+    one = jax.tree.map(lambda leaf: leaf[:1], x)
+    program = trace_program(bind_fixed(f, fixed), moving, one)
+    network = TracedNetwork(program, jax.tree.leaves(moving))
     return network.factors(x, jnp.arange(CLASSES), form="full", count=5, total=CLASSES)
 
 

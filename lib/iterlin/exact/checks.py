@@ -99,7 +99,7 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
                 "parameters: take 'flow', or a schedule that does not look"
             )
     if engine.startswith("function_space"):
-        _, sizes = plan_cache(task.f, params, task.data[0], None, task.memory_limit)
+        _, sizes = plan_cache(task.f, params, task.data[0], task.memory_limit)
         if sizes.form is None:
             taken = outputs.dtype.itemsize * min(sizes.matrix, sizes.factors)
             raise ValueError(

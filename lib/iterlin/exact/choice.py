@@ -57,7 +57,7 @@ def choose(task: Task, params: PyTree, period: int) -> tuple[str, str]:
         return "steps", f"step_size lambda_max = {stability:.2g} is not below {SMALL_STEP}"
     small = f"periods of {period} steps, step_size lambda_max = {stability:.2g}"
     try:
-        _, sizes = plan_cache(task.f, params, task.data[0], None, task.memory_limit)
+        _, sizes = plan_cache(task.f, params, task.data[0], task.memory_limit)
         fits = sizes.form is not None
     except ValueError:  # f couples its examples, so the kernel cannot be computed by pairs.
         fits = False

@@ -7,7 +7,7 @@ positions is taken. All other parameters contribute rows.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,8 +20,7 @@ from iterlin.kernels.layers import find_layers
 from iterlin.kernels.lookups import Lookup, find_lookups, find_sliced
 from iterlin.linearise import examples
 from iterlin.linearise.compiled import jit_cached
-from iterlin.linearise.parameters import combine
-from iterlin.linearise.programs import Program, eval_program, trace_program
+from iterlin.linearise.programs import Program, eval_program
 
 PAIRWISE = ("full", "matrix")  # forms with all pairs of outputs; others pair an output with itself
 PRODUCT = "product"  # factors for products with J J^T, which pair no examples
@@ -51,8 +50,7 @@ class Factors(NamedTuple):
 
 def compute_factors(
     program: Program,
-    trained: list[Array],
-    fixed: list[Array],
+    leaves: list[Array],
     x: PyTree[Shaped[Array, "N ..."]],
     outputs: Integer[Array, " o"],
     *,
@@ -62,21 +60,20 @@ def compute_factors(
 ) -> Factors:
     """Compute the factors of the examples x for some of the outputs.
 
-    The arguments of the program are the trained leaves, the fixed leaves and a batch of one
-    example. The form of the kernel is in `PAIRWISE`, "diagonal", "trace" or `PRODUCT`. The choice
-    between rows and positions depends on `count`, the number of examples that each is paired with,
-    and on `total`, the number of all outputs of an example, but not on the outputs given: it is the
-    same in each chunk of the outputs.
+    The arguments of the program are the leaves of the parameters and a batch of one example. The
+    form of the kernel is in `PAIRWISE`, "diagonal", "trace" or `PRODUCT`. The choice between rows
+    and positions depends on `count`, the number of examples that each is paired with, and on
+    `total`, the number of all outputs of an example, but not on the outputs given: it is the same
+    in each chunk of the outputs.
     """
     choice = partial(_positions_are_cheaper, outputs=total, form=form, count=count)
-    layers = find_layers(program, len(trained))
+    layers = find_layers(program, len(leaves))
     lookups = [
         lookup
-        for lookup in find_lookups(program, len(trained))
+        for lookup in find_lookups(program, len(leaves))
         if _lookup_is_cheaper(lookup, outputs=total, form=form)
     ]
-    leaves = [*trained, *fixed]
-    one = partial(_example_factors, program, layers, lookups, leaves, len(trained), outputs, choice)
+    one = partial(_example_factors, program, layers, lookups, leaves, outputs, choice)
     batch_size = min(examples.num_examples(x), _slice_size(program, len(outputs)))
     return jax.lax.map(one, x, batch_size=batch_size)
 
@@ -86,33 +83,21 @@ class TracedNetwork(NamedTuple):
 
     Attributes:
         program: The network.
-        trained: The trained leaves of the parameters.
-        fixed: The fixed leaves.
+        leaves: The leaves of its parameters.
     """
 
     program: Program
-    trained: list[Array]
-    fixed: list[Array]
+    leaves: list[Array]
 
     @property
     def result(self) -> Any:
         """Shape and dtype of the outputs of a batch of one."""
         return self.program.types[self.program.result]
 
-    def at(self, trained: PyTree, fixed: PyTree) -> "TracedNetwork":
-        """Return the network with other parameters of the same shapes."""
-        return self._replace(trained=jax.tree.leaves(trained), fixed=jax.tree.leaves(fixed))
-
     def factors(self, x: PyTree, outputs: Array | np.ndarray, **settings) -> Factors:
         """Call `compute_factors`, which is compiled once for equal programs."""
         call = jit_cached(compute_factors, self.program, static_argnames=("form", "count", "total"))
-        return call(self.trained, self.fixed, x, outputs, **settings)
-
-
-def trace_network(f: Callable, trained: PyTree, fixed: PyTree, x: PyTree) -> TracedNetwork:
-    """Trace a network of trained and fixed parameters for a batch x of one example."""
-    program = trace_program(lambda a, b, x: f(combine(a, b), x), trained, fixed, x)
-    return TracedNetwork(program, jax.tree.leaves(trained), jax.tree.leaves(fixed))
+        return call(self.leaves, x, outputs, **settings)
 
 
 def _slice_size(program: Program, outputs: int) -> int:
@@ -125,9 +110,7 @@ def _slice_size(program: Program, outputs: int) -> int:
     return max(1, WORKSPACE // max(1, 4 * size * (1 + outputs)))
 
 
-def _example_factors(
-    program, layers, lookups, leaves, num_trained, outputs, are_cheaper, example
-) -> Factors:
+def _example_factors(program, layers, lookups, leaves, outputs, are_cheaper, example) -> Factors:
     """Compute the factors of one example, by one backward pass for each output.
 
     The cotangent of a value is the derivative with respect to a shift of it by zero.
@@ -135,7 +118,7 @@ def _example_factors(
     covered = {i for layer in layers for i in (layer.weight, layer.bias)}
     covered |= {lookup.table for lookup in lookups}
     users = program.users()
-    others = [i for i in range(num_trained) if i not in covered and users[program.arguments[i]]]
+    others = [i for i in range(len(leaves)) if i not in covered and users[program.arguments[i]]]
     sliced = find_sliced(program, others)
     shifted = [entry.output for entry in [*layers, *lookups]] + list(sliced.values())
     types = {number: program.types[number] for number in shifted}
@@ -151,7 +134,7 @@ def _example_factors(
     result, vjp, operands = jax.vjp(evaluate, zeros, unsliced, has_aux=True)
     basis = jax.nn.one_hot(outputs, result.size, dtype=result.dtype)
     cotangents, gradients = jax.vmap(vjp)(basis.reshape(-1, *result.shape))
-    dtype = jnp.result_type(*leaves[:num_trained])
+    dtype = jnp.result_type(*leaves)
     dense, positions, rows = [], [], []
     for layer in layers:
         a = layer.inputs(operands).astype(dtype)

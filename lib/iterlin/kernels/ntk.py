@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PyTree
 
 from iterlin.kernels.blocks import assemble_kernel
 from iterlin.kernels.cached import CachedKernel, CacheSizes, cache_factors, cache_sizes
-from iterlin.kernels.factors import PAIRWISE, TracedNetwork, trace_network
+from iterlin.kernels.factors import PAIRWISE, TracedNetwork
 from iterlin.linearise import examples, parameters
 from iterlin.linearise.devices import with_auto_axes
 from iterlin.linearise.linearization import (
@@ -176,7 +176,8 @@ def cached_ntk(
     >>> kernel.product(jnp.ones((5, 3))).shape
     (5, 3)
     """
-    return KernelMaker(f, x, trainable=trainable, memory_limit=memory_limit)(params)
+    trained, fixed = parameters.partition(params, trainable)
+    return KernelMaker(parameters.bind_fixed(f, fixed), x, memory_limit=memory_limit)(trained)
 
 
 class KernelMaker:
@@ -186,13 +187,11 @@ class KernelMaker:
     values that f closes over must stay as they are.
 
     Args:
-        f, x, trainable, memory_limit: As of `cached_ntk`.
+        f, x, memory_limit: As of `cached_ntk`.
     """
 
-    def __init__(
-        self, f: Network, x: PyTree, *, trainable: Trainable = None, memory_limit: int = 2**31
-    ):
-        self._f, self._x, self._trainable, self._limit = f, x, trainable, memory_limit
+    def __init__(self, f: Network, x: PyTree, *, memory_limit: int = 2**31):
+        self._f, self._x, self._limit = f, x, memory_limit
         self._plans: dict[tuple, tuple[TracedNetwork, str]] = {}
 
     @with_auto_axes
@@ -204,8 +203,7 @@ class KernelMaker:
         if kind not in self._plans:
             self._plans[kind] = self._plan(params)
         network, form = self._plans[kind]
-        trained, fixed = parameters.partition(params, self._trainable)
-        network = network.at(trained, fixed)
+        network = network._replace(leaves=leaves)
         if form == "factors":
             outputs = math.prod(network.result.shape[1:])
             return CachedKernel(factors=cache_factors(network, self._x, outputs))
@@ -215,7 +213,7 @@ class KernelMaker:
     def _plan(self, params: PyTree) -> tuple[TracedNetwork, str]:
         """Return the traced network and the form of its kernel, after the checks."""
         f, x = self._f, self._x
-        network, sizes = plan_cache(f, params, x, self._trainable, self._limit)
+        network, sizes = plan_cache(f, params, x, self._limit)
         if sizes.form is None:
             size = network.result.dtype.itemsize
             raise ValueError(
@@ -223,24 +221,29 @@ class KernelMaker:
                 f"as a matrix and {size * sizes.factors} as factors: with what it takes to make "
                 f"it, more than memory_limit={self._limit}"
             )
-        trained, fixed = parameters.partition(params, self._trainable)
-        check_finite_examples(parameters.bind_fixed(f, fixed), trained, x)
+        check_finite_examples(f, params, x)
         return network, sizes.form
 
 
-def plan_cache(f, params, x, trainable, memory_limit) -> tuple[TracedNetwork, CacheSizes]:
+def plan_cache(f, params, x, memory_limit) -> tuple[TracedNetwork, CacheSizes]:
     """Return the network traced for one example, and the cache's sizes."""
     check_positive_integer("memory_limit", memory_limit)
     examples.num_examples(x, "x")
-    trained, fixed = parameters.partition(params, trainable)
-    require_independent(parameters.bind_fixed(f, fixed), trained, x)
-    network = trace_network(f, trained, fixed, examples.batch_shapes(x, 1))
+    network = trace_network(f, params, x)
     number = math.prod(network.result.shape[1:])
     found = cache_sizes(network, x, number, memory_limit)
     if found.form == "matrix" and not _matrix_fits(network, x, number, memory_limit):
         size = network.result.dtype.itemsize * found.factors
         found = found._replace(form="factors" if size <= memory_limit else None)
     return network, found
+
+
+def trace_network(f: Network, params: PyTree, x: PyTree) -> TracedNetwork:
+    """Return the network traced for one example. Raises ValueError if f couples examples of x."""
+    program = require_independent(f, params, x)
+    if program is None:  # there are too few examples to compare
+        program = trace_program(f, params, examples.batch_shapes(x, 1))
+    return TracedNetwork(program, jax.tree.leaves(params))
 
 
 def _matrix_fits(network: TracedNetwork, x, outputs: int, memory_limit: int) -> bool:
@@ -267,13 +270,9 @@ def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array,
     network = parameters.bind_fixed(f, fixed)
     for x in (x1,) if x2 is None else (x1, x2):
         check_finite_examples(network, trained, x)
-    more = x1 if count >= other else x2
-    program = require_independent(network, trained, more)
-    if program is None:
-        program = trace_program(network, trained, examples.batch_shapes(more, 1))
     # The fixed parameters are constants of the program.
-    network = TracedNetwork(program, jax.tree.leaves(trained), [])
-    return _assemble(network, x1, x2, form, limit), network.result.shape[1:]
+    traced = trace_network(network, trained, x1 if count >= other else x2)
+    return _assemble(traced, x1, x2, form, limit), traced.result.shape[1:]
 
 
 def _assemble(network: TracedNetwork, x1, x2, form: str, limit: int) -> Array:
@@ -285,7 +284,7 @@ def _assemble(network: TracedNetwork, x1, x2, form: str, limit: int) -> Array:
     chunk, size = _largest_chunk(network, x1, number, limit, settings)
     total = count + (0 if x2 is None else other)
     group = total if size * total <= limit else max(1, limit // (2 * size))
-    dtype = jnp.result_type(*network.trained)
+    dtype = jnp.result_type(*network.leaves)
 
     def factors_of(x, outputs):
         return network.factors(x, outputs, **settings)
