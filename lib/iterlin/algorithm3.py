@@ -134,8 +134,8 @@ def train(
     Raises:
         ValueError: Before any compute, if an argument does not fit. The message names the argument
             and the remedy.
-        CheckpointError: If the checkpoint is damaged, of another run, beyond num_steps, or cannot
-            be written. The message names what differs.
+        CheckpointError: If the checkpoint is damaged, of another run or version of iterlin, JAX,
+            optax or Python, beyond num_steps, or cannot be written. The message names what differs.
 
     >>> f, x, y = lambda p, x: jnp.tanh(x @ p), jnp.eye(2), jnp.array([0.5, -0.5])
     >>> algorithm = il.Algorithm(f, il.losses.squared_error, optimizer=0.5)

@@ -398,6 +398,11 @@ def test_statistics_among_the_parameters_are_warned_of():
     module = NNX(MOMENTA, 0, nnx.Rngs(0))
     with pytest.warns(UserWarning, match=r"norms/0/mean.*from_nnx"):
         warn_about_batch_stats(nnx.state(module))
+    f = lambda p, x: Linen(MOMENTA, 0).apply(p, x, train=False)  # noqa: E731
+    algorithm, run = il.Algorithm(f, LOSS, 0.1), {"schedule": 1, "num_steps": 1}
+    for engine in ("steps", "flow"):
+        with pytest.warns(UserWarning, match="batch_stats/BatchNorm_0/mean"):
+            il.train(algorithm, variables, (X, Y), engine=engine, **run)
     # Warnings are errors in tests: of these there is none.
     warn_about_batch_stats({"batch_stats_of_mine": jnp.ones(2), "batch_stats": None})
     warn_about_batch_stats(nnx.state(module, nnx.Param))

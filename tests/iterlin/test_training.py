@@ -281,6 +281,15 @@ def test_labels_outside_the_classes_are_refused():
 
 
 X3, TWO = jnp.ones((4, 3)), jnp.asarray([0, 1, 0, 1])
+
+
+def test_the_data_of_every_seed_of_a_sweep_must_be_finite():
+    data = lambda key: (jnp.where(jnp.all(key == KEYS[1]), jnp.nan, X3), TWO)  # noqa: E731
+    algorithm, init = Algorithm(mlp((3, 2)).apply, MEAN_ENTROPY, 0.1), mlp((3, 2)).init
+    with pytest.raises(ValueError, match="inputs must be finite"):
+        iterlin.train_sweep(algorithm, init, data, periods=[1], keys=KEYS, num_steps=2)
+
+
 SUMS = dict.fromkeys(("b_c", "c", "loss", "loss_proxy"), lambda outputs, y: outputs.sum())
 
 
