@@ -265,30 +265,6 @@ def verdicts(page: str | None = None) -> list[Verdict]:
     return [judge(row) for row in load_claims() if page is None or row["page"] == page]
 
 
-def telling(verdict: Verdict) -> list[Statement]:
-    """Return the statements that explain a verdict best.
-
-    The first statement; if the claim is not reproduced, or refuted, the first that fails; if partly
-    or open the first that holds and the first that does not. A statement that begins 'the same'
-    refers to the one before, which is then shown, too.
-    """
-    statements = verdict.statements
-    if verdict.verdict in (NOT, REFUTED):
-        chosen = [next(s for s in statements if s.outcome == "fails")]
-    elif verdict.verdict in (PARTLY, OPEN):
-        held = [s for s in statements if s.outcome == "holds"]
-        chosen = [*held[:1], next(s for s in statements if s.outcome != "holds")]
-    else:
-        chosen = [statements[0]]
-    places = set()
-    for place in map(statements.index, chosen):
-        places.add(place)
-        while place and statements[place].says.startswith("the same"):
-            place -= 1
-        places.add(place)
-    return [statements[place] for place in sorted(places)]
-
-
 def summary() -> str:
     """Return how many claims of the paper are tested, with how many of each verdict, and ours."""
     paper, ours = [], []
