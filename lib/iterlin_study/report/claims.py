@@ -35,8 +35,6 @@ RULES = {
     "below": lambda value: (-math.inf, value),
     "within": lambda value: (-value, value),
 }
-# What a statistic can be, by the unit that its words name.
-UNITS = {"(%)": (0.0, 100.0), "points)": (-100.0, 100.0), "runs that": (0.0, math.inf)}
 OLDER = "the record is older than the rule"
 REQUIRED = {"id", "version", "claim", "place", "paper", "page", "expected"}
 ALLOWED = REQUIRED | {"experiment", "why", "requires", "statements", "finding"}
@@ -144,16 +142,6 @@ def _problem_of_statement(statement: object) -> str:
         return f"compares with {value!r}, which is not a number"
     if rule == "within" and value <= 0:
         return f"allows nothing: within {value:g}"
-    return _problem_of_range(statement["says"], *RULES[rule](float(value)))
-
-
-def _problem_of_range(says: str, low: float, high: float) -> str:
-    """What no outcome, or every one, would satisfy, by the unit in the statement's words."""
-    for unit, (least, most) in UNITS.items():
-        if unit in says and (high <= least or low >= most):
-            return f"allows nothing: {says!r} lies between {least:g} and {most:g}"
-        if unit in says and low < least and high > most:
-            return f"allows everything: {says!r} lies between {least:g} and {most:g}"
     return ""
 
 
