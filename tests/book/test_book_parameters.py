@@ -57,6 +57,27 @@ def test_a_file_may_be_like_that_of_another_page(book):
 
 
 @pytest.mark.parametrize(
+    "tags",
+    [
+        ":tags: [parameters]",
+        ":tags: [hide-input, parameters]",
+        "---\ntags: [parameters]\n---",
+        "---\ntags:\n- hide-input\n- parameters\nother: 1\n---",
+    ],
+)
+def test_the_parameters_cell_is_found_by_its_tag_alone(tmp_path, tags):
+    page = tmp_path / "page.md"
+    other = [
+        ":caption: Runs with few parameters\n:tags: [hide-input]",
+        "---\ntags:\n- hide-input\nalt: parameters\n---",
+    ]
+    cells = [(option, "undefined") for option in other] + [(tags, "width = 8")]
+    text = (f"```{{code-cell}} ipython3\n{option}\n\n{code}\n```\n" for option, code in cells)
+    page.write_text("\n".join(text))
+    assert experiment_pages.defaults(page) == {"width": 8}
+
+
+@pytest.mark.parametrize(
     ("text", "named"),
     [
         ("stepsize: 1", "'stepsize'"),

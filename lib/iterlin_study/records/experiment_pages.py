@@ -13,6 +13,8 @@ CELL = re.compile(
     r"^```\{code-cell\}.*\n(?P<options>(?:---\n(?:.*\n)*?---\n)?(?::.*\n)*)\n*(?P<code>(?:.*\n)*?)```$",
     re.MULTILINE,
 )
+# The tag among a cell's options, in one line or in a list of several; not in a caption.
+TAGGED = re.compile(r"^:?tags:(?:.*|(?:\n- .*)*\n- )\bparameters\b", re.MULTILINE)
 
 
 def path_of(experiment: str) -> Path:
@@ -34,7 +36,7 @@ def defaults(page: Path) -> dict:
     Raises ValueError if the cell fails when it is run by itself.
     """
     for cell in CELL.finditer(page.read_text("utf8")):
-        if "parameters" in re.findall(r"\w+", cell["options"]):
+        if TAGGED.search(cell["options"]):
             found: dict = {}
             try:
                 exec(compile(cell["code"], str(page), "exec"), found)
