@@ -8,7 +8,7 @@ import tarfile
 
 import numpy as np
 import yaml
-from iterlin_study.data.image_files import CIFAR_CLASSES
+from iterlin_study.data.images import CIFAR_CLASSES
 from PIL import Image
 
 

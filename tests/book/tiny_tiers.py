@@ -13,7 +13,7 @@ import stored_files
 import xarray as xr
 import yaml
 from iterlin_book import pages
-from iterlin_study.data.image_files import CIFAR_CLASSES
+from iterlin_study.data.images import CIFAR_CLASSES
 from iterlin_study.records import experiment_pages
 
 ROOT = Path(__file__).resolve().parents[2]
