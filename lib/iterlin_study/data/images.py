@@ -64,13 +64,8 @@ def load(
         if size is not None:
             check_positive_integer(part, size)
     x, y, x_test, y_test = _READERS[name]()
-    if validation + (train or 1) > len(y):
-        raise ValueError(
-            f"{name} has {len(y)} training images: train={train} and validation={validation} "
-            "are more than that"
-        )
-    if test is not None and test > len(y_test):
-        raise ValueError(f"{name} has {len(y_test)} test images, fewer than test={test}")
+    if validation >= len(y):
+        raise ValueError(f"validation={validation} leaves none of {name}'s {len(y)} training images")
     held_out = nested_subset(y, validation, (seed, 1))
     pool = np.setdiff1d(np.arange(len(y)), held_out)
     chosen = pool[nested_subset(y[pool], len(pool) if train is None else train, seed)]
