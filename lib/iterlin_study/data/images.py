@@ -65,7 +65,7 @@ def load(
             check_positive_integer(part, size)
     x, y, x_test, y_test = _READERS[name]()
     if validation >= len(y):
-        raise ValueError(f"validation={validation} leaves none of {name}'s {len(y)} training images")
+        raise ValueError(f"validation={validation} takes all {len(y)} training images of {name}")
     held_out = nested_subset(y, validation, (seed, 1))
     pool = np.setdiff1d(np.arange(len(y)), held_out)
     chosen = pool[nested_subset(y[pool], len(pool) if train is None else train, seed)]
