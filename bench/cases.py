@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+from iterlin_book import xla
+
 from bench.driver import Case, Contestant, Goal
-from bench.environments import PLATFORMS, THREADS
+from bench.environments import PLATFORMS
 
 # Peers whose packages can be had for a GPU.
 GPU_PEERS = ("iterlin", "torch")
@@ -68,7 +70,7 @@ def small_steps() -> list[Case]:
     """
     contestants, goals = [], []
     for number, way in ((1, "one thread"), (2, "two threads")):
-        threads = dict.fromkeys(THREADS, str(number))
+        threads = dict.fromkeys(xla.THREADS, str(number))
         devices = {"JAX_NUM_CPU_DEVICES": str(number)}
         found = steps(f", {way}", 1.4, threads | devices, threads)
         contestants += found[0]

@@ -19,8 +19,6 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILT = ROOT / "_build" / "bench"
 OWN = "iterlin"
 PEERS = (OWN, "torch", "neural_tangents", "optimistix", "laplace_torch")
-# Variables that limit the threads of a process.
-THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # What each tier is measured on, as JAX and PyTorch call it.
 PLATFORMS = {"laptop": "cpu", "gpu": "cuda"}
 # On a GPU processes share the memory, and products are computed in full precision.
@@ -63,7 +61,8 @@ def variables(
     peer: str, threads: int, extra: Mapping[str, str], platform: str = "cpu"
 ) -> dict[str, str]:
     """Return the environment of a peer's process: its threads, platform and own packages only."""
-    found = {**(os.environ if peer == OWN else _theirs()), **dict.fromkeys(THREADS, str(threads))}
+    found = dict(os.environ if peer == OWN else _theirs())
+    found |= dict.fromkeys(xla.THREADS, str(threads))
     found["JAX_PLATFORMS"] = found[DEVICE] = platform
     found.pop("XLA_FLAGS", None)
     if platform != "cpu":

@@ -15,27 +15,13 @@ SHARED = (
     "layers of fewer than 16 channels copy patches, as with one thread; and two devices wait for "
     "each other at each step, and copy each other's part of the batch, which a short step feels."
 )
-COPIES = (
-    "layers of fewer than 16 channels, the first one always, copy patches or blocks of them; "
-    "torch's convolution does not."
-)
 # Why a goal is not reached, by what is compared.
 REASONS = {
-    "plain step, against torch": "the derivative by a kernel multiplies by the transposed patches, "
-    "which XLA does more slowly than the other products on a CPU, and the activations of all "
-    "slices are written out before the backward pass.",
-    "linearised step, against torch.func": "as for the plain step: the transposed product, and "
-    "activations that leave the cache.",
-    "plain step, against torch, one thread": COPIES,
-    "linearised step, against torch.func, one thread": COPIES,
     "plain step, against torch, two threads": SHARED,
     "linearised step, against torch.func, two threads": SHARED,
     "linearised step, in plain steps": "it has {extra} times the operations, so that 1.4 needs a "
     "linearised step nearer to its floor than the plain one; what makes both faster takes the "
     "ratio to that number.",
-    "linearised step, share of the floor": "the rest is copies of patches, masks of ReLU and of "
-    "pooling, and products with 50 columns, which run slower than the square one that sets the "
-    "rate.",
     "plain step, against torch, transformer": "a step takes as long as JAX's own gradient: what is "
     "left is XLA against torch.",
     "gradient, against torch": "the program is JAX's own, and XLA takes longer for it than torch.",

@@ -3,6 +3,7 @@
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from io import BytesIO
 from unittest import mock
@@ -242,16 +243,14 @@ def show(name: str) -> None:
 
 
 def _shown(figure: Figure) -> str:
-    ledger = {row["id"]: row for row in claims.load_claims()}
     link = f"{escape(figure.page)}.html"
     picture = ""
     if figure.draw:
         alt = escape(f"Our figure for the paper's {figure.name}: {figure.shows}", quote=True)
         picture = f'<a href="{link}"><img alt="{alt}" src="{_thumbnail(figure)}"></a>'
     judged = "".join(
-        f"<li>{claims_table.badge(claims.judge(ledger[name]).verdict)} "
-        f"{escape(ledger[name]['claim'])}</li>"
-        for name in figure.claims
+        f"<li>{claims_table.badge(verdict.verdict)} {escape(verdict.row['claim'])}</li>"
+        for verdict in (claims.judge(_ledger()[name]) for name in figure.claims)
     )
     rows = "".join(_row(row, row.experiment or figure.experiment) for row in figure.rows)
     return (
@@ -260,6 +259,12 @@ def _shown(figure: Figure) -> str:
         '<div><table><thead><tr><td></td><th scope="col">the paper</th><th scope="col">ours</th>'
         f"</tr></thead><tbody>{rows}</tbody></table><ul>{judged}</ul></div></div>"
     )
+
+
+@cache
+def _ledger() -> dict[str, dict]:
+    """Return the ledger's rows by id. Each figure of the page needs them: they are read once."""
+    return {row["id"]: row for row in claims.load_claims()}
 
 
 def _row(row: Row, experiment: str) -> str:

@@ -5,7 +5,7 @@ compares.
 """
 
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from html import escape
 from io import BytesIO
 
@@ -31,7 +31,7 @@ SIZE = (3.4, 2.5)  # inches, of a card's picture
 def first() -> str:
     """Return the page's first sentences with their verdicts, as HTML; nothing without a record."""
     found = []
-    for verdict in map(_verdict, FIRST):
+    for verdict in _verdicts(FIRST):
         if verdict.finding:
             badge = claims_table.badge(verdict.verdict)
             link = f'<a href="{escape(verdict.row["page"])}.html">{badge}</a>'
@@ -42,8 +42,7 @@ def first() -> str:
 def cards() -> str:
     """Return the cards as HTML: picture, title, verdict and finding of each row that has them."""
     found = []
-    for name, title in CARDS.items():
-        verdict = _verdict(name)
+    for (name, title), verdict in zip(CARDS.items(), _verdicts(CARDS), strict=True):
         if not verdict.finding:
             continue
         page, alt = escape(verdict.row["page"]), escape(PICTURES[name].__doc__ or "", quote=True)
@@ -56,8 +55,9 @@ def cards() -> str:
     return f'{claims_table.STYLE}<div class="findings">\n{"".join(found)}\n</div>'
 
 
-def _verdict(name: str) -> claims.Verdict:
-    return claims.judge(next(row for row in claims.load_claims() if row["id"] == name))
+def _verdicts(names: Iterable[str]) -> list[claims.Verdict]:
+    ledger = {row["id"]: row for row in claims.load_claims()}
+    return [claims.judge(ledger[name]) for name in names]
 
 
 def _picture(draw: Callable, verdict: claims.Verdict) -> str:

@@ -8,7 +8,7 @@ import tarfile
 
 import numpy as np
 import yaml
-from iterlin_study.data.image_files import CIFAR_CLASSES
+from iterlin_study.data.images import CIFAR_CLASSES
 from PIL import Image
 
 
@@ -19,7 +19,7 @@ def digest(content: bytes) -> str:
 def write_registry(path, name, contents, *, url="http://127.0.0.1:9/"):
     """A registry with one data set, whose files (name -> bytes) come from the given address."""
     files = [
-        {"name": file, "sha256": digest(content), "bytes": len(content), "url": url + file}
+        {"name": file, "sha256": digest(content), "url": url + file}
         for file, content in contents.items()
     ]
     entry = {"title": name.upper(), "files": files}

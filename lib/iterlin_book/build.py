@@ -18,12 +18,10 @@ from pathlib import Path
 from iterlin_study.records import comparison, environment, records
 from iterlin_study.report import claims
 
-from iterlin_book import execute, freshness, pages, states
+from iterlin_book import execute, freshness, pages, states, xla
 from iterlin_book.pages import BookError
 
 SNAKEFILE = Path(__file__).resolve().parents[2] / "Snakefile"
-# NPROC sizes the thread pools of XLA on the CPU, the others those of numpy and scipy.
-THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 PATIENCE = 10  # seconds in which notebooks may end by themselves after an interrupt
 # In a process that ends with this one, however this one ends.
 SNAKEMAKE = """\
@@ -117,7 +115,7 @@ def _where(root, profile, jobs):
     os.environ.setdefault("PYTHONHASHSEED", "0")
     if profile is None:
         jobs = max(1, jobs or 1)
-        for variable in THREADS:
+        for variable in xla.THREADS:
             os.environ.setdefault(variable, str(max(1, len(os.sched_getaffinity(0)) // jobs)))
         # The greedy scheduler keeps to the order of priority.
         return ["--cores", str(jobs), "--scheduler", "greedy", "--quiet", "all"]

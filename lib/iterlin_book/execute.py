@@ -62,13 +62,13 @@ def execute(root, page, tier, prepared):
     if tier != pages.QUICK:
         for earlier in path.parent.glob(f"{Path(page).name}.*.ipynb"):
             earlier.unlink()  # its record has been replaced
-        check_record(root, page, tier)
+        keep_quick_run(root, page, tier)
     pages.write_atomically(path, nbformat.writes(executed))
     partial_path(root, page, tier).unlink(missing_ok=True)
     return f"finished in {seconds} s"
 
 
-def check_record(root, page, tier):
+def keep_quick_run(root, page, tier):
     """Keep a quick run of the page beside its new record, for later builds to compare theirs with.
 
     Raises Stopped if the record lacks runs.
@@ -79,6 +79,7 @@ def check_record(root, page, tier):
     if not records.path_of(name, tier).is_file():
         return
     os.environ.pop(environment.DEADLINE, None)  # a quick run takes seconds and must be whole
+    os.environ["JAX_PLATFORMS"] = "cpu"  # as in the builds whose quick runs are compared with it
     execute(root, page, pages.QUICK, prepare(root, page, pages.QUICK))
     if records.path_of(name, pages.QUICK).is_file():
         comparison.keep(name)

@@ -7,9 +7,11 @@ made here are also those that the pages offer for download.
 import shutil
 
 import nbformat
+from iterlin_study.records import comparison, records
+from iterlin_study.report import tables
 from nbformat.v4 import new_markdown_cell
 
-from iterlin_book import build_facts, execute, pages
+from iterlin_book import execute, pages
 from iterlin_book.pages import BookError
 
 # Pages are merged; parameters, claims and helpers are no part of the site.
@@ -24,6 +26,11 @@ HOW_TO_RUN = """\
 and open the notebook in its folder. Image data (MNIST, CIFAR-10) are downloaded and checked when \
 a page first asks for them; `ITERLIN_DATA=folder` names a folder that holds them already. As it \
 stands the notebook runs at its *quick* tier, which needs none."""
+
+# Marks on the status page, filled here because no cell can know them: pages run side by side. The
+# executed notebooks carry their times, and the quick runs lie in _build/records.
+TIMES = "<!-- the time of each page -->"
+QUICK_RUNS = "<!-- today's quick runs beside the recorded ones -->"
 
 
 def with_outputs(page, notebook, executed):
@@ -81,7 +88,7 @@ def build_source(root, folder):
     for page, notebook in merged.items():
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                cell.source = build_facts.fill(cell.source, about)
+                cell.source = fill(cell.source, about)
         # The tag keeps the cell out of the rendered page.
         tags = {"tags": ["remove-cell"]}
         notebook.cells.insert(0, new_markdown_cell(HOW_TO_RUN, id="installing", metadata=tags))
@@ -95,3 +102,26 @@ def build_source(root, folder):
         if path not in shown:
             path.unlink()
     return all(page in about for page in merged if pages.has_code(root, page))
+
+
+def fill(text, about):
+    """Replace the two marks in a text. `about`: metadata of executed notebooks by page."""
+    if TIMES in text:
+        text = text.replace(TIMES, times(about))
+    return text.replace(QUICK_RUNS, quick_runs()) if QUICK_RUNS in text else text
+
+
+def times(about):
+    """Return a Markdown table of each page's seconds and date, their sum first."""
+    took = {page: found["iterlin_book"]["seconds"] for page, found in about.items()}
+    days = {page: found["papermill"]["end_time"][:10] for page, found in about.items()}  # of UTC
+    lines = ["| page | seconds | ran on |", "| --- | ---: | --- |"]
+    lines.append(f"| all {len(took)} pages, one after the other | {sum(took.values()):,.0f} | |")
+    lines += [f"| {{doc}}`{page} </{page}>` | {took[page]:,.1f} | {days[page]} |" for page in took]
+    return "\n".join(lines)
+
+
+def quick_runs():
+    """Return an HTML table that compares this build's quick runs with the kept ones."""
+    found = [(name, comparison.sentence(records.best(name))) for name in comparison.experiments()]
+    return tables.table(["experiment", "today"], found).data

@@ -48,12 +48,7 @@ def by_priority(root, names):
     """Sort pages by book/priority.yml; pages that it does not name come last, as given."""
     path = Path(root) / "book" / "priority.yml"
     listed = load_yaml(path) if path.is_file() else []
-    if not isinstance(listed, list):
-        raise BookError(f"{path}: expected a list of pages, one '- name' on a line")
-    try:
-        first = [find(root, str(text)) for text in listed]
-    except BookError as error:
-        raise BookError(f"{path}: {error}") from None
+    first = [find(root, name) for name in listed]
     return sorted(names, key=lambda name: first.index(name) if name in first else len(first))
 
 
@@ -100,9 +95,7 @@ def tags(cell):
 
 def tiers(root, page):
     """Return the tiers of a page: quick, and one for each parameter file beside it."""
-    path = source(root, page)
-    stems = (file.name.split(".") for file in path.parent.glob(f"{path.stem}.*.yml"))
-    return [QUICK, *sorted(parts[1] for parts in stems if len(parts) == 3)]
+    return [t for t in TIERS if t == QUICK or parameter_file(root, page, t).is_file()]
 
 
 def parameter_file(root, page, tier):

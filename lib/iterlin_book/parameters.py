@@ -11,9 +11,6 @@ def load(root, page, tier):
     available = pages.tiers(root, page)
     if tier not in available:
         raise BookError(f"{page}: unknown tier '{tier}' (tiers: {', '.join(available)})")
-    if tier not in pages.TIERS:
-        known = ", ".join(pages.TIERS)
-        raise BookError(f"{page}: tier '{tier}' cannot be recorded (tiers: {known})")
     if tier == pages.QUICK:
         return {}
     path = pages.parameter_file(root, page, tier)

@@ -1,4 +1,4 @@
-"""XLA flags of pages and tests, and the folder where pages keep compiled programs.
+"""XLA flags of pages and tests, the folder of compiled programs, and variables for threads.
 
 Flags are set only for the jaxlib that is known to take them: XLA aborts on others.
 """
@@ -8,6 +8,9 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
+# Variables that limit a process's threads: NPROC the pools of XLA on the CPU, the others those of
+# numpy and scipy.
+THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 KNOWN_TO = "0.10."
 # With this scheduler two threads can wait for each other for ever, when a vmapped program has
 # several decompositions that do not depend on each other.

@@ -54,9 +54,27 @@ def test_a_file_may_be_like_that_of_another_page(book):
     (folder / "second.laptop.yml").write_text("like: first\nnum_steps: 30\n")
     expected = {"step_size": 2.0, "num_steps": 30, "verbose": True, "tier": "laptop"}
     assert load(book, "like: second\nverbose: true") == expected
-    (folder / "first.laptop.yml").write_text("like: xor\n")
-    with pytest.raises(BookError, match=r"first\.laptop\.yml: it is like itself"):
-        load(book, "like: second")
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        ":tags: [parameters]",
+        ":tags: [hide-input, parameters]",
+        "---\ntags: [parameters]\n---",
+        "---\ntags:\n- hide-input\n- parameters\nother: 1\n---",
+    ],
+)
+def test_the_parameters_cell_is_found_by_its_tag_alone(tmp_path, tags):
+    page = tmp_path / "page.md"
+    other = [
+        ":caption: Runs with few parameters\n:tags: [hide-input]",
+        "---\ntags:\n- hide-input\nalt: parameters\n---",
+    ]
+    cells = [(option, "undefined") for option in other] + [(tags, "width = 8")]
+    text = (f"```{{code-cell}} ipython3\n{option}\n\n{code}\n```\n" for option, code in cells)
+    page.write_text("\n".join(text))
+    assert experiment_pages.defaults(page) == {"width": 8}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +86,7 @@ def test_a_file_may_be_like_that_of_another_page(book):
         ("name: 3", "'name'"),
         ("periods: [1, 2.5]", "'periods'"),
         ("step_size: [1", "not valid YAML"),
-        ("num_steps: 1:30", "1:30"),
+        ("num_steps: 1\nnum_steps: 2", "'num_steps' is given twice"),
         ("like: third", "third.laptop.yml"),
     ],
 )

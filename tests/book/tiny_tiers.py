@@ -13,7 +13,7 @@ import stored_files
 import xarray as xr
 import yaml
 from iterlin_book import pages
-from iterlin_study.data.image_files import CIFAR_CLASSES
+from iterlin_study.data.images import CIFAR_CLASSES
 from iterlin_study.records import experiment_pages
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,7 +172,7 @@ def toy_data(folder, library):
     registry = yaml.safe_load(path.read_text("utf8"))
     for name, parts in contents.items():
         for file, content in zip(registry[name]["files"], parts, strict=True):
-            file |= {"sha256": stored_files.digest(content), "bytes": len(content)}
+            file["sha256"] = stored_files.digest(content)
             # Two of MNIST's parts have one content here, under names of their own.
             (folder / file["name"]).write_bytes(content)
     path.write_text(yaml.safe_dump(registry), "utf8")

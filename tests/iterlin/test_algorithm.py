@@ -14,7 +14,7 @@ from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import Solved, every, never, when_solved
 from iterlin.training.step import Step
-from iterlin_study.networks.modules import normalize
+from iterlin_study.networks.convnets import normalize
 from problems import dense, flat, network
 
 SQUARED = losses.mean(losses.squared_error)

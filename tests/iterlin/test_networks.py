@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 from iterlin.networks.mlp import mlp
-from iterlin_study.networks.modules import normalize
+from iterlin_study.networks.convnets import normalize
 from problems import bare, flat
 from refusals import refused
 

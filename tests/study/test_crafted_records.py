@@ -10,7 +10,7 @@ import xarray as xr
 import yaml
 from bs4 import BeautifulSoup
 from crafted import TEXT
-from iterlin_book import build_facts
+from iterlin_book import merge
 from iterlin_study.records import comparison, records
 from iterlin_study.report import claims, claims_table, openings, tables
 from iterlin_study.report import page as page_module
@@ -72,7 +72,7 @@ def test_no_text_of_a_record_acts_on_a_page(root, monkeypatch, displayed):
     for part in (shown.show_all, shown.show_origin, shown.show_missed):
         part()
     monkeypatch.setattr(comparison, "experiments", lambda: ["trial"])
-    filled = build_facts.fill(build_facts.QUICK_RUNS, {})
+    filled = merge.fill(merge.QUICK_RUNS, {})
     assert "Heading" in filled
     assert "\n\n" not in filled  # a blank line would end the HTML within the page's Markdown
     html = BeautifulSoup("\n".join([filled, *(shown.data for shown in displayed)]), "html.parser")

@@ -1,5 +1,6 @@
-"""Files are accepted by size and hash alone; whatever else happens is one clear error."""
+"""Files are accepted by hash alone; whatever else happens is one clear error."""
 
+import gc
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -83,12 +84,15 @@ def test_a_file_is_downloaded_once_and_again_where_it_is_damaged(served, server)
     assert path.read_bytes() == CONTENT
 
 
+# Pooch leaves it to the garbage collector to close the connection after an error.
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @pytest.mark.parametrize(
     "answer", [CONTENT[:70_000], CONTENT[::-1], None], ids=["interrupted", "other hash", "404"]
 )
 def test_a_download_that_fails_names_the_remedy_and_leaves_nothing(served, server, answer):
     server.answers = [answer]
     fails(NAME, digest(CONTENT), "http://127.0.0.1", served, "ITERLIN_DATA")
+    gc.collect()
     assert not list(served.iterdir())
 
 
@@ -101,10 +105,7 @@ def test_a_folder_of_data_comes_first_and_files_of_one_name_are_told_apart(serve
     assert len(server.asked) == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "fault"), [(CONTENT[::-1], "SHA-256"), (CONTENT[:50], "50 bytes")]
-)
-def test_a_wrong_file_in_the_folder_is_an_error(served, server, mine, content, fault):
-    (mine / NAME).write_bytes(content)
-    fails(f"{mine / NAME}", fault, "http://127.0.0.1")
+def test_a_wrong_file_in_the_folder_is_an_error(served, server, mine):
+    (mine / NAME).write_bytes(CONTENT[::-1])
+    fails(f"{mine / NAME}", f"SHA-256 {digest(CONTENT)}", "http://127.0.0.1")
     assert server.asked == []

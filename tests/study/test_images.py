@@ -87,9 +87,9 @@ test_bad_settings_are_refused = refused(
     lambda call: call(),
     (lambda: images.load("imagenet"), "'imagenet'"),
     (lambda: images.load("digits", train=0), "train"),
-    (lambda: images.load("digits", train=1001), "train=1001"),
+    (lambda: images.load("digits", train=1001), "size 1001"),
     (lambda: images.load("digits", validation=1000), "validation=1000"),
-    (lambda: images.load("digits", test=798), "test=798"),
+    (lambda: images.load("digits", test=798), "size 798"),
     (lambda: images.nested_subset([0, 1], 3, 0), "size 3"),
 )
 

@@ -6,7 +6,6 @@ fetches ahead of time, for example on the login node of a cluster whose jobs hav
 """
 
 import argparse
-import hashlib
 import os
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import NamedTuple
 
 import yaml
 from iterlin.linearise.validation import check_one_of
-from tqdm import tqdm
 
 REGISTRY = Path(__file__).with_name("registry.yml")
 FOLDER_VARIABLE = "ITERLIN_DATA"
@@ -26,11 +24,10 @@ class DownloadError(RuntimeError):
 
 
 class File(NamedTuple):
-    """One file of the registry; bytes is its size."""
+    """One file of the registry."""
 
     name: str
     sha256: str
-    bytes: int
     url: str
 
 
@@ -45,13 +42,13 @@ def registry() -> dict[str, dict]:
 
 def cache_folder() -> Path:
     """Return the folder of downloads: the user's cache folder of the operating system."""
-    import pooch  # here, like requests below: only where something may be downloaded
+    import pooch  # here: only where a file is checked or may be downloaded
 
     return Path(pooch.os_cache("iterlin"))
 
 
 def fetch(name: str) -> list[Path]:
-    """Return the paths of a data set's files, verified by size and SHA-256, in order.
+    """Return the paths of a data set's files, verified by SHA-256, in order.
 
     Raises ValueError for an unknown name and DownloadError for a file that cannot be had. A file
     in the folder ITERLIN_DATA with that name but another content is an error, not downloaded over.
@@ -63,33 +60,24 @@ def fetch(name: str) -> list[Path]:
 
 def _in_folder(file: File) -> Path | None:
     """Find the file in the folder ITERLIN_DATA, at any depth; None if there is none."""
+    import pooch
+
     named = os.environ.get(FOLDER_VARIABLE)
     if not named:
         return None
     folder = Path(named).expanduser()
     if not folder.is_dir():
         raise DownloadError(f"{FOLDER_VARIABLE} names {folder}, which is not a folder")
-    faults = []
-    for path in sorted(folder.rglob(file.name)):  # Fashion-MNIST's files bear MNIST's names
-        fault = _fault(path, file)
-        if fault is None:
+    paths = sorted(folder.rglob(file.name))  # Fashion-MNIST's files bear MNIST's names
+    for path in paths:
+        if pooch.file_hash(str(path)) == file.sha256:
             return path
-        faults.append(f"{path} {fault}")
-    if faults:
+    if paths:
         raise DownloadError(
-            f"{faults[0]}; replace it, or remove it to download {file.name} from {file.url}"
+            f"{paths[0]} does not have the SHA-256 {file.sha256}; replace it, or remove it to "
+            f"download {file.name} from {file.url}"
         )
     return None
-
-
-def _fault(path: Path, file: File) -> str | None:
-    """Say what is wrong with a copy of the file; None if nothing."""
-    size = path.stat().st_size
-    if size != file.bytes:
-        return f"has {size} bytes instead of {file.bytes} (SHA-256 {file.sha256})"
-    with open(path, "rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
-    return None if found == file.sha256 else f"has SHA-256 {found} instead of {file.sha256}"
 
 
 def _download(file: File) -> Path:
@@ -104,27 +92,15 @@ def _download(file: File) -> Path:
         urls={file.name: file.url},
         retry_if_failed=RETRIES,
     )
+    downloader = pooch.HTTPDownloader(progressbar=True, chunk_size=2**16, timeout=30)
     try:
-        return Path(store.fetch(file.name, downloader=_stream))
+        return Path(store.fetch(file.name, downloader=downloader))
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise DownloadError(
             f"cannot fetch {file.name} (SHA-256 {file.sha256}) from {file.url}: {reason}; put the "
             f"file into the folder that {FOLDER_VARIABLE} names, or into {cache}"
         ) from error
-
-
-def _stream(url, output_file, _):
-    """Download as Pooch does, but close the connection after an error."""
-    import requests
-
-    with requests.get(url, stream=True, timeout=30) as response:
-        response.raise_for_status()
-        size = int(response.headers.get("Content-Length", 0)) or None
-        with open(output_file, "wb") as written, tqdm(total=size, unit="B", unit_scale=True) as bar:
-            for chunk in response.iter_content(2**16):
-                written.write(chunk)
-                bar.update(len(chunk))
 
 
 def main(arguments: list[str] | None = None) -> int:

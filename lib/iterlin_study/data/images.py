@@ -1,9 +1,13 @@
 """Image data as arrays: official splits, class-balanced nested subsets, crops and flips.
 
-Pixels come from `downloads` (MNIST and CIFAR-10, parsed by `image_files`) or with scikit-learn
-(digits). Nothing that is downloaded is ever unpickled.
+Pixels come from `downloads` (MNIST and CIFAR-10), whose files have been verified by their SHA-256,
+or with scikit-learn (digits). Nothing that is downloaded is ever unpickled.
 """
 
+import gzip
+import io
+import tarfile
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -17,10 +21,12 @@ from iterlin.linearise.validation import (
 )
 from jaxtyping import Array, Float
 
-from iterlin_study.data import downloads, image_files
+from iterlin_study.data import downloads
 from iterlin_study.data.toy import Dataset, nested_subset
 
 DIGITS_POOL = 1000
+CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer")
+CIFAR_CLASSES += ("dog", "frog", "horse", "ship", "truck")
 
 
 class ImageSplit(NamedTuple):
@@ -58,13 +64,8 @@ def load(
         if size is not None:
             check_positive_integer(part, size)
     x, y, x_test, y_test = _READERS[name]()
-    if validation + (train or 1) > len(y):
-        raise ValueError(
-            f"{name} has {len(y)} training images: train={train} and validation={validation} "
-            "are more than that"
-        )
-    if test is not None and test > len(y_test):
-        raise ValueError(f"{name} has {len(y_test)} test images, fewer than test={test}")
+    if validation >= len(y):
+        raise ValueError(f"validation={validation} takes all {len(y)} training images of {name}")
     held_out = nested_subset(y, validation, (seed, 1))
     pool = np.setdiff1d(np.arange(len(y)), held_out)
     chosen = pool[nested_subset(y[pool], len(pool) if train is None else train, seed)]
@@ -133,14 +134,65 @@ def _read_digits():
     return x[chosen], y[chosen], x[others], y[others]
 
 
+def _read_idx(path: Path) -> np.ndarray:
+    """Read the IDX format: 0, 0, 8, the rank, each size as 4 bytes (big-endian), values."""
+    content = gzip.decompress(path.read_bytes())
+    rank = content[3]
+    shape = np.frombuffer(content, dtype=">u4", count=rank, offset=4)
+    return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * rank).reshape(shape)
+
+
+def _members(path: Path) -> dict[str, bytes]:
+    """Return the contents of the files of a .tar.gz archive by name, without extracting it."""
+    with tarfile.open(path, mode="r:gz") as archive:
+        return {m.name: archive.extractfile(m).read() for m in archive if m.isfile()}
+
+
+def _read_cifar_binary(path: Path) -> tuple[np.ndarray, ...]:
+    """Read the official binary version: per image a label, then 1,024 bytes of each colour.
+
+    Returns x (N, 32, 32, 3) and y (N,) of the training set, then those of the test set.
+    """
+    found = _members(path)
+
+    def batches(names):
+        content = b"".join(found[f"cifar-10-batches-bin/{name}.bin"] for name in names)
+        records = np.frombuffer(content, dtype=np.uint8).reshape(-1, 3073)
+        pixels = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        return np.ascontiguousarray(pixels), records[:, 0].copy()
+
+    return *batches([f"data_batch_{i}" for i in range(1, 6)]), *batches(["test_batch"])
+
+
+def _read_cifar_jpeg(path: Path) -> tuple[np.ndarray, ...]:
+    """Read <any>/{train,test}/<class>/<number>.jpg in that order; returns as `_read_cifar_binary`.
+
+    Decoders of JPEG may differ by a grey level.
+    """
+    from PIL import Image
+
+    found = {"train": {}, "test": {}}
+    for name, content in _members(path).items():
+        part, label, file = ("", "", "", *name.split("/"))[-3:]
+        if part in found and file.endswith(".jpg"):
+            pixels = np.asarray(Image.open(io.BytesIO(content), formats=("JPEG",)))
+            found[part][CIFAR_CLASSES.index(label), file] = pixels
+    arrays = []
+    for images in found.values():
+        order = sorted(images)
+        arrays.append(np.stack([images[key] for key in order]))
+        arrays.append(np.asarray([label for label, _ in order], dtype=np.uint8))
+    return tuple(arrays)
+
+
 def _read_mnist():
-    x, y, x_test, y_test = (image_files.read_idx(path) for path in downloads.fetch("mnist"))
+    x, y, x_test, y_test = (_read_idx(path) for path in downloads.fetch("mnist"))
     return x[..., None], y, x_test[..., None], y_test
 
 
 _READERS = {
     "digits": _read_digits,
     "mnist": _read_mnist,
-    "cifar10": lambda: image_files.read_cifar_binary(*downloads.fetch("cifar10")),
-    "cifar10-jpeg": lambda: image_files.read_cifar_jpeg(*downloads.fetch("cifar10-jpeg")),
+    "cifar10": lambda: _read_cifar_binary(*downloads.fetch("cifar10")),
+    "cifar10-jpeg": lambda: _read_cifar_jpeg(*downloads.fetch("cifar10-jpeg")),
 }

@@ -1,6 +1,5 @@
 """Find an experiment's page and its parameters at a tier."""
 
-import ast
 import json
 import re
 from collections.abc import Mapping
@@ -14,6 +13,8 @@ CELL = re.compile(
     r"^```\{code-cell\}.*\n(?P<options>(?:---\n(?:.*\n)*?---\n)?(?::.*\n)*)\n*(?P<code>(?:.*\n)*?)```$",
     re.MULTILINE,
 )
+# The tag among a cell's options, in one line or in a list of several; not in a caption.
+TAGGED = re.compile(r"^:?tags:(?:.*|(?:\n- .*)*\n- )\bparameters\b", re.MULTILINE)
 
 
 def path_of(experiment: str) -> Path:
@@ -35,16 +36,13 @@ def defaults(page: Path) -> dict:
     Raises ValueError if the cell fails when it is run by itself.
     """
     for cell in CELL.finditer(page.read_text("utf8")):
-        if "parameters" in re.findall(r"\w+", cell["options"]):
+        if TAGGED.search(cell["options"]):
             found: dict = {}
             try:
                 exec(compile(cell["code"], str(page), "exec"), found)
             except Exception as error:
                 raise ValueError(f"{page}: the parameters cell fails: {error}") from error
-            assigned = (n for n in ast.walk(ast.parse(cell["code"])) if isinstance(n, ast.Name))
-            names = dict.fromkeys(n.id for n in assigned if isinstance(n.ctx, ast.Store))
-            # The variables of a comprehension are not among what the cell defines.
-            return {name: found[name] for name in names if name in found}
+            return {name: value for name, value in found.items() if not name.startswith("__")}
     return {}
 
 
@@ -65,22 +63,21 @@ def plain(values: Mapping) -> dict:
     return json.loads(json.dumps(dict(values), sort_keys=True))
 
 
-def tier_values(file: Path, readers: tuple[Path, ...] = ()) -> dict:
-    """The values of a tier's file over those of the file that it is ``like``: the one of the same
-    tier of another page in its folder. Raises ValueError, naming the file, for what is no such."""
+def tier_values(file: Path) -> dict:
+    """Return the values of a tier's file over those of the file that it is ``like``.
+
+    That file is the one of the same tier of another page in the same folder. Raises ValueError,
+    naming the file, if one of them cannot be read or is no mapping.
+    """
     try:
         values = strict_yaml.load(file.read_text("utf8")) or {}
-    except FileNotFoundError:
-        raise ValueError(f"{readers[-1]}: there is no {file} for it to be like") from None
-    except ValueError as error:  # that it is not UTF-8, too
+    except (OSError, ValueError) as error:
         raise ValueError(f"{file}: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{file}: expected lines of the form 'name: value'")
     if (like := values.pop("like", None)) is None:
         return values
-    if not re.fullmatch(r"\w+", str(like)):
-        raise ValueError(f"{file}: 'like' must be the name of a page beside it, not {like!r:.60}")
     other = file.with_name(f"{like}.{file.name.partition('.')[2]}")
-    if other in (file, *readers):
-        raise ValueError(f"{file}: it is like itself, by way of '{like}'")
-    return tier_values(other, (*readers, file)) | values
+    if not other.is_file():
+        raise ValueError(f"{file}: it is like {other}, which does not exist")
+    return tier_values(other) | values

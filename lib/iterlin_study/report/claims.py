@@ -35,8 +35,6 @@ RULES = {
     "below": lambda value: (-math.inf, value),
     "within": lambda value: (-value, value),
 }
-# What a statistic can be, by the unit that its words name.
-UNITS = {"(%)": (0.0, 100.0), "points)": (-100.0, 100.0), "runs that": (0.0, math.inf)}
 OLDER = "the record is older than the rule"
 REQUIRED = {"id", "version", "claim", "place", "paper", "page", "expected"}
 ALLOWED = REQUIRED | {"experiment", "why", "requires", "statements", "finding"}
@@ -144,16 +142,6 @@ def _problem_of_statement(statement: object) -> str:
         return f"compares with {value!r}, which is not a number"
     if rule == "within" and value <= 0:
         return f"allows nothing: within {value:g}"
-    return _problem_of_range(statement["says"], *RULES[rule](float(value)))
-
-
-def _problem_of_range(says: str, low: float, high: float) -> str:
-    """What no outcome, or every one, would satisfy, by the unit in the statement's words."""
-    for unit, (least, most) in UNITS.items():
-        if unit in says and (high <= least or low >= most):
-            return f"allows nothing: {says!r} lies between {least:g} and {most:g}"
-        if unit in says and low < least and high > most:
-            return f"allows everything: {says!r} lies between {least:g} and {most:g}"
     return ""
 
 
@@ -263,30 +251,6 @@ def _examine(statement: dict, record) -> Statement:
 def verdicts(page: str | None = None) -> list[Verdict]:
     """Return the verdicts on all claims, or on those of one page (its path without extension)."""
     return [judge(row) for row in load_claims() if page is None or row["page"] == page]
-
-
-def telling(verdict: Verdict) -> list[Statement]:
-    """Return the statements that explain a verdict best.
-
-    The first statement; if the claim is not reproduced, or refuted, the first that fails; if partly
-    or open the first that holds and the first that does not. A statement that begins 'the same'
-    refers to the one before, which is then shown, too.
-    """
-    statements = verdict.statements
-    if verdict.verdict in (NOT, REFUTED):
-        chosen = [next(s for s in statements if s.outcome == "fails")]
-    elif verdict.verdict in (PARTLY, OPEN):
-        held = [s for s in statements if s.outcome == "holds"]
-        chosen = [*held[:1], next(s for s in statements if s.outcome != "holds")]
-    else:
-        chosen = [statements[0]]
-    places = set()
-    for place in map(statements.index, chosen):
-        places.add(place)
-        while place and statements[place].says.startswith("the same"):
-            place -= 1
-        places.add(place)
-    return [statements[place] for place in sorted(places)]
 
 
 def summary() -> str:

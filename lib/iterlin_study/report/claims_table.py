@@ -6,7 +6,7 @@ from html import escape
 from IPython.display import HTML, display
 
 from iterlin_study.report import claims
-from iterlin_study.report.claims import OURS, VERSIONS, Statement, Verdict, telling, verdicts
+from iterlin_study.report.claims import OURS, VERSIONS, Statement, Verdict, verdicts
 from iterlin_study.report.intervals import text
 
 # Words carry the verdict; the colours (colour-blind safe, white on each at 5:1 or more) only help.
@@ -106,7 +106,7 @@ def _row(verdict: Verdict, *, opened: bool) -> str:
 
 
 def _found(verdict: Verdict) -> str:
-    """The row's sentence; without one the statements that tell the verdict, or why there is none.
+    """Return the row's sentence; without one its statements, or why there are none.
 
     As HTML, an outcome and its number first: of what follows only as much is shown as fits.
     """
@@ -116,7 +116,7 @@ def _found(verdict: Verdict) -> str:
         asked = verdict.unmet[0]
         found = [f"{text(asked.found)}, for a test {asked.rule} {asked.value:g}: {asked.says}"]
     elif verdict.statements:
-        found = [f"{s.outcome}: {text(s.found)}, {s.says}" for s in telling(verdict)]
+        found = [f"{s.outcome}: {text(s.found)}, {s.says}" for s in verdict.statements]
     else:
         found = [verdict.row.get("why", "")]
     if verdict.tier and verdict.partial:

@@ -23,12 +23,7 @@ STYLE = """<style>
 
 
 def show(page: str) -> None:
-    """Display what the page (its path without extension) finds: a verdict and a sentence a claim.
-
-    Raises ValueError if it judges none.
-    """
-    if not claims_table.verdicts(page):
-        raise ValueError(f"no claim of the ledger is judged by the page {page!r}")
+    """Display the page's verdicts, with a sentence for each; page: its path without extension."""
     display(HTML(f'{STYLE}<div class="opening">{claims_table.table(page, opened=False)}</div>'))
 
 
