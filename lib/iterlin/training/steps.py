@@ -150,6 +150,12 @@ def run_steps(
         identity = start_settings(state, fixed, (data, *more), sets, looks) | settings
         identity |= {name: program_digest(program) for name, program in programs.items()}
     trainer = StepTrainer(state, take, look)
-    kept = {"checkpoint": checkpoint, "identity": identity}
-    history, seconds = run(trainer, looks, callback=callback, progress=progress, **kept)
+    history, seconds = run(
+        trainer,
+        looks,
+        callback=callback,
+        progress=progress,
+        checkpoint=checkpoint,
+        identity=identity,
+    )
     return trainer.state, history, seconds
