@@ -100,8 +100,9 @@ window.iterlin = (() => {
   }
 
   // The rules of WCAG 2.1, A and AA, that what has words is called by them, and of the best
-  // practices that tables have no empty headers and all of a page stands in a landmark.
-  async function axe() {
+  // practices that tables have no empty headers and all of a page stands in a landmark. With
+  // `coloursAlone`, the rules of colours.
+  async function axe(coloursAlone) {
     const mark = "data-iterlin-look";
     for (const element of document.querySelectorAll(`[${mark}]`)) element.removeAttribute(mark);
     for (const element of looks()) element.setAttribute(mark, "");
@@ -109,16 +110,18 @@ window.iterlin = (() => {
     const formulas = [...document.querySelectorAll("mjx-container")].map((e) => [e, [...e.childNodes]]);
     for (const [element] of formulas) element.replaceChildren();
     window.axe.configure({ rules: [{ id: "color-contrast", selector: `[${mark}]` }] });
-    const { violations } = await window.axe.run({
+    const everything = {
       runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"],
       rules: {
         "label-content-name-mismatch": { enabled: true },
         "empty-table-header": { enabled: true },
         region: { enabled: true },
       },
-      resultTypes: ["violations"],
-      preload: false,
-    });
+    };
+    const colours = { runOnly: { type: "rule", values: ["color-contrast", "link-in-text-block"] } };
+    const rules = coloursAlone ? colours : everything;
+    const settings = { ...rules, resultTypes: ["violations"], preload: false };
+    const { violations } = await window.axe.run(settings);
     for (const [element, parts] of formulas) element.replaceChildren(...parts);
     return violations.flatMap((rule) =>
       rule.nodes.map((node) => {

@@ -51,24 +51,26 @@ FAULTS = {
         r"a formula fails: Undefined control sequence \\foo",
     ),
     "unset": ('<span class="math" id="unset">x</span>', BOTH, "#unset", "TeX is left as it is: x"),
-    "wordless": ('<button id="wordless"></button>', BOTH, "#wordless", "button-name"),
-    "corner": (TABLE, BOTH, "#corner", "empty-table-header"),
+    "wordless": ('<button id="wordless"></button>', PHONE, "#wordless", "button-name"),
+    "corner": (TABLE, PHONE, "#corner", "empty-table-header"),
     "folded": (PALE, DESK, "#pale", "color-contrast: .*#999999"),
     "night": ('<p id="night">dim</p>', PHONE, "#night", "color-contrast: .*#444444"),
     "aside": (TURNS.replace("OPTIONS", 'tabindex="-1"'), PHONE, "#dial", "Tab does not reach it"),
     "silent": (DIAL.replace("TURNED", ""), PHONE, "#dial", "nothing shown changes"),
-    "then": (TURNS.replace("=> {", "=> { " + ADDS + ";"), BOTH, "button", "button-name"),
+    "then": (TURNS.replace("=> {", "=> { " + ADDS + ";"), PHONE, "button", "button-name"),
+    "beside": ('<button id="beside"></button>', BOTH, "#beside", "button-name"),
 }
 SOUND_BODY = PALE.replace("#999", "inherit") + DRAWN.format(300, 300) + FIGURE.format(360) + TURNS
-# A dial is turned on a page of its own; the other faults share one.
-ALONE = ("aside", "silent", "then")
+# A dial is turned on a page of its own, and the landing page is looked at whole at each width; the
+# other faults share a page.
+ALONE = {"aside": "aside", "silent": "silent", "then": "then", "beside": "index"}
 
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory):
     """What the command says of a sound page and of pages with planted faults."""
     folder = tmp_path_factory.mktemp("html")
-    bodies = {"sound": SOUND_BODY, **{name: FAULTS[name][0] for name in ALONE}}
+    bodies = {"sound": SOUND_BODY, **{page: FAULTS[name][0] for name, page in ALONE.items()}}
     bodies["many"] = "\n".join(FAULTS[name][0] for name in FAULTS if name not in ALONE)
     for name, body in bodies.items():
         (folder / f"{name}.html").write_text(SOUND.replace("BODY", body), "utf8")
@@ -77,14 +79,14 @@ def lines(tmp_path_factory):
     *lines, total = said.getvalue().splitlines()
     # The console tells of a request that fails, too.
     lines = [line for line in lines if f"{ELSEWHERE}: console error" not in line]
-    assert total.startswith("5 pages, ")
+    assert total.startswith("6 pages, ")
     return lines
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_planted_fault_is_named_once_with_its_widths(lines, name):
     _, widths, selector, pattern = FAULTS[name]
-    page = name if name in ALONE else "many"
+    page = ALONE.get(name, "many")
     whole = rf"{page}\.html at {widths}: (.* )?\S*{re.escape(selector)}: .*{pattern}"
     assert len([line for line in lines if re.match(whole, line)]) == 1, lines
 
