@@ -18,7 +18,7 @@ from iterlin.training.step import Step
 from iterlin.training.watching import UPDATES, Watch, check_watch, log_steps, observer
 from iterlin_study.runs import grids
 from iterlin_study.runs.groups import Problem
-from problems import bare, flat, network, single
+from problems import bare, flat, network
 from refusals import refused
 from roads import train, train_sweep
 
@@ -93,27 +93,6 @@ def test_training_equals_a_plain_loop(problem, loss, optimizer, period, batch_si
     assert history["all_loss"][-1] == pytest.approx(final, rel=1e-12)
     proxy = linearize(f, state.anchor)(state.params, data[0])
     assert history["all_loss_proxy"][-1] == pytest.approx(float(loss(proxy, data[1])), rel=1e-12)
-
-
-@pytest.mark.optimized
-def test_period_one_is_plain_gradient_descent_bit_for_bit():
-    f, *given = classification()
-    params, (x, y) = single(given)
-    key, num_steps, batch_size = jax.random.key(3), 40, 4
-    settings = {"loss": MEAN_ENTROPY, "optimizer": optax.sgd(0.1), "schedule": every(1)}
-    settings |= {"num_steps": num_steps, "batch_size": batch_size, "key": key}
-    state, _ = train(f, params, (x, y), **settings)
-
-    @jax.jit
-    def step(params, x, y):
-        gradient = jax.grad(lambda p: MEAN_ENTROPY(f(p, x), y))(params)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
-
-    for rows in batches(key, 10, batch_size, num_steps):
-        params = step(params, x[rows], y[rows])
-    for found, expected in zip(jax.tree.leaves(state.params), jax.tree.leaves(params), strict=True):
-        assert found.dtype == jnp.float32
-        np.testing.assert_array_equal(found, expected)
 
 
 def test_never_is_training_of_the_linearised_network():
