@@ -129,7 +129,7 @@ lock: ## pin what pyproject.toml asks for, the rest as it is (UPGRADE=1: the new
 	@$(COMPILE) --extra gpu --constraints requirements.lock -o requirements-gpu.lock
 
 dist: book $(DEV) ## make dist/: the library's wheel and source archive, tested, and the book for a deposit
-	@$(PYTEST) tests/book/test_wheel.py
+	@$(PYTEST) --nightly tests/book/test_wheel.py
 	@$(BIN)/python -m iterlin_book.pdf || [ $$? -eq 3 ]  # 3: no chromium, and so no PDF
 	@rm -rf dist && $(BIN)/python -m iterlin_book.dist
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from unittest import mock
 
@@ -12,7 +13,7 @@ import pytest
 import toy_book
 from bs4 import BeautifulSoup
 from crafted import TEXT
-from iterlin_book import offline, render
+from iterlin_book import offline, references, render
 from iterlin_book.build import main as build_main
 from toy_book import build, edit, executed, html
 
@@ -79,6 +80,41 @@ def test_each_page_offers_its_notebook_which_says_how_to_install_the_library(fin
     nbformat.validate(notebook)
     assert "pip install" in notebook.cells[0].source
     assert "pip install" not in html(finished, page)
+
+
+@pytest.fixture
+def reference(book):
+    """The reference of a page that has run; none is left of a page that is not compared."""
+    folder = book / references.FOLDER
+    folder.mkdir(parents=True)
+    (folder / "pages.txt").write_text("xor  # quick\n\n-other  above a minute\n")
+    (folder / "old.ipynb").write_text("{}")
+    with mock.patch.dict(os.environ):  # which a build changes
+        assert references.main(["--root", str(book)]) == 0
+    (path,) = folder.rglob("*.ipynb")
+    assert path == references.path_of(book, XOR)
+    return path
+
+
+def test_references_hold_no_pictures(reference):
+    notebook = nbformat.read(reference, as_version=4)
+    assert [cell.execution_count for cell in notebook.cells] == [1, 2, 3]
+    assert "image/" not in nbformat.writes(notebook)
+    assert "<Figure" in nbformat.writes(notebook)
+
+
+@pytest.mark.nightly
+def test_nbval_compares_what_cells_print(book, reference):
+    edit(book, "lib/iterlin/__init__.py", "4 * x", "4 * x + 1")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", str(reference)],
+        cwd=book,
+        env=toy_book.environment(book),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 failed, 2 passed" in done.stdout
 
 
 def rebuilt(book, capsys, *more):
@@ -151,7 +187,6 @@ negate(7)"""
 
 def interrupted(book, how, capsys):
     """A build that is ended in the midst of a cell: its status and its output."""
-    (book / "started").unlink(missing_ok=True)
     # Killed is the shell that started it; its notebooks have to notice.
     before = ["sh", "-c", '"$@"; :', "sh"] if how == signal.SIGKILL else []
     asked = ["build", "book", "--parent"]
@@ -161,11 +196,11 @@ def interrupted(book, how, capsys):
         assert time.monotonic() < deadline, "the slow cell never began"
         time.sleep(0.05)
     if how == signal.SIGKILL:
+        process.kill()
+    else:
         status, _, errors = rebuilt(book, capsys)
         assert status == 2
         assert errors.startswith("another build is running here (process ")
-        process.kill()
-    else:
         os.killpg(process.pid, how)
     output, _ = process.communicate(timeout=30)  # until nothing writes any more
     assert process.returncode != 0
@@ -173,12 +208,17 @@ def interrupted(book, how, capsys):
     return output
 
 
-def test_an_interrupted_build_goes_on_with_the_same_command(book, capsys):
+@pytest.mark.parametrize(
+    "how",
+    [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)],
+    ids=lambda how: how.name,
+)
+def test_an_interrupted_build_goes_on_with_the_same_command(book, how, capsys):
     edit(book, f"book/{OTHER}.md", "negate(7)", SLOW)
-    output = interrupted(book, signal.SIGINT, capsys)
-    assert "interrupted: run the same command again to go on" in output.splitlines()
-    assert "Traceback" not in output
-    interrupted(book, signal.SIGKILL, capsys)
+    output = interrupted(book, how, capsys)
+    if how == signal.SIGINT:
+        assert "interrupted: run the same command again to go on" in output.splitlines()
+        assert "Traceback" not in output
     (book / "go").touch()
     assert build(book) == [OTHER]
     assert "-7" in html(book, OTHER)

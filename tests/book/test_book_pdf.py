@@ -4,12 +4,6 @@ import pytest
 import toy_book
 from iterlin_book import chromium, merge, pdf
 
-try:
-    chromium.found()
-except chromium.Missing as reason:
-    pytest.skip(str(reason), allow_module_level=True)
-import pikepdf
-
 SETTINGS = '## Settings\n\nSee <a href="#settings">above</a> and {doc}`/other`.\n\n'
 
 
@@ -17,7 +11,24 @@ def titles(items):
     return [(item.title, titles(item.children)) for item in items]
 
 
-def test_pdf_has_an_outline_and_links(tmp_path, monkeypatch, capsys):
+def test_without_a_browser_no_pdf_is_made_and_no_older_one_is_left(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(chromium, "NAMES", ("no-such-browser",))
+    path = tmp_path / "_build" / "iterlin.pdf"
+    path.parent.mkdir()
+    path.touch()
+    assert pdf.main(tmp_path) == 3
+    assert "no PDF was made: no chromium" in capsys.readouterr().err
+    assert not path.exists()
+
+
+@pytest.mark.nightly
+def test_pdf_has_an_outline_and_links(tmp_path):
+    try:
+        chromium.found()
+    except chromium.Missing as reason:
+        pytest.skip(str(reason))
+    import pikepdf
+
     root = toy_book.create(tmp_path)
     toy_book.edit(root, "book/last.md", "# Last page\n", f"# Last page\n\n{SETTINGS}")
     toy_book.edit(root, "book/index.md", "See {eq}", f"{SETTINGS}See {{eq}}")
@@ -37,9 +48,3 @@ def test_pdf_has_an_outline_and_links(tmp_path, monkeypatch, capsys):
     order = ["Toy", "First page", "A picture", "Second page", "Last page"]
     assert sorted(order, key=text.index) == order
     assert "#" not in text
-
-    # Without a browser it says so and leaves no older print.
-    monkeypatch.setattr(chromium, "NAMES", ("no-such-browser",))
-    assert pdf.main(root) == 3
-    assert "no PDF was made: no chromium" in capsys.readouterr().err
-    assert not (root / "_build" / "iterlin.pdf").exists()

@@ -113,6 +113,7 @@ def test_the_book_s_zip_holds_the_book_the_records_and_their_sums(tmp_path):
     assert sums == [f"{digest}  {name}" for name in inside]
 
 
+@pytest.mark.nightly
 def test_the_library_imports_and_the_readme_s_python_runs_with_the_library_alone(
     installed, tmp_path
 ):

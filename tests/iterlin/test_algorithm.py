@@ -242,6 +242,8 @@ def test_a_part_of_a_normalised_network_moves_as_if_the_rest_were_written_into_i
     settings |= {"trainable": lambda path: path == "last"}
     state, history = roads.train(f, params, data, **settings)
     np.testing.assert_allclose(state.params["last"], expected.params, rtol=1e-11)
+    for name in params.keys() - {"last"}:
+        np.testing.assert_array_equal(state.params[name], params[name])
     np.testing.assert_allclose(flat(state.statistics), flat(expected.statistics), rtol=1e-11)
     for name, values in reference.items():
         np.testing.assert_allclose(history[name], values, rtol=1e-11, err_msg=name)

@@ -10,15 +10,18 @@ import problems
 import pytest
 from iterlin.kernels import cached, ntk
 from iterlin.linearise.parameters import bind_fixed, partition
-from iterlin_study.networks import convnets
+from iterlin.networks.convolution import conv2d
 
 N = 7
 
 
 def convolutions():
-    net = convnets.lenet((8, 8, 3), channels=4, kernel_size=3, padding="SAME", hidden=(5,))
-    x = jax.random.normal(jax.random.key(1), (N, 8, 8, 3))
-    return net.apply, net.init(jax.random.key(0)), x
+    params = {"w": problems.normal(3, 3, 2, 2), "out": problems.normal(2, 3)}
+
+    def f(p, x):
+        return jnp.tanh(conv2d(x, p["w"], padding="SAME")).sum((1, 2)) @ p["out"]
+
+    return f, params, problems.normal(N, 6, 6, 2)
 
 
 def dense():

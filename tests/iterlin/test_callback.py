@@ -125,7 +125,9 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("kind", LINES)
+@pytest.mark.parametrize(
+    "kind", ["steps", "closed_form", pytest.param("flow", marks=pytest.mark.nightly)]
+)
 def test_a_checkpoint_with_more_steps_gives_one_long_run(kind, tmp_path):
     """To the bit; step 20 is in the midst of a period of 7."""
     settings = {**LINES[kind], "checkpoint": tmp_path / "run.npz"}

@@ -195,7 +195,7 @@ def launched(tmp_path, folder):
     """The grid in a process of its own, which keeps its runs there, and once more without them."""
     script = tmp_path / "grid.py"
     script.write_text(GRID)
-    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
+    environment = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")} | os.environ
     command = [sys.executable, str(script), str(folder)]
     with (tmp_path / "errors").open("w+") as errors:
         process = subprocess.Popen(

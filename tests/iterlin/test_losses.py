@@ -217,7 +217,7 @@ def test_the_curvature_of_a_loss_is_bounded_by_its_hessian():
         assert losses.smoothness(loss, targets) == bound
         assert losses.smoothness(losses.mean(loss), targets) == bound / targets.size
     weighted = losses.mean(partial(PADDED, class_weights=WEIGHTS))
-    hessian = jax.hessian(weighted)(LOGITS, TOKENS).reshape(60, 60)
+    hessian = jax.jit(jax.hessian(weighted))(LOGITS, TOKENS).reshape(60, 60)
     assert np.linalg.eigvalsh(hessian)[-1] <= losses.smoothness(weighted, TOKENS)
     with pytest.raises(ValueError, match=r"no bound on the curvature of .* is known"):
         losses.smoothness(jnp.sum, targets)

@@ -105,9 +105,14 @@ def test_nothing_moves_where_the_gradient_vanishes_or_is_nan(start, certificate)
 )
 def test_a_step_that_goes_too_far_is_halved_until_it_goes_down(loss, start):
     steps = []
-    for unit in (1, 1e-9):  # in which the loss is measured
-        measured = lambda u, _, unit=unit: unit * loss(u)  # noqa: E731
-        found = minimize(identity(jnp.full((4, 1), start), measured, 1e-6 * unit), tolerance=1e-8)
+
+    @jax.jit
+    def minimized(unit):
+        objective = identity(jnp.full((4, 1), start), lambda u, _: unit * loss(u), 1e-6 * unit)
+        return minimize(objective, tolerance=1e-8)
+
+    for unit in (1.0, 1e-9):  # in which the loss is measured
+        found = minimized(unit)
         assert float(found.certificate) <= 1e-8
         steps.append(int(found.newton_steps))
         np.testing.assert_allclose(start + found.image, 0, atol=1e-4)
@@ -118,6 +123,10 @@ def test_a_minimum_is_told_from_where_rounding_leaves_more_to_gain():
     classes = jnp.arange(12) % 4
     right = jax.nn.one_hot(classes, 4)
 
+    @jax.jit
+    def is_minimum(outputs):
+        return newton.within_rounding(identity(outputs, lambda u, _: ENTROPY(u, classes), 1e-4))
+
     for outputs, dtype, there in (
         # A gain of 1e-10, which double precision sees beside outputs of 15, and single does not.
         (15 * right, "float32", True),
@@ -126,8 +135,7 @@ def test_a_minimum_is_told_from_where_rounding_leaves_more_to_gain():
         (30 * jnp.roll(right, 1, axis=1), "float32", False),  # flat, but far from the minimum
         (jnp.full_like(right, jnp.nan), "float32", False),
     ):
-        objective = identity(outputs.astype(dtype), lambda u, _: ENTROPY(u, classes), 1e-4)
-        assert bool(newton.within_rounding(objective)) == there
+        assert bool(is_minimum(outputs.astype(dtype))) == there
 
 
 @pytest.mark.parametrize(

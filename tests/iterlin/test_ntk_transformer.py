@@ -70,7 +70,6 @@ def test_outputs_of_any_rank_in_every_form(f, forms):
 
 TRAINABLE = {
     "embeddings": lambda path: path in ("words", "kinds", "positions"),
-    "weights": lambda path: path.endswith("weight"),
     "biases": lambda path: path.endswith(("bias", "shift")),
 }
 

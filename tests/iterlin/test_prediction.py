@@ -124,7 +124,7 @@ def test_one_kernel_for_all_outputs_is_the_full_one_with_nothing_between_them():
 def test_many_times_by_vmap_and_derivatives():
     kernel_dd, kernel_td = gram(4, 3, 6, 1)
     y = jnp.arange(4.0)
-    at = lambda time: predict(kernel_dd, y, kernel_td, time=time)  # noqa: E731
+    at = jax.jit(lambda time: predict(kernel_dd, y, kernel_td, time=time))
     times = jnp.asarray([0.0, 0.5, 2.0])
     np.testing.assert_allclose(jax.vmap(at)(times), list(map(at, times)), atol=1e-13)
     # The equation of the flow at the start: du/dt = K_td y.

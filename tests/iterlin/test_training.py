@@ -18,7 +18,7 @@ from iterlin.training.step import Step
 from iterlin.training.watching import UPDATES, Watch, check_watch, log_steps, observer
 from iterlin_study.runs import grids
 from iterlin_study.runs.groups import Problem
-from problems import bare, flat, network, single
+from problems import bare, flat, network
 from refusals import refused
 from roads import train, train_sweep
 
@@ -95,27 +95,6 @@ def test_training_equals_a_plain_loop(problem, loss, optimizer, period, batch_si
     assert history["all_loss_proxy"][-1] == pytest.approx(float(loss(proxy, data[1])), rel=1e-12)
 
 
-@pytest.mark.optimized
-def test_period_one_is_plain_gradient_descent_bit_for_bit():
-    f, *given = classification()
-    params, (x, y) = single(given)
-    key, num_steps, batch_size = jax.random.key(3), 40, 4
-    settings = {"loss": MEAN_ENTROPY, "optimizer": optax.sgd(0.1), "schedule": every(1)}
-    settings |= {"num_steps": num_steps, "batch_size": batch_size, "key": key}
-    state, _ = train(f, params, (x, y), **settings)
-
-    @jax.jit
-    def step(params, x, y):
-        gradient = jax.grad(lambda p: MEAN_ENTROPY(f(p, x), y))(params)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
-
-    for rows in batches(key, 10, batch_size, num_steps):
-        params = step(params, x[rows], y[rows])
-    for found, expected in zip(jax.tree.leaves(state.params), jax.tree.leaves(params), strict=True):
-        assert found.dtype == jnp.float32
-        np.testing.assert_array_equal(found, expected)
-
-
 def test_never_is_training_of_the_linearised_network():
     f, params, data = classification()
     settings = {"loss": MEAN_ENTROPY, "optimizer": optax.adam(0.02), "num_steps": 60}
@@ -128,18 +107,26 @@ def test_never_is_training_of_the_linearised_network():
 
 
 def test_a_sweep_equals_its_runs_one_by_one():
+    """Also of a network that draws and of which a part is trained."""
     f, _, data = classification()
+
+    def dropped(params, x, key):
+        keep = 1.0 if key is None else jax.random.bernoulli(key, 0.7, x.shape) / 0.7
+        return f(params, x * keep)
+
     model, periods, keys = mlp((3, 6, 3)), (1, 5, math.inf), jax.random.split(jax.random.key(7))
     settings = {"loss": MEAN_ENTROPY, "optimizer": optax.sgd(0.05), "num_steps": 12}
     settings |= {"batch_size": 4, "evaluate": {"train": data}}
     settings |= {"metrics": {"loss": MEAN_ENTROPY, "accuracy": losses.accuracy}}
-    states, history = train_sweep(f, model.init, data, periods=periods, keys=keys, **settings)
+    settings |= {"keyed": True, "trainable": lambda name: name.startswith("1/")}
+    grid = {"periods": periods, "keys": keys}
+    states, history = train_sweep(dropped, model.init, data, **grid, **settings)
     assert history["train_loss"].shape == (3, 2, len(history["step"]))
     looked = {f"train_{name}{of}" for name in ("loss", "accuracy") for of in ("", "_proxy")}
     assert set(history) == looked | {"step", "updates"}
     for i, j in ((1, 0), (2, 1)):
         settings |= {"schedule": periods[i], "key": jax.random.fold_in(keys[j], 1)}
-        state, single = train(f, model.init(keys[j]), data, **settings)
+        state, single = train(dropped, model.init(keys[j]), data, **settings)
         chosen = jax.tree.map(lambda leaf, i=i, j=j: leaf[i, j], states.params)
         np.testing.assert_allclose(flat(chosen), flat(state.params), atol=1e-12)
         assert int(states.updates[i, j]) == int(state.updates)

@@ -20,12 +20,18 @@ def posed(loss, examples=8):
     return f, params, x, jnp.argmax(y, 1) if loss is losses.cross_entropy else y
 
 
+@partial(jax.jit, static_argnums=0)
+def derivatives(loss, outputs, y):
+    return jax.hessian(loss)(outputs, y), jax.grad(loss)(outputs, y)
+
+
 def dense_equations(f, params, x, y, loss, damping):
     """J^T H J + damping I and J^T g."""
     rows, outputs = dense(f, params, x), f(params, x)
-    hessian = np.asarray(jax.hessian(loss)(outputs, y)).reshape(2 * [len(rows)])
+    hessian, gradient = derivatives(loss, outputs, y)
+    hessian = np.asarray(hessian).reshape(2 * [len(rows)])
     matrix = rows.T @ hessian @ rows + damping * np.eye(rows.shape[1])
-    return matrix, rows.T @ np.ravel(jax.grad(loss)(outputs, y))
+    return matrix, rows.T @ np.ravel(gradient)
 
 
 def solve(f, params, x, y, *, max_steps=1, tolerance=0.0, **settings):

@@ -1,6 +1,7 @@
 """Grids by exact engines: the runs of `grids.grid`, kept and resumed."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -27,14 +28,27 @@ def by_engines(make=make, axes=AXES, engine=engine, **settings):
 
 
 def test_grid_is_that_of_steps():
+    """Also what is observed besides. A run's own examples are its training set."""
+    everything = FULL_BATCH.train
+    sets = FULL_BATCH.watch.sets | {"train": everything}
+    watch = FULL_BATCH.watch._replace(sets=sets)
+    looked = replace(FULL_BATCH, watch=watch, observe=study_problems.snapshot)
+
     def chosen(period, seed):
         return make(period, seed, 12, penalty=0.2 if period > 1 else 0.0)
 
-    found, expected = by_engines(chosen), grids.grid(FULL_BATCH, AXES, chosen)
+    found = exact_runs.exact_grid(looked, AXES, chosen, engine=engine)
+    expected = grids.grid(looked, AXES, chosen)
     for name in expected.data_vars:
         np.testing.assert_allclose(found[name], expected[name], atol=1e-10, err_msg=name)
     np.testing.assert_array_equal(found.evaluations.sel(period=1, seed=0), STEPS)
     assert found.missing == 0
+    for period, seed in product(*AXES.values()):
+        own = [part[looked.subset(12, seed)] for part in everything]
+        end = found.isel(evaluation=-1).sel(period=period, seed=seed)
+        params = study_problems.restored(looked, end.snapshot.values)
+        loss = looked.algorithm.loss(looked.algorithm.f(params, own[0]), own[1])
+        np.testing.assert_allclose(end.train_loss, loss, rtol=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{"momentum": 0.5}, {"optimizer": "adam"}])
@@ -42,30 +56,6 @@ def test_a_run_that_no_engine_can_train_is_refused(changes):
     (name,) = changes
     with pytest.raises(ValueError, match=f"plain gradient descent, got .*{name}"):
         by_engines(lambda **axes: make(**axes, **changes))
-
-
-def test_training_accuracy_is_that_on_a_run_s_own_examples():
-    """Whatever grid it is of; what is observed besides is in the history, too."""
-    everything = FULL_BATCH.train
-    watch = FULL_BATCH.watch._replace(sets={"train": everything})
-    looked = replace(FULL_BATCH, watch=watch, observe=study_problems.snapshot)
-    axes = {"examples": (12,), "seed": (0, 1)}
-
-    def chosen(examples, seed):
-        return make(5, seed, examples)
-
-    settings = {"engine": lambda run: "function_space"}
-    for found in (
-        exact_runs.exact_grid(looked, axes, chosen, **settings),
-        grids.grid(looked, axes, chosen),
-    ):
-        for seed in (0, 1):
-            own = [part[looked.subset(12, seed)] for part in everything]
-            vector = found.snapshot.isel(evaluation=-1).sel(examples=12, seed=seed)
-            params = study_problems.restored(looked, vector.values)
-            loss = looked.algorithm.loss(looked.algorithm.f(params, own[0]), own[1])
-            at = found.train_loss.isel(evaluation=-1).sel(examples=12, seed=seed)
-            np.testing.assert_allclose(at, loss, rtol=1e-5)
 
 
 def test_a_run_stopped_on_its_way_is_a_hole_and_goes_on(tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ def engines(seeds):
     return by_engines(axes={"period": (5,), "seed": seeds})
 
 
-@pytest.mark.parametrize("grid", [steps, engines])
+@pytest.mark.parametrize("grid", [steps, pytest.param(engines, marks=pytest.mark.nightly)])
 def test_seeds_that_are_left_out_are_not_trained_and_the_others_are_as_ever(grid):
     whole = grid([0, 1, 2])
     extension.leave([0, 2, 9])

@@ -19,6 +19,9 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", "a", ".", 
 SMALL = {word: number for number, word in enumerate(WORDS)}
 
 
+apply_layer = jax.jit(helpers.apply_layer, static_argnums=3)
+
+
 @pytest.fixture(scope="module")
 def encoder():
     return helpers.load_encoder("random", TEXTS)
@@ -59,9 +62,9 @@ def test_a_layer_is_what_numpy_computes_of_each_sentence_by_itself(encoder):
         params = jax.tree.map(
             lambda leaf: leaf + 0.1 * jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), params
         )
-        h = helpers.embed(params["embedding"], x["ids"])
-        outputs = helpers.apply_layer(params["layers"][0], h, x["mask"], encoder.heads)
-        vectors = helpers.pool(outputs, x["mask"])
+        h = jax.jit(helpers.embed)(params["embedding"], x["ids"])
+        outputs = apply_layer(params["layers"][0], h, x["mask"], encoder.heads)
+        vectors = jax.jit(helpers.pool)(outputs, x["mask"])
     by_hand = layer_by_hand(params["layers"][0], h, x["mask"], encoder.heads)
     for found, mask, wanted, vector in zip(outputs, x["mask"], by_hand, vectors, strict=True):
         np.testing.assert_allclose(np.asarray(found)[mask], wanted, rtol=1e-10, atol=1e-12)
@@ -70,10 +73,11 @@ def test_a_layer_is_what_numpy_computes_of_each_sentence_by_itself(encoder):
 
 def test_padding_changes_nothing_and_layers_can_be_left_to_a_later_one(encoder):
     short, long = (encoder.tokenize(TEXTS, length) for length in (12, 20))
-    vectors = encoder.apply(encoder.params, short)
-    np.testing.assert_allclose(vectors, encoder.apply(encoder.params, long), atol=1e-5)
-    below = encoder.hidden(encoder.params, short, 1)
-    whole = helpers.apply_layer(encoder.params["layers"][1], below, short["mask"], encoder.heads)
+    apply, hidden = jax.jit(encoder.apply), jax.jit(encoder.hidden, static_argnums=2)
+    vectors = apply(encoder.params, short)
+    np.testing.assert_allclose(vectors, apply(encoder.params, long), atol=1e-5)
+    below = hidden(encoder.params, short, 1)
+    whole = apply_layer(encoder.params["layers"][1], below, short["mask"], encoder.heads)
     np.testing.assert_allclose(helpers.pool(whole, short["mask"]), vectors, atol=1e-5)
 
 

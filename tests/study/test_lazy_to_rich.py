@@ -53,7 +53,7 @@ def test_a_flow_is_the_limit_of_gradient_steps_on_each_linear_problem():
 
 def test_steps_are_gradient_descent():
     settings = {"scale": 2.0, "step_size": 0.1, "target": 1e-9, "most": 30, "block": 10}
-    found = helpers.steps(TANH.apply, START, (X, Y), **settings)
+    found = jax.jit(lambda start: helpers.steps(TANH.apply, start, (X, Y), **settings))(START)
     f, expected = trained(2.0, 0.1, 1, 30)
     np.testing.assert_allclose(flat(found.params), flat(expected), atol=1e-12)
     assert int(found.linearizations) == 30
@@ -79,9 +79,13 @@ def test_the_size_of_a_homogeneous_network_is_a_scale():
     net, size = NETS["relu"], 2.0
     start = net.init(jax.random.key(3))
     larger = jax.tree.map(lambda leaf: size * leaf, start)
-    settings = {"target": 1e-9, "most": 4}
-    by_size = helpers.flows(net.apply, larger, (X, Y), scale=1.0, time=1.0, **settings)
-    by_scale = helpers.flows(net.apply, start, (X, Y), scale=size**2, time=size**2, **settings)
+
+    @jax.jit
+    def run(start, scale):
+        settings = {"scale": scale, "time": scale, "target": 1e-9, "most": 4}
+        return helpers.flows(net.apply, start, (X, Y), **settings)
+
+    by_size, by_scale = run(larger, 1.0), run(start, size**2)
     np.testing.assert_allclose(flat(by_size.params), size * flat(by_scale.params), rtol=1e-7)
     for name in ("drift_first", "drift_largest", "drift_total", "alignment", "error"):
         np.testing.assert_allclose(getattr(by_size, name), getattr(by_scale, name), rtol=1e-6)

@@ -9,13 +9,16 @@ from curves import assert_statistics
 from iterlin.training import losses
 from iterlin_study.networks import convnets
 from iterlin_study.runs import probes
+from problems import bare
 from sklearn.linear_model import LogisticRegression
 
 from book.experiments.probes_helpers import add_statistics
 
 # Compiled once for each shape.
-fit = jax.jit(probes.fit, static_argnames=("classes", "tolerance", "max_iterations"))
+fit = jax.jit(bare(probes.fit), static_argnames="classes")
 probe = jax.jit(probes.probe, static_argnames=("l2", "classes", "tolerance", "max_iterations"))
+lenet_features = jax.jit(probes.lenet_features, static_argnames="padding")
+lenet_activations = jax.jit(convnets.lenet_activations, static_argnames="padding")
 
 
 def problem(size=60, features=7, classes=4, seed=0):
@@ -116,8 +119,8 @@ def network(size):
 def test_features_are_the_flat_activations():
     size = probes.SLICE + 2
     params, x = network(size)
-    found = probes.lenet_features(params, x, padding="SAME")
-    for name, layer in convnets.lenet_activations(params, x, padding="SAME").items():
+    found = lenet_features(params, x, padding="SAME")
+    for name, layer in lenet_activations(params, x, padding="SAME").items():
         np.testing.assert_allclose(found[name], layer.reshape(size, -1), rtol=1e-6, atol=1e-7)
 
 
@@ -135,7 +138,7 @@ def test_layers_are_probed_by_their_features():
     parts = {"train": slice(40), "validation": slice(40, 50), "test": slice(50, 60)}
     sets = {name: (x[part], y[part]) for name, part in parts.items()}
     found = probes.of_layers(params, sets, l2=[1.0, 0.1], padding="SAME")
-    features = probes.lenet_features(params, x, padding="SAME")
+    features = lenet_features(params, x, padding="SAME")
     for layer in probes.LAYERS:
         of_layer = {name: (features[layer][part], y[part]) for name, part in parts.items()}
         expected = probe(**of_layer, l2=(1.0, 0.1))

@@ -21,8 +21,8 @@ def test_a_problem_holds_what_was_asked_for():
     assert watched == sizes | {"train": 50}
     assert (problem.batch_size, problem.diagnose) == (10, 7)
     assert problem.augment is problem.algorithm.normalization is None
-    params = problem.init(jax.random.key(0))
-    assert problem.algorithm.f(params, x[:4]).shape == (4, 10)
+    params = jax.eval_shape(problem.init, jax.random.key(0))
+    assert jax.eval_shape(problem.algorithm.f, params, x[:4]).shape == (4, 10)
     chosen = problem.subset(20, 3)
     np.testing.assert_array_equal(chosen, images.nested_subset(y, 20, 3))
     text = problems.describe("digits", NETWORK, problem)

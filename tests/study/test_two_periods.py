@@ -43,6 +43,8 @@ def test_the_runs_start_alike_are_halved_and_looked_at_at_the_same_steps_and_hav
     assert made == {1: (8, 14), 4: (2, 2.75)}
     assert np.all(ds.step == [0, 2, 4, 6, 8, 12, 14, 18])
     np.testing.assert_allclose(ds.time, [0, 0.8, 1.6, 2.4, 3.2, 4.0, 4.4, 4.8])
+    for name in ("kernel_eigenvalue", "curvature", "kernel_drift", "parameter_distance"):
+        assert np.all(np.isfinite(ds[name]))
     assert ds.updates.isel(evaluation=-1, seed=0).values.tolist() == [17, 2]
     start, end = ds.snapshot.values[..., 0], ds.snapshot.values[..., -1]
     np.testing.assert_array_equal(start[0], start[1])
