@@ -69,7 +69,7 @@ beyond/early_or_late:
 beyond/how_long:
   {<<: *images, pool: 40, train_size: 20, num_periods: 3, short: 1, places: [1, 2], lengths: [2, 5]}
 beyond/how_wide:
-  {<<: *images, network: {name: lenet, hidden: [4]}, channels: [2, 4], pool: 40, train_size: 20,
+  {<<: *images, network: {name: lenet, hidden: [4]}, channels: [8, 50], pool: 40, train_size: 20,
    num_periods: 3, short: 1, long: 5, other_lengths: [2]}
 beyond/damp_early:
   {<<: *images, pool: 40, train_size: 20, num_periods: 3, short: 1, long: 5, damped: [0, 2, 3]}
