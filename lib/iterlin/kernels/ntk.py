@@ -241,7 +241,7 @@ def plan_cache(f, params, x, memory_limit) -> tuple[TracedNetwork, CacheSizes]:
 def trace_network(f: Network, params: PyTree, x: PyTree) -> TracedNetwork:
     """Return the network traced for one example. Raises ValueError if f couples examples of x."""
     program = require_independent(f, params, x)
-    if program is None:  # there are too few examples to compare
+    if program is None:  # of one example, or of traced values, nothing was compared
         program = trace_program(f, params, examples.batch_shapes(x, 1))
     return TracedNetwork(program, jax.tree.leaves(params))
 
