@@ -25,8 +25,8 @@ DEV := $(VENV)/.dev-$(shell cksum < requirements-dev.lock | tr ' ' '-')
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help installed book results serve browser pdf lint format test nightly links library versions \
-  references picture bench gpu lock dist clean
+.PHONY: help installed book results serve browser pdf lint format test suite nightly links library \
+  versions references picture bench gpu lock dist clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -64,6 +64,7 @@ serve: book ## show the book on this machine
 	@$(BIN)/python -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
 
 browser: book $(DEV) ## open every page in Debian's chromium: requests, errors, widths, formulas, WCAG
+	@$(BIN)/python -m iterlin_book.offline _build/html
 	@$(BIN)/python -m iterlin_book.browser _build/html
 
 pdf: book $(DEV) ## print the book with chromium: _build/iterlin.pdf
@@ -81,17 +82,15 @@ format: $(DEV) ## bring the code into that style
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m iterlin_book.lint --fix
 
+test: lint browser suite ## everything: style, book, its links and looks, tests, pages against their references
+
 # All pages ran in `book` and are compared by the tests; nbval itself runs one again, all of them at
 # night.
-test: lint book ## everything: style, book, its links and looks, tests, pages against their references
-	@$(BIN)/python -m iterlin_book.offline _build/html
-	@$(BIN)/python -m iterlin_book.browser _build/html
+suite: book $(DEV)
 	@$(PYTEST)
 	@$(NBVAL) tests/notebooks/convergence/damping.ipynb
 
-nightly: lint book ## the same at length: pages executed again, other tiers, random examples (hours)
-	@$(BIN)/python -m iterlin_book.offline _build/html
-	@$(BIN)/python -m iterlin_book.browser _build/html
+nightly: lint browser ## the same at length: pages executed again, other tiers, random examples (hours)
 	@$(PYTEST) --nightly
 	@$(NBVAL) tests/notebooks
 	@$(BIN)/python -m pytest -q -rs tests/iterlin/test_gpu.py
