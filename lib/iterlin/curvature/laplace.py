@@ -24,7 +24,7 @@ from iterlin.curvature.products import (
 )
 from iterlin.kernels.ntk import ntk_matrix
 from iterlin.linearise import examples
-from iterlin.linearise.compiled import SharedJit
+from iterlin.linearise.compiled import SharedJit, as_argument
 from iterlin.linearise.decomposition import ASPECT, thin_svd
 from iterlin.linearise.devices import to_array, with_auto_axes
 from iterlin.linearise.krylov import dot
@@ -119,7 +119,12 @@ class Laplace(NamedTuple):
         """
         examples.num_examples(x_new, "x_new")
         self._check_precisions()
-        return SharedJit(self._covariance)(x_new)
+        return SharedJit(self._with_arrays()._covariance)(x_new)
+
+    def _with_arrays(self) -> "Laplace":
+        """Return the posterior with precisions that a compiled program takes as arguments."""
+        precisions = as_argument(self.prior_precision), as_argument(self.noise_variance)
+        return self._replace(prior_precision=precisions[0], noise_variance=precisions[1])
 
     def _covariance(self, x_new):
         coordinates, grams = self.project(x_new)
@@ -159,7 +164,7 @@ class Laplace(NamedTuple):
             check_random_key("key", key)
         examples.num_examples(x_new, "x_new")
         self._check_precisions()
-        return SharedJit(partial(self._softmax, num_samples))(x_new, key)
+        return SharedJit(partial(self._with_arrays()._softmax, num_samples))(x_new, key)
 
     def _softmax(self, num_samples, x_new, key):
         covariance, classes = self._covariance(x_new), self.output_shape[-1]

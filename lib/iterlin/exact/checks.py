@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from iterlin.exact.task import Task, quadratic
+from iterlin.exact.task import Task, quadratic, slice_size
 from iterlin.kernels.ntk import plan_cache
+from iterlin.linearise.linearization import require_independent
 from iterlin.linearise.validation import check_finite
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import Schedule, reads_params
@@ -71,6 +72,9 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
     outputs = jax.eval_shape(task.f, params, task.data[0])
     if engine != "steps" and (why := unfit_types(task, params)):
         raise ValueError(f"engine '{engine}' {why}")
+    x, limit = task.data[0], task.memory_limit
+    if engine == "closed_form" or (engine != "steps" and slice_size(task.f, params, x, limit)):
+        require_independent(task.f, params, x)  # J and slices are of single examples
     if engine == "closed_form":
         check_finite("targets", task.data[1])
         if not is_quadratic(task, outputs):
@@ -99,10 +103,10 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
                 "parameters: take 'flow', or a schedule that does not look"
             )
     if engine.startswith("function_space"):
-        _, sizes = plan_cache(task.f, params, task.data[0], task.memory_limit)
+        _, sizes = plan_cache(task.f, params, x, limit)
         if sizes.form is None:
             taken = outputs.dtype.itemsize * min(sizes.matrix, sizes.factors)
             raise ValueError(
                 f"the kernel of {outputs.size} outputs takes {taken} bytes, more than memory_limit="
-                f"{task.memory_limit}: take engine 'flow', or fewer examples"
+                f"{limit}: take engine 'flow', or fewer examples"
             )

@@ -244,5 +244,8 @@ def _curvature(objective: Objective, image, direction, iterations):
     def product(v):
         return objective.model.push(objective.hessian_product(image, v))[1]
 
+    # Where all outputs are saturated H is 0, and so is what the iteration leaves there.
+    other = jnp.sin(1 + jnp.arange(direction.size, dtype=direction.dtype)).reshape(direction.shape)
+    direction = jnp.where(jnp.any(direction != 0), direction, other)
     value, direction = power_iteration(product, direction, iterations)
     return direction, value + 2 * objective.penalty

@@ -126,6 +126,8 @@ class Integrator:
         check_call("train", step, (params, self.data), watch, checkpoint)
         looks = check_run(step, self.data, num_steps, watch.at if at is None else at)
         check_positive_integer("num_steps", num_steps, below=NEVER)
+        # In arrays of its own: NumPy's could be changed from outside.
+        params = jax.tree.map(lambda a: jnp.array(a) if isinstance(a, np.ndarray) else a, params)
         moving, given = partition(params, step.algorithm.trainable)
         warn_about_batch_stats(moving)
         check_finite("params", moving)

@@ -82,12 +82,14 @@ def quadratic(loss: Loss, y: PyTree) -> tuple[float, Array] | None:
     if not jax.tree_util.all_leaves([y]) or not jnp.issubdtype(y.dtype, jnp.floating):
         return None
 
+    dtype = jnp.promote_types(y.dtype, jnp.float32)  # at least that of the outputs
+
     def compare(y):
         gradient = jax.grad(loss)
-        here = gradient(jnp.zeros_like(y), y)
+        here = gradient(jnp.zeros(y.shape, dtype), y)
         keys = jax.random.split(jax.random.key(0), 2)
         moves = [
-            size * jax.random.normal(key, y.shape, y.dtype)
+            size * jax.random.normal(key, y.shape, dtype)
             for key, size in zip(keys, (1.0, 30.0), strict=True)
         ]
         changes = [gradient(move, y) - here for move in moves]
@@ -95,7 +97,7 @@ def quadratic(loss: Loss, y: PyTree) -> tuple[float, Array] | None:
         agrees = factor > 0
         for move, change in zip(moves, changes, strict=True):
             scale = jnp.abs(factor) * jnp.max(jnp.abs(move)) + jnp.max(jnp.abs(here))
-            rounding = 1e3 * jnp.finfo(y.dtype).eps * scale
+            rounding = 1e3 * jnp.finfo(dtype).eps * scale
             agrees &= jnp.all(jnp.abs(change - factor * move) <= rounding)
         return factor, -here / factor, agrees
 

@@ -76,6 +76,7 @@ class Eigenmodes(NamedTuple):
     @full_precision()
     def displaced(self, filtered: Float[Array, " R"]) -> PyTree:
         """Return theta_s - V S g U^T z for filter values g (R,), with the fixed parameters."""
+        filtered = filtered.astype(self.spectrum.dtype)
         return combine(optax.tree.sub(self.params, self.moved(filtered)), self.fixed)
 
     def flow(self, time) -> PyTree:
@@ -201,8 +202,9 @@ def eigenmodes(
     check_positive_integer("memory_limit", memory_limit)
     check_targets(output_shape(f, params, x), y)
     trained, fixed = partition(params, trainable)
-    network = bind_fixed(f, fixed)
     flat, unravel = ravel_pytree(trained)
+    f, y = _with_outputs_in(flat.dtype, f, params, x), jnp.asarray(y, flat.dtype)
+    network = bind_fixed(f, fixed)
     check_float32_or_wider("params", flat.dtype)
     check_finite("params", trained)
     check_finite("targets", y)
@@ -236,6 +238,13 @@ def eigenmodes(
         coefficients = left.T @ (outputs - y.reshape(-1))
         moved = Partial(_by_product, pull, left, coefficients, spectrum, noise)
     return Eigenmodes(trained, values, coefficients, spectrum, moved, fixed)
+
+
+def _with_outputs_in(dtype, f: Network, params: PyTree, x: Any) -> Network:
+    """Return the network with outputs of this type."""
+    if output_shape(f, params, x).dtype == dtype:
+        return f
+    return lambda params, x: f(params, x).astype(dtype)
 
 
 def _by_vectors(unravel, weights, right, filtered):

@@ -55,19 +55,20 @@ def relu_mlp_ntk(
     x1, x2 = (x.astype(jnp.result_type(x1, x2, float)) for x in (x1, x2))
     dim, equal = x1.shape[1], alone & jnp.eye(len(x1), len(x2), dtype=bool)
     sigma = x1 @ x2.T / dim
-    variance1, variance2 = jnp.sum(x1**2, 1) / dim, jnp.sum(x2**2, 1) / dim
+    norms = (jnp.sum(x1**2, 1)[:, None] / dim, jnp.sum(x2**2, 1)[None, :] / dim)
+    # An input of 0 would give 0 / 0; its outputs are 0, and the derivative of the ReLU at 0 is 0.
+    alive = (norms[0] > 0) & (norms[1] > 0)
+    roots = [jnp.sqrt(jnp.where(alive, norm, 1)) for norm in norms]
+    scale = jnp.where(alive, roots[0] * roots[1], 0)
+    ratio = jnp.where(alive, sigma / jnp.where(alive, scale, 1), 0)
     theta = sigma + bias
     for _ in range(depth):
-        product = variance1[:, None] * variance2[None, :]
-        # An input of 0 would give 0 / 0; its outputs are 0, and the derivative of the ReLU at 0 is
-        # 0. Rounding can move the ratio out of [-1, 1], where arccos is NaN.
-        alive = product > 0
-        scale = jnp.where(alive, jnp.sqrt(jnp.where(alive, product, 1)), 0)
-        ratio = jnp.where(alive, sigma / jnp.where(alive, scale, 1), 0)
+        # Rounding can move the ratio out of [-1, 1], where arccos is NaN.
         inside = (jnp.abs(ratio) < 1) & ~equal
         angle = jnp.where(inside, jnp.arccos(jnp.where(inside, ratio, 0)), jnp.pi * (ratio < 0))
-        sigma = scale * (jnp.sin(angle) + (jnp.pi - angle) * jnp.cos(angle)) / (2 * jnp.pi)
+        ratio = (jnp.sin(angle) + (jnp.pi - angle) * jnp.cos(angle)) / jnp.pi
+        scale = scale / 2
+        sigma = scale * ratio
         derivative = jnp.where(alive, (jnp.pi - angle) / (2 * jnp.pi), 0)
         theta = sigma + bias + derivative * theta
-        variance1, variance2 = variance1 / 2, variance2 / 2
     return theta

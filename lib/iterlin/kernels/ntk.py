@@ -27,7 +27,7 @@ from iterlin.linearise.linearization import (
     require_independent,
 )
 from iterlin.linearise.parameters import Trainable
-from iterlin.linearise.precision import full_precision
+from iterlin.linearise.precision import full_precision, widened
 from iterlin.linearise.programs import trace_program
 from iterlin.linearise.validation import (
     check_bools,
@@ -388,6 +388,7 @@ def ntk_product(
 
     def product(v):
         check_same_tree("v", v, products.outputs)
+        v = jnp.asarray(v, products.outputs.dtype)
         return products.jvp(products.vjp(v))
 
     return product
@@ -410,6 +411,7 @@ def kernel_alignment(k1: Float[Array, "..."], k2: Float[Array, "..."]) -> Float[
     0.707
     """
     check_same_tree("k2", k2, k1)
+    k1, k2 = widened(k1), widened(k2)
     return jnp.sum(k1 * k2) / (jnp.linalg.norm(k1.ravel()) * jnp.linalg.norm(k2.ravel()))
 
 
@@ -430,6 +432,7 @@ def kernel_drift(k0: Float[Array, "..."], k1: Float[Array, "..."]) -> Float[Arra
     0.100
     """
     check_same_tree("k1", k1, k0)
+    k0, k1 = widened(k0), widened(k1)
     return jnp.linalg.norm((k1 - k0).ravel()) / jnp.linalg.norm(k0.ravel())
 
 

@@ -97,7 +97,7 @@ def predict(
     weights = without_noise(filtered(rates), rates, rounding_of(eigenvalues))
     coefficients = vectors.T @ residual.reshape(len(matrix), -1)
     moved = cross @ (vectors @ (weights[:, None] * coefficients))
-    return test_outputs + moved.reshape(kernel_td.shape[0], *out)
+    return jnp.asarray(test_outputs) + moved.reshape(kernel_td.shape[0], *out)
 
 
 def _filter(time, step_size, num_steps):

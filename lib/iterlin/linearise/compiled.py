@@ -7,6 +7,7 @@ functions of programs (kernels), `SharedJit` for functions of arrays (steps, eng
 
 from collections.abc import Callable
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import jax
@@ -23,13 +24,15 @@ from iterlin.linearise.validation import is_traced
 CACHE_SIZE = 64  # the number of compiled functions kept; the least recently used goes first
 
 _compiled: dict[tuple, Callable] = {}
+_lock = Lock()
 
 
 def _shared(key: tuple, function: Callable, store: dict[tuple, Callable]) -> Callable:
     """Return the compiled function that is kept under the key, or keep this one."""
-    found = store[key] = store.pop(key, function)  # the latest comes last
-    while len(store) > CACHE_SIZE:
-        del store[next(iter(store))]
+    with _lock:
+        found = store[key] = store.pop(key, function)  # the latest comes last
+        while len(store) > CACHE_SIZE:
+            del store[next(iter(store))]
     return found
 
 

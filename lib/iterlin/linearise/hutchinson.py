@@ -65,10 +65,13 @@ def hutchinson(
     4.0 [3. 1.] True
     """
     check_positive_integer("num_samples", num_samples)
+    num_samples = int(num_samples)
     if num_samples < 2:
         raise ValueError("num_samples must be at least 2, so that there is a standard error")
     check_random_key("key", key)
     shapes = jax.eval_shape(lambda tree: tree, like)
+    if not jax.tree.leaves(shapes):
+        raise ValueError("like holds no array")
     for leaf in jax.tree.leaves(shapes):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(f"like must hold floating point numbers, got {leaf.dtype}")

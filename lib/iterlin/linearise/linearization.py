@@ -241,7 +241,8 @@ def check_finite_examples(f: Network, params: PyTree, x: Any) -> None:
                 continue
         bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1)).tolist()
         one = examples.take_slice(x, bad[0], bad[0] + 1) if bad else x
-        if bad and not np.all(np.isfinite(f(params, one))):
+        found = f(params, one) if bad else 0.0
+        if not is_traced(found) and not np.all(np.isfinite(found)):
             raise ValueError(
                 f"inputs must be finite, but {len(bad)} of {len(values)} examples hold NaN or inf: "
                 f"the first is number {bad[0]}"
@@ -275,6 +276,8 @@ def require_independent(f: Network, params: PyTree, x: Any) -> Program | None:
         return leaf + (rng.normal(size=leaf.shape) * size).astype(leaf.dtype)
 
     programs = [trace_program(f, params, examples.batch_shapes(x, size)) for size in (number, 1)]
+    if any(is_traced(value) for program in programs for value in program.constants.values()):
+        return None
     found, traced = [], inside_trace()
     options = None if traced else UNOPTIMIZED  # JAX takes options outside of a trace alone
     try:

@@ -31,6 +31,7 @@ def flow_filter(eigenvalues: Float[Array, " R"], time) -> Float[Array, " R"]:
     >>> print(il.flow_filter(jnp.array([0.0, 1.0, 100.0]), 2.0).round(3))
     [2.    0.865 0.01 ]
     """
+    time = float(time) if isinstance(time, int) else time  # 10^12 is no int32
     safe = jnp.where(eigenvalues > 0, eigenvalues, 1)
     # At l = 0 the limit is t. At t = infinity the pseudo-inverse leaves this direction at rest.
     at_zero = jnp.where(jnp.isinf(time), 0.0, time)
@@ -80,7 +81,7 @@ def damping_filter(eigenvalues: Float[Array, " R"], damping) -> Float[Array, " R
     >>> print(il.damping_filter(jnp.array([0.0, 1.0, 3.0]), 1.0))
     [1.   0.5  0.25]
     """
-    total = eigenvalues + damping
+    total = eigenvalues + (float(damping) if isinstance(damping, int) else damping)
     return jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
 
 

@@ -32,6 +32,6 @@ def centred(f: Network, start: PyTree, scale: float | Array = 1.0) -> Network:
     >>> print(il.centred(net.apply, params, 10.0)(params, x).ravel())
     [0. 0. 0. 0. 0.]
     """
-    check_positive("scale", scale)
+    check_positive("scale", scale, scalar=True)
     scale = as_python(scale)  # so that the outputs keep their type
     return lambda params, x: scale * (f(params, x) - f(start, x))

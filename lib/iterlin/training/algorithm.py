@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, PyTree
@@ -16,6 +15,7 @@ from iterlin.linearise.linearization import Network, linearize
 from iterlin.linearise.parameters import Trainable, bind_fixed
 from iterlin.linearise.slices import Sliced
 from iterlin.linearise.validation import (
+    as_python,
     check_bools,
     check_non_negative,
     check_positive,
@@ -100,9 +100,8 @@ class Algorithm:
         check_bools(keyed=self.keyed, reset_optimizer=self.reset_optimizer)
         check_non_negative("penalty", self.penalty, scalar=True)
         for name in ("optimizer", "penalty"):
-            # In double precision NumPy's number would make a run of single precision wider.
-            if isinstance(number := getattr(self, name), np.float64):
-                object.__setattr__(self, name, float(number))
+            # A number of NumPy or JAX would make a run of lower precision wider.
+            object.__setattr__(self, name, as_python(getattr(self, name)))
         if self.normalization is not None and not hasattr(self.normalization, "evaluate"):
             raise ValueError(
                 "normalization must be a `networks.normalization.Normalization`, "

@@ -177,7 +177,7 @@ def check_run(step: Step, data: Any, num_steps: Any, at: Any, first: int = 0) ->
     integers = np.issubdtype(steps.dtype, np.integer)
     if steps.shape == (0,):
         return np.asarray([num_steps])
-    if steps.ndim != 1 or not integers or np.any(np.diff(steps) <= 0):
+    if steps.ndim != 1 or not integers or np.any(steps[1:] <= steps[:-1]):
         raise ValueError("watch.at must be a strictly increasing list of whole steps")
     if steps[0] < first or steps[-1] > num_steps:
         limits = f"[{first}, {num_steps}]"

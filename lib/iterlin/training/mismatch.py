@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PyTree
 
 from iterlin.linearise import examples
 from iterlin.linearise.linearization import Network, linearize
-from iterlin.linearise.precision import full_precision
+from iterlin.linearise.precision import full_precision, widened
 from iterlin.training.losses import Loss
 from iterlin.training.state import TrainState
 
@@ -52,8 +52,8 @@ def linearization_error(f: Network, x: PyTree) -> Measure:
     def error(state: TrainState) -> Float[Array, ""]:
         linear = linearize(f, state.anchor)
         predicted = linear(state.params, x)
-        missed = jnp.linalg.norm(jnp.ravel(f(state.params, x) - predicted))
-        change = jnp.linalg.norm(jnp.ravel(predicted - f(state.anchor, x)))
+        missed = jnp.linalg.norm(widened(jnp.ravel(f(state.params, x) - predicted)))
+        change = jnp.linalg.norm(widened(jnp.ravel(predicted - f(state.anchor, x))))
         return jnp.where(missed == 0, 0.0, missed / change)
 
     return error

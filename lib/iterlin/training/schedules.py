@@ -118,6 +118,8 @@ class Schedule:
 
     def bind_fixed(self, fixed: PyTree) -> "Schedule":
         """Return the schedule as one of states of the trained parameters alone."""
+        if isinstance(self.due, AtMultiples | _AtSteps | _OnceSolved):
+            return self  # it does not look at parameters
 
         def due(step, state):
             return self(step, combine_state(state, fixed))
@@ -260,7 +262,8 @@ def when(
     check_signature("predicate", predicate, ("state",))
     check_positive_integer("check_every", check_every)
     longest = _as_period("max_period", max_period)
-    due = _WherePredicateHolds(predicate, min(check_every, NEVER), longest)
+    often = check_every if is_traced(check_every) else min(check_every, NEVER)
+    due = _WherePredicateHolds(predicate, often, longest)
     return Schedule(due, check_every=check_every, max_period=longest)
 
 

@@ -18,6 +18,7 @@ from iterlin.linearise.compiled import as_argument
 from iterlin.linearise.devices import to_array
 from iterlin.linearise.linearization import linearize, output_shape
 from iterlin.linearise.parameters import partition
+from iterlin.linearise.precision import widened
 from iterlin.linearise.slices import in_slices
 from iterlin.linearise.validation import (
     check_positive,
@@ -82,7 +83,7 @@ class Step:
         if self.batch_size is not None:
             check_positive_integer("batch_size", self.batch_size)
         if self.target_loss is not None:
-            check_positive("target_loss", self.target_loss)
+            check_positive("target_loss", self.target_loss, scalar=True)
         if not isinstance(self.mesh, Mesh | None):
             raise ValueError(f"mesh must be a jax.sharding.Mesh, got {self.mesh!r}")
 
@@ -247,7 +248,8 @@ class Step:
                     return jax.grad(lambda p: loss(proxy(p, x), y))(theta)
 
                 gradient = loss_over_slices(gradient_of, algorithm.loss, rule.slice_size, x, y)
-                return optax.tree.norm(algorithm.with_further_terms(gradient, theta, anchor))
+                slope = algorithm.with_further_terms(gradient, theta, anchor)
+                return optax.tree.norm(jax.tree.map(widened, slope))
 
             solved |= norm(params) <= as_argument(rule.gradient) * norm(anchor)
         return solved
