@@ -3,6 +3,7 @@
 import functools
 import inspect
 from contextlib import contextmanager
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -137,14 +138,18 @@ def linearised(loss, *, penalty=0.0, space="function"):
     return Objective(model, loss, y, penalty), f, params, x, y
 
 
-def assert_same_run(found, expected, tolerance):
-    """Require two runs (state, history) to agree in all that the second has recorded."""
+def assert_same_run(found, expected, tolerance=0.0):
+    """Require two runs (state, history) to agree in all that the second has recorded.
+
+    To the bit, if there is no tolerance.
+    """
     (state, history), (other, reference) = found, expected
-    for name in ("params", "updates", "anchored_at", "converged_at"):
-        ours, theirs = (flat(getattr(s, name)) for s in (state, other))
-        np.testing.assert_allclose(ours, theirs, atol=tolerance, err_msg=name)
-    for name, values in reference.items():
-        np.testing.assert_allclose(history[name], values, atol=tolerance, err_msg=name)
+    equal = partial(np.testing.assert_allclose, atol=tolerance)
+    equal = equal if tolerance else np.testing.assert_array_equal
+    for name in ("params", "anchor", "step", "updates", "anchored_at", "converged_at"):
+        equal(*(flat(getattr(s, name)) for s in (state, other)), err_msg=name)
+    for name in reference.keys() - {"seconds"}:
+        equal(history[name], reference[name], err_msg=name)
 
 
 def bare(function):
