@@ -12,6 +12,7 @@ from iterlin import cached_ntk, empirical_ntk, ntk_matrix
 from iterlin.exact import linear_model
 from iterlin.exact.flow import Objective
 from iterlin.linearise.parameters import combine, partition
+from iterlin.networks.convolution import conv2d
 from iterlin.networks.mlp import mlp
 from iterlin.training import losses
 
@@ -61,6 +62,18 @@ def network(widths=(3, 5, 2), seed=0, examples=4, activation="tanh", **settings)
 def normal(*shape):
     """Standard normal numbers, the same for each shape."""
     return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape))
+
+
+def convolutional(images, size, channels, features, method="auto"):
+    """f, params, x of a convolution of images of `size` x `size`, with a bias of its own."""
+    params = {"w": normal(3, 3, channels, features), "b": normal(features)}
+    params |= {"out": normal(features, 3)}
+
+    def f(p, x):
+        h = conv2d(x, p["w"], padding="SAME", method=method) + p["b"][None, None, None]
+        return jnp.tanh(h).sum((1, 2)) @ p["out"]
+
+    return f, params, normal(images, size, size, channels)
 
 
 def quartic(outputs, targets):

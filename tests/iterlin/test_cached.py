@@ -9,22 +9,8 @@ import numpy as np
 import problems
 import pytest
 from iterlin.kernels import cached, ntk
-from iterlin.networks.convolution import conv2d
 
 N = 7
-
-
-def convolutions():
-    params = {"w": problems.normal(3, 3, 2, 2), "out": problems.normal(2, 3)}
-
-    def f(p, x):
-        return jnp.tanh(conv2d(x, p["w"], padding="SAME")).sum((1, 2)) @ p["out"]
-
-    return f, params, problems.normal(N, 6, 6, 2)
-
-
-def dense():
-    return problems.network((3, 4, 2), examples=N)[:3]
 
 
 def lookups():
@@ -51,8 +37,8 @@ def neither():
 @pytest.mark.parametrize(
     ("problem", "kind"),
     [
-        (dense, "dense"),
-        (convolutions, "rows"),
+        (lambda: problems.network((3, 4, 2), examples=N)[:3], "dense"),
+        (lambda: problems.convolutional(N, 6, 2, 2), "rows"),
         (lookups, "lookups"),
         (places, "positions"),
         (neither, None),

@@ -11,7 +11,6 @@ from iterlin import empirical_ntk, in_slices, kernel_alignment, kernel_drift, nt
 from iterlin.kernels import blocks, factors, ntk
 from iterlin.kernels.blocks import assemble_kernel
 from iterlin.kernels.ntk import kernel_matrix
-from iterlin.networks.convolution import conv2d
 from iterlin_study.networks import convnets
 from problems import (
     FORMS,
@@ -19,6 +18,7 @@ from problems import (
     affine_problem,
     assert_forms,
     bare,
+    convolutional,
     dense_kernel,
     network,
     normal,
@@ -145,18 +145,6 @@ def test_any_convolution_gives_the_products_of_dense_jacobians(stride, spread, h
     assert_forms(f, weight, x, forms=("full",))
 
 
-def convolutional(size, channels, features, method):
-    """A convolution of images of `size` x `size`, and a bias of its own."""
-    params = {"w": normal(3, 3, channels, features), "b": normal(features)}
-    params |= {"out": normal(features, 3)}
-
-    def f(p, x):
-        h = conv2d(x, p["w"], padding="SAME", method=method) + p["b"][None, None, None]
-        return jnp.tanh(h).sum((1, 2)) @ p["out"]
-
-    return f, params, normal(4, size, size, channels)
-
-
 @pytest.mark.parametrize(
     ("size", "channels", "features", "kind", "method"),
     [(2, 8, 16, "positions", "patches"), (6, 2, 2, "rows", "direct")],
@@ -165,7 +153,7 @@ def test_convolution_takes_the_cheaper_way_and_both_are_right(
     size, channels, features, kind, method
 ):
     """4 positions with 72 x 16 weights take less time by positions; 36 with 18 x 2 by rows."""
-    f, params, x = convolutional(size, channels, features, method)
+    f, params, x = convolutional(4, size, channels, features, method)
     network = ntk.trace_network(f, params, x)
     found = network.factors(x, jnp.arange(3), form="full", count=4, total=3)
     assert {name for name in found._fields if getattr(found, name)} == {"dense", kind}
