@@ -255,13 +255,6 @@ def test_labels_outside_the_classes_are_refused():
 X3, TWO = jnp.ones((4, 3)), jnp.asarray([0, 1, 0, 1])
 
 
-def test_the_data_of_every_seed_of_a_sweep_must_be_finite():
-    data = lambda key: (jnp.where(jnp.all(key == KEYS[1]), jnp.nan, X3), TWO)  # noqa: E731
-    algorithm, init = Algorithm(mlp((3, 2)).apply, MEAN_ENTROPY, 0.1), mlp((3, 2)).init
-    with pytest.raises(ValueError, match="inputs must be finite"):
-        iterlin.train_sweep(algorithm, init, data, periods=[1], keys=KEYS, num_steps=2)
-
-
 SUMS = dict.fromkeys(("b_c", "c", "loss", "loss_proxy"), lambda outputs, y: outputs.sum())
 
 
@@ -322,11 +315,7 @@ MISTAKES = [
     (TRAIN, {"f": lambda p, x: x.T}, r"leads with the 4 examples, got shape \(3, 4\)"),
     (BOTH, {"f": lambda p, x: x @ p.weight}, r"^f\(params, x\) of inputs .* has no attribute"),
     (TRAIN, {"f": MEAN_ENTROPY}, "^f must be the network f.params, x., got a loss"),
-    (
-        ALL,
-        {"loss": optax.softmax_cross_entropy_with_integer_labels},
-        rf"^loss {ONE_NUMBER}: got float64\[4\]$",
-    ),
+    (ALL, {"loss": lambda o, y: o.sum(1)}, rf"^loss {ONE_NUMBER}: got float64\[4\]$"),
     (ALL, {"loss": lambda o: o.sum()}, r"^loss is called as loss\(outputs, y\), but it takes \(o"),
     (ALL, {"loss": lambda o, y: float(o.sum())}, f"^loss of .* fails: it {TRACED}"),
     (TRAIN, {"augment": lambda x: x}, r"^augment is called as augment\(key, x\), but it takes \(x"),
@@ -344,11 +333,7 @@ MISTAKES = [
     (TRAIN, {"data": [(X3, TWO)] * 2}, BATCHES),
     (TRAIN, {"data": (list(X3), TWO)}, "inputs are a list of the 4 examples"),
     (TRAIN, {"data": ({"a": X3, "b": X3[:3]}, TWO)}, r"inputs differ .*\['a'\]: 4, .*\['b'\]: 3"),
-    (
-        TRAIN,
-        {"data": {"x": X3}},
-        r"data must be \(inputs, targets\), or batches of .* float64\[4, 3\]",
-    ),
+    (TRAIN, {"data": {"x": X3}}, r"data must be \(inputs, targets\), or batches of .*\[4, 3\]"),
     (TRAIN, {"data": (X3, [0] * 4)}, r"^targets\[0\] must lead .* a single 0: give one array in"),
     (TRAIN, {"data": iter([])}, "data has no batch"),
     (TRAIN, {"data": iter([(X3, TWO)]), "batch_size": 3}, "batch_size needs all data at once"),
@@ -356,11 +341,7 @@ MISTAKES = [
     (TRAIN, {"data": iter([(X3, TWO)]), "checkpoint": "run"}, "on batches takes no checkpoint"),
     # What is watched.
     (BOTH, {"watch": {"test": 1}}, "^watch must be a Watch, .* got one of type dict$"),
-    (
-        TRAIN,
-        {"watch": Watch((X3, TWO))},
-        r"sets of watch must be named, .*: got \(float64\[4, 3\], ",
-    ),
+    (TRAIN, {"watch": Watch((X3, TWO))}, r"sets of watch must be named, .*: got \(float64\["),
     (ALL, {"watch": Watch({"test": (X3.T, TWO)})}, "^the set 'test' of watch fails: f.* of inputs"),
     (ALL, {"watch": SUM}, f"^the metric 'sum' of watch fails: it {TRACED}"),
     (TRAIN, {"watch": Watch(batch_size=0)}, "batch_size of watch must be a positive integer"),
