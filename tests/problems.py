@@ -3,6 +3,7 @@
 import functools
 import inspect
 from contextlib import contextmanager
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from iterlin import cached_ntk, empirical_ntk, ntk_matrix
 from iterlin.exact import linear_model
 from iterlin.exact.flow import Objective
 from iterlin.linearise.parameters import combine, partition
+from iterlin.networks.convolution import conv2d
 from iterlin.networks.mlp import mlp
 from iterlin.training import losses
 
@@ -60,6 +62,18 @@ def network(widths=(3, 5, 2), seed=0, examples=4, activation="tanh", **settings)
 def normal(*shape):
     """Standard normal numbers, the same for each shape."""
     return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape))
+
+
+def convolutional(images, size, channels, features, method="auto"):
+    """f, params, x of a convolution of images of `size` x `size`, with a bias of its own."""
+    params = {"w": normal(3, 3, channels, features), "b": normal(features)}
+    params |= {"out": normal(features, 3)}
+
+    def f(p, x):
+        h = conv2d(x, p["w"], padding="SAME", method=method) + p["b"][None, None, None]
+        return jnp.tanh(h).sum((1, 2)) @ p["out"]
+
+    return f, params, normal(images, size, size, channels)
 
 
 def quartic(outputs, targets):
@@ -137,14 +151,18 @@ def linearised(loss, *, penalty=0.0, space="function"):
     return Objective(model, loss, y, penalty), f, params, x, y
 
 
-def assert_same_run(found, expected, tolerance):
-    """Require two runs (state, history) to agree in all that the second has recorded."""
+def assert_same_run(found, expected, tolerance=0.0):
+    """Require two runs (state, history) to agree in all that the second has recorded.
+
+    To the bit, if there is no tolerance.
+    """
     (state, history), (other, reference) = found, expected
-    for name in ("params", "updates", "anchored_at", "converged_at"):
-        ours, theirs = (flat(getattr(s, name)) for s in (state, other))
-        np.testing.assert_allclose(ours, theirs, atol=tolerance, err_msg=name)
-    for name, values in reference.items():
-        np.testing.assert_allclose(history[name], values, atol=tolerance, err_msg=name)
+    equal = partial(np.testing.assert_allclose, atol=tolerance)
+    equal = equal if tolerance else np.testing.assert_array_equal
+    for name in ("params", "anchor", "step", "updates", "anchored_at", "converged_at"):
+        equal(*(flat(getattr(s, name)) for s in (state, other)), err_msg=name)
+    for name in reference.keys() - {"seconds"}:
+        equal(history[name], reference[name], err_msg=name)
 
 
 def bare(function):

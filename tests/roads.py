@@ -5,12 +5,15 @@ watched, or with the run.
 """
 
 import dataclasses
+import math
 
 import iterlin
+import jax
 from iterlin.exact.integrator import Integrator
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.step import Step
 from iterlin.training.watching import Watch
+from iterlin_study.runs import grids
 from iterlin_study.runs.groups import Problem
 from problems import bare
 
@@ -62,3 +65,19 @@ def integrator(f, data, *, schedule, target_loss=None, **settings):
 def problem(f, init, train, **settings):
     algorithm, watch, rest = sorted_out(f, settings)
     return Problem(algorithm, init, train, watch, **rest)
+
+
+def doors(algorithm, init, data, watch, schedule=2):
+    """A short run through each call that trains."""
+    keys, steps = jax.random.split(jax.random.key(0)), {"num_steps": 4, "watch": watch}
+    params, run = init(keys[0]), steps | {"schedule": schedule}
+    sweep = steps | {"periods": [2], "keys": keys, "schedule": lambda period: schedule}
+    group = Problem(algorithm, init, data, watch)
+    return [
+        *(
+            lambda engine=engine: iterlin.train(algorithm, params, data, engine=engine, **run)
+            for engine in ("steps", "auto", "flow")
+        ),
+        lambda: iterlin.train_sweep(algorithm, init, data, **sweep),
+        lambda: grids.run_all(group, [grids.Run(0, math.inf, 0.1, (0, 4), schedule=schedule)]),
+    ]

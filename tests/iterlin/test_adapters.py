@@ -17,6 +17,7 @@ from iterlin.linearise.parameters import warn_about_batch_stats
 from iterlin.networks.adapters import Adapted, from_equinox, from_linen, from_nnx
 from iterlin.training.losses import mean, squared_error
 from problems import bare
+from refusals import refused
 
 RATE, MOMENTA = 0.4, (0.99, 0.5)
 rng = np.random.default_rng(0)
@@ -33,13 +34,14 @@ class NNX(nnx.Module):
         self.norms = nnx.List([nnx.BatchNorm(n, momentum=m, rngs=rngs) for n, m in sizes])
         self.drops = nnx.List([nnx.Dropout(rate, rngs=rngs) for _ in range(2 if rate else 0)])
         self.first, self.last = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
+        self.factor = nnx.Variable(2.0)  # a number that is no array
 
     def __call__(self, x):
         h = jnp.tanh(self.first(self.norms[0](x) if self.norms else x))
         h = self.norms[1](h) if self.norms else h
         for drop in self.drops:
             h = drop(h)
-        return self.last(h)
+        return self.factor.get_value() * self.last(h)
 
 
 class Linen(nn.Module):
@@ -126,7 +128,7 @@ def linen_case(momenta=(), rate=0.0):
         return outputs, after.get("batch_stats", {})
 
     streams = {"streams": "dropout"} if rate else {}
-    net = from_linen(module, variables, train=True, **streams)
+    net = from_linen(module, freeze(variables), train=True, **streams)
     return Case(net, start, called, lambda known: module.apply(known, X, train=False))
 
 
@@ -293,27 +295,10 @@ class Counted(nn.Module):
         return calls.value * nn.Dense(2)(x)
 
 
-@pytest.mark.parametrize(
-    ("module", "training", "updated"),
-    [(Linen((0.9, 0.9), 0.0), {"train": True}, "batch_stats"), (Counted(), {}, "counter")],
-)
-def test_linen_variables_may_be_frozen_and_of_other_collections(module, training, updated):
-    variables = freeze(module.init(jax.random.key(0), X, **training))
-    net = from_linen(module, variables, **training)
-    expected, _ = module.apply(variables, X, **training, mutable=[updated])
-    close(net.f(net.params, X), expected)
-
-
-def test_an_nnx_module_may_hold_numbers():
-    class Doubled(nnx.Module):
-        def __init__(self):
-            self.dense, self.factor = nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.Variable(2.0)
-
-        def __call__(self, x):
-            return self.factor.get_value() * self.dense(x)
-
-    net = from_nnx(Doubled())
-    close(net.f(net.params, X), Doubled()(X))
+def test_linen_variables_may_be_of_other_collections():
+    variables = Counted().init(jax.random.key(0), X)
+    net = from_linen(Counted(), variables)
+    close(net.f(net.params, X), Counted().apply(variables, X, mutable=["counter"])[0])
 
 
 def test_noise_and_normalisation_are_trained_with_the_keys_of_the_run():
@@ -343,43 +328,26 @@ def test_equinox_s_own_modules_take_a_key_where_there_is_dropout():
     close(drawn[kept] * (1 - RATE), np.asarray(outputs)[kept])
 
 
-class Weightless(nnx.Module):
-    def __call__(self, x):
-        return x
-
-
-@pytest.mark.parametrize(
-    ("adapter", "arguments", "message"),
-    [
-        (from_nnx, (nn.Dense(2),), "takes a flax.nnx.Module, got Dense$"),
-        (from_nnx, (Weightless(),), "no nnx.Param to train"),
-        (from_linen, (nn.Dense(2), {"kernel": 1}), "must be what module.init gives"),
-        (from_equinox, (jnp.tanh,), "takes an equinox.Module that can be called"),
-        (from_equinox, (Equinox(MOMENTA, jax.random.key(0)),), "nn.make_with_state"),
-    ],
+test_other_objects_are_refused = refused(
+    lambda adapter, *given: adapter(*given),
+    (from_nnx, nn.Dense(2), "takes a flax.nnx.Module, got Dense$"),
+    (from_nnx, nnx.Dropout(RATE), "no nnx.Param to train"),
+    (from_linen, nn.Dense(2), {"kernel": 1}, "must be what module.init gives"),
+    (from_equinox, jnp.tanh, "takes an equinox.Module that can be called"),
+    (from_equinox, Equinox(MOMENTA, jax.random.key(0)), "nn.make_with_state"),
 )
-def test_other_objects_are_refused(adapter, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        adapter(*arguments)
 
 
-@pytest.mark.parametrize(
-    ("make", "x"), [(nnx_case, X[:, :2]), (linen_case, X[:, :2]), (equinox_case, X[0])]
-)
-def test_inputs_that_a_module_cannot_take_are_refused_with_their_shape(make, x):
-    net = make(MOMENTA).net
-    with pytest.raises(ValueError, match=r"^[^\n]*the module fails on x of shape \([^\n]*$"):
-        net.f(net.params, x)
-
-
-@pytest.mark.parametrize("make", [nnx_case, linen_case, equinox_case])
-def test_a_function_around_a_normalised_network_is_refused(make):
-    """It would be ignored: training takes the two modes that are in `normalization`."""
+@each_framework
+def test_what_an_adapted_module_cannot_take_is_refused(make):
+    """A function around it would be ignored: training takes the modes in `normalization`."""
     net = make(MOMENTA).net
     with pytest.raises(ValueError, match="f is not the function that normalization was made with"):
         il.Algorithm(lambda params, x: 0 * net.f(params, x), LOSS, 0.1, **net.settings)
     with pytest.raises(ValueError, match="the module fails on parameters of another structure"):
         net.f((net.params, jnp.ones(2)), X)
+    with pytest.raises(ValueError, match=r"^[^\n]*the module fails on x of shape \([^\n]*$"):
+        net.f(net.params, X[0] if make is equinox_case else X[:, :2])
 
 
 def test_settings_that_are_forgotten_are_warned_of():

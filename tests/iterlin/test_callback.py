@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from iterlin.training import losses
 from iterlin.training.checkpoints import CheckpointError
-from problems import bare, flat, network
+from problems import assert_same_run, bare, network
 from refusals import refused
 
 F, PARAMS, X, Y = network((3, 6, 2), examples=10)
@@ -26,16 +26,6 @@ def run(at=(0, 10, 20, 30), *, data=DATA, trainable=None, train=iterlin.train, *
     watch = iterlin.Watch({"all": DATA}, at=list(at), observe=observe)
     settings = {"schedule": 7, "watch": watch, "num_steps": 30, "progress": False} | settings
     return train(algorithm, PARAMS, data, **settings)
-
-
-def assert_same(found, expected):
-    (state, history), (other, reference) = found, expected
-    for name in ("params", "anchor", "step", "updates", "anchored_at"):
-        a, b = (flat(getattr(s, name)) for s in (state, other))
-        np.testing.assert_array_equal(a, b, err_msg=name)
-    assert set(history) == set(reference)
-    for name in reference.keys() - {"seconds"}:
-        np.testing.assert_array_equal(history[name], reference[name], err_msg=name)
 
 
 @pytest.mark.parametrize("engine", ["steps", "closed_form"])
@@ -58,7 +48,7 @@ def test_a_callback_gets_the_whole_state_and_what_is_recorded_at_each_look(engin
 )
 def test_true_of_any_kind_ends_the_run_and_keeps_it(engine, kind):
     ended = run(engine=engine, callback=lambda state, row: kind(row["step"] >= 20))
-    assert_same(ended, run(engine=engine, at=(0, 10, 20), num_steps=20))
+    assert_same_run(ended, run(engine=engine, at=(0, 10, 20), num_steps=20))
 
 
 def test_a_callback_of_a_sweep_sees_all_runs_and_ends_them():
@@ -88,9 +78,9 @@ def test_a_run_that_its_callback_ended_stays_so_until_it_is_told_to_go_on(engine
         return row["step"] == 10
 
     ended = run(**settings, callback=callback)
-    assert_same(run(**settings, callback=callback), ended)
+    assert_same_run(run(**settings, callback=callback), ended)
     assert calls == [0, 10]
-    assert_same(run(**settings), run(engine=engine))  # without a callback it goes on
+    assert_same_run(run(**settings), run(engine=engine))  # without a callback it goes on
 
 
 def test_an_exception_in_a_callback_loses_nothing_of_a_checkpoint(tmp_path):
@@ -106,7 +96,7 @@ def test_an_exception_in_a_callback_loses_nothing_of_a_checkpoint(tmp_path):
     seen = []
     found = run(**settings, callback=lambda state, row: seen.append(row["step"]))
     assert seen == [20, 30]
-    assert_same(found, run(batch_size=4, key=KEY))
+    assert_same_run(found, run(batch_size=4, key=KEY))
 
 
 test_a_callback_that_does_not_fit_is_refused = refused(
@@ -118,21 +108,15 @@ test_a_callback_that_does_not_fit_is_refused = refused(
 )
 
 
-LINES = {
-    "steps": {"batch_size": 4, "key": KEY},
-    "closed_form": {"engine": "closed_form"},
-    "flow": {"engine": "flow"},
-}
-
-
 @pytest.mark.parametrize(
-    "kind", ["steps", "closed_form", pytest.param("flow", marks=pytest.mark.nightly)]
+    "engine", ["steps", "closed_form", pytest.param("flow", marks=pytest.mark.nightly)]
 )
-def test_a_checkpoint_with_more_steps_gives_one_long_run(kind, tmp_path):
+def test_a_checkpoint_with_more_steps_gives_one_long_run(engine, tmp_path):
     """To the bit; step 20 is in the midst of a period of 7."""
-    settings = {**LINES[kind], "checkpoint": tmp_path / "run.npz"}
-    run(at=(0, 10, 20), num_steps=20, **settings)
-    assert_same(run(**settings), run(**LINES[kind]))
+    settings = {"batch_size": 4, "key": KEY} if engine == "steps" else {"engine": engine}
+    kept = settings | {"checkpoint": tmp_path / "run.npz"}
+    run(at=(0, 10, 20), num_steps=20, **kept)
+    assert_same_run(run(**kept), run(**settings))
 
 
 def test_a_longer_run_keeps_what_was_recorded_at_other_looks(tmp_path):
@@ -140,7 +124,7 @@ def test_a_longer_run_keeps_what_was_recorded_at_other_looks(tmp_path):
     run(at=(0, 3, 20), num_steps=20, **settings)
     found = run(at=(0, 10, 25), **settings)
     assert found[1]["step"].tolist() == [0, 3, 20, 25, 30]
-    assert_same(found, run(at=(0, 3, 20, 25)))
+    assert_same_run(found, run(at=(0, 3, 20, 25)))
 
 
 def test_fewer_steps_than_were_taken_are_refused_in_a_line(tmp_path):
@@ -156,4 +140,4 @@ def test_data_that_end_end_the_run_and_keep_it(batches):
     with pytest.warns(UserWarning, match=f"data ended at step {batches}"):
         found = run(data=(DATA for _ in range(batches)))
     at = [step for step in (0, 10, 20) if step <= batches]
-    assert_same(found, run(at=at, num_steps=batches))
+    assert_same_run(found, run(at=at, num_steps=batches))

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections import namedtuple
 from contextlib import contextmanager
-from typing import NamedTuple
 from unittest.mock import Mock
 
 import iterlin
@@ -118,10 +118,7 @@ def test_a_file_that_cannot_be_written_leaves_the_last_checkpoint(tmp_path, monk
         checkpoints.save(path / "deeper.npz", TREE, identity=A)
 
 
-class Going(NamedTuple):
-    step: jax.Array
-    diverged_at: jax.Array
-    converged_at: jax.Array
+Going = namedtuple("Going", ["step", "diverged_at", "converged_at"])
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,8 @@ def value_and_derivatives(f, **options):
 
 
 @functools.cache
-def derivatives_of(method, stride, padding):
-    conv = functools.partial(convolution.conv2d, stride=stride, padding=padding, method=method)
-    return value_and_derivatives(conv)
+def derivatives_of(function=convolution.conv2d_max_pool2, padding="SAME", **settings):
+    return value_and_derivatives(functools.partial(function, padding=padding, **settings))
 
 
 @given(convolutions())
@@ -86,7 +85,8 @@ def test_each_method_and_its_derivatives_are_those_of_the_sum_over_windows(case)
     size = convolution.output_size(x.shape[1:3], kernel.shape[:2], stride, padding)
     assert size == value.shape[1:3]
     for method in ("direct", "patches"):
-        found = derivatives_of(method, *settings)(arrays(x, kernel), arrays(dx, dkernel))
+        products = derivatives_of(convolution.conv2d, padding, stride=stride, method=method)
+        found = products(arrays(x, kernel), arrays(dx, dkernel))
         np.testing.assert_allclose(found[0], value, atol=1e-12)
         np.testing.assert_allclose(found[1], sum(parts), atol=1e-12)
         for pulled, tangent, part in zip(found[2:], (dx, dkernel), parts, strict=True):
@@ -130,13 +130,8 @@ def test_ties_share_the_derivative():
     np.testing.assert_allclose(slopes[0, :, :, 0], [[0, 1 / 3], [1 / 3, 1 / 3]])
 
 
-def pooled(method, padding="SAME"):
-    return functools.partial(convolution.conv2d_max_pool2, padding=padding, method=method)
-
-
-@functools.cache
-def derivatives_of_pooled(method, padding="SAME"):
-    return value_and_derivatives(pooled(method, padding))
+def pooled(method):
+    return functools.partial(convolution.conv2d_max_pool2, padding="SAME", method=method)
 
 
 @drawn.at_most(8)
@@ -153,7 +148,7 @@ def test_a_pooled_convolution_is_a_convolution_and_a_pool_with_their_derivatives
         (arrays(x, kernel), exact + short),
         (arrays(np.round(x), np.round(kernel)), exact),
     ):
-        ways = (derivatives_of_pooled(method, padding) for method in methods)
+        ways = (derivatives_of(padding=padding, method=method) for method in methods)
         direct, *others = (way(primals, tangents) for way in ways)
         value = convolution.max_pool2(jnp.asarray(by_windows(*primals, 1, padding)))
         np.testing.assert_allclose(direct[0], value, atol=1e-12)
@@ -174,7 +169,7 @@ def test_winograd_finds_the_largest_among_numbers_that_are_computed_once(size):
     shapes = (2, 2, 2, 3), (*size, 3, 4)
     given = [arrays(*(rng.normal(size=shape) for shape in shapes)) for _ in range(2)]
     found = value_and_derivatives(pooled("winograd"), **todays)(*given)
-    for ours, theirs in zip(found, derivatives_of_pooled("direct")(*given), strict=True):
+    for ours, theirs in zip(found, derivatives_of(method="direct")(*given), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-10)
 
 

@@ -16,12 +16,6 @@ FLAGS = (
     "--xla_llvm_disable_expensive_passes=true"
 )
 
-# Calls on Explicit axes, of which some are made under `jax.set_mesh`, too.
-PRODUCTS = ["cached_ntk", "ggn_product", "in_slices", "jacobian", "ntk_product", "sharded_ntk"]
-FITS = ["eigenmodes", "gauss_newton", "laplace", "predict", "truncated_gauss_newton"]
-RUNS = ["closed_form", "steps"]
-AGAIN = ["set/sharded_ntk", "set/ggn_product", "set/steps"]
-
 
 @pytest.fixture(scope="module")
 def printed():
@@ -40,10 +34,9 @@ def printed():
 
 def test_four_devices_give_the_numbers_of_one(printed):
     """By every call on Explicit axes, by sharded kernels and by each way of training."""
-    others = {"trace", "of_last", "two", "keyed", "loss", "unsaid", *SIZES}
-    calls = {f"explicit/{name}" for name in (*PRODUCTS, *FITS, *RUNS, *AGAIN)}
-    assert printed.keys() == calls | others
     bounds = {name: 1e-9 if name.startswith("explicit/") else 1e-5 for name in printed}
+    assert list(bounds.values()).count(1e-9) == 16  # calls, of which three under `jax.set_mesh`
+    assert {"trace", "of_last", *SIZES} < printed.keys()
     assert {name for name, (far, _) in printed.items() if far > bounds[name]} == {"two"}
 
 

@@ -130,15 +130,12 @@ def test_train_tells_functions_by_what_they_hold(tmp_path, monkeypatch, name, on
     np.testing.assert_array_equal(train(path, **{name: one}), wanted)
 
 
-def drawn(key):
-    return 0.1 * jax.random.normal(key, (4, 2))
-
-
 def test_train_sweep_refuses_the_checkpoint_of_another_network(tmp_path):
     def sweep(w, periods):
         algorithm = iterlin.Algorithm(network("jit", w), ENTROPY, 0.5)
         settings = {"periods": periods, "keys": jax.random.split(KEY, 2), "num_steps": 6}
-        iterlin.train_sweep(algorithm, drawn, (X, Y), **settings, checkpoint=tmp_path / "run.npz")
+        settings["checkpoint"] = tmp_path / "run.npz"
+        iterlin.train_sweep(algorithm, lambda key: start(), (X, Y), **settings)
 
     sweep(FIRST, [2, 3])
     with pytest.raises(CheckpointError, match="differs in the step"):

@@ -305,39 +305,36 @@ def test_resume_is_bit_identical(schedule, stopped_by, tmp_path, monkeypatch):
     """The checkpoint is written at a deadline, however recent the last, and regularly before."""
     (f, params, data), settings = setting()
     shared = {"loss": CROSS_ENTROPY, "engine": "flow", "evaluate": settings["evaluate"]}
-    settings = {"num_steps": 2000, "at": [0, 30, 500, 2000]}
-    run = integrator(f, data, schedule=schedule, step_size=0.01, **shared)
-    stop_at, looks = np.inf, 0
+    integrate = integrator(f, data, schedule=schedule, step_size=0.01, **shared)
 
-    def look():
-        nonlocal looks
-        looks += 1
-        if looks == stop_at and stopped_by == "crash":
-            raise KeyboardInterrupt
-        return looks == stop_at
+    def run(stop_at=None, **checkpoint):
+        """The run, and how often it has looked whether it is out of time."""
+        looks = count(1)
 
-    settings["out_of_time"] = look
-    whole = run(params, **settings)
+        def look():
+            stops = next(looks) == stop_at
+            if stops and stopped_by == "crash":
+                raise KeyboardInterrupt
+            return stops
+
+        settings = {"num_steps": 2000, "at": [0, 30, 500, 2000], "out_of_time": look}
+        return integrate(params, **settings, **checkpoint), next(looks) - 1
+
+    whole, in_all = run()
     assert int(whole[0].updates) > 1
-    in_all, looks, stop_at = looks, 0, looks - 2
-    settings["checkpoint"] = tmp_path / "run.npz"
+    kept = {"checkpoint": tmp_path / "run.npz"}
     seconds = 0.0 if stopped_by == "crash" else 60.0
     monkeypatch.setattr(loop, "CHECKPOINT", seconds)
     monkeypatch.setattr(time, "monotonic", count(step=1e-3).__next__)  # which all calls agree on
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt if stopped_by == "crash" else OutOfTime):
-        run(params, **settings)
-    looks, stop_at = 0, np.inf
-    again = run(params, **settings)
+        run(in_all - 2, **kept)
+    again, looks = run(**kept)
     assert looks < in_all  # it did not start over
-    np.testing.assert_array_equal(problems.flat(again[0].params), problems.flat(whole[0].params))
-    for name in whole[1].keys() - {"seconds"}:
-        np.testing.assert_array_equal(again[1][name], whole[1][name])
+    problems.assert_same_run(again, whole)
     assert np.all(np.diff(again[1]["seconds"]) > 0)
     assert again[1]["seconds"][-1] < time.monotonic() - began  # of both parts, nothing else
-    looks = 0
-    run(params, **settings)  # of a run that has ended
-    assert looks == 0
+    assert run(**kept)[1] == 0  # of a run that has ended
 
 
 HALF = optax.tree.cast(setting()[0][1], jnp.bfloat16)

@@ -57,14 +57,10 @@ FLOW = {"engine": "flow"}
 WHEN_SOLVED = {"schedule": schedules.when_solved(Solved(5), max_period=100)}
 
 
-def not_frozen(path):
-    return path != "frozen"
-
-
 def setting(case, **changes):
     f, loss, y = CASES[case]
-    settings = {"f": f, "loss": loss, "optimizer": 0.05, "trainable": not_frozen} | changes
-    algorithm = iterlin.Algorithm(**settings)
+    settings = {"f": f, "loss": loss, "optimizer": 0.05, "trainable": lambda path: path != "frozen"}
+    algorithm = iterlin.Algorithm(**settings | changes)
     return algorithm, PARAMS, (X, y), Watch({"train": (X, y)}, at=[0, 13, 25])
 
 
@@ -98,13 +94,17 @@ def drifted(state):
     return jnp.linalg.norm(moved - anchor) > 0.1
 
 
-@pytest.mark.parametrize("engine", ["flow", "closed_form"])
+@pytest.mark.parametrize("engine", ["steps", "flow", "closed_form"])
 def test_fixed_parameters_are_arguments_of_every_program(engine, no_constants):
+    """As a constant, XLA would fold a frozen network over the data when it compiles."""
     algorithm, params, data, watch = setting("numbers")
     schedule = schedules.when(drifted, check_every=5)
     settings = RUN | {"schedule": schedule, "engine": engine}
     state, _ = by_engine(algorithm, params, data, watch=watch, **settings)
     assert int(state.updates) > 0
+    if engine == "steps":
+        grid = {"periods": [4], "keys": jax.random.split(jax.random.key(0)), "num_steps": 3}
+        iterlin.train_sweep(algorithm, lambda key: params, data, **grid)
     with pytest.raises(UserWarning, match="constants were captured"):
         jax.jit(lambda x: x + params["frozen"])(1.0)
 

@@ -102,13 +102,6 @@ def test_other_labels_are_still_checked_where_some_are_ignored(loss):
         assert jnp.isnan(jax.jit(lambda *given: loss(*given))(LOGITS, wrong))
 
 
-def test_a_masked_mean_is_the_same_in_slices():
-    loss = losses.mean(partial(PADDED, class_weights=WEIGHTS))
-    value = lambda loss, *given: loss(*given)  # noqa: E731
-    whole, parts = (losses.loss_over_slices(value, loss, n, LOGITS, TOKENS) for n in (None, 1))
-    assert float(parts) == pytest.approx(float(whole), rel=1e-12)
-
-
 test_other_targets_are_refused = refused(
     lambda loss, targets: bare(loss)(OUTPUTS, targets),
     (losses.squared_error, jnp.zeros(2), r"targets have shape \(2,\).* have .*\(2, 3\)"),
@@ -134,7 +127,6 @@ class Weighted:
 WRAPPED = {
     "mean": losses.mean(ENTROPY),
     "accuracy": losses.accuracy,
-    "lambda": lambda outputs, targets: ENTROPY(outputs, targets),
     "map": lambda outputs, targets: jax.lax.map(
         lambda both: ENTROPY(both[0][None], both[1][None]), (outputs, targets)
     ).sum(),

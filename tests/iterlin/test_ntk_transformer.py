@@ -9,13 +9,9 @@ from iterlin.kernels.factors import TracedNetwork
 from iterlin.linearise.linearization import jacobian
 from iterlin.linearise.parameters import bind_fixed, partition
 from iterlin.linearise.programs import trace_program
-from problems import assert_forms
+from problems import assert_forms, normal
 
 WORDS, LENGTH, WIDTH, CLASSES = 40, 3, 4, 3
-
-
-def normal(*shape):
-    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape) / 2)
 
 
 PARAMS = {

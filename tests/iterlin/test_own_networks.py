@@ -87,22 +87,6 @@ def test_complex_parameters_are_refused_where_they_would_be_trained():
     np.testing.assert_array_equal(fixed, il.jacobian(classifier, PARAMS, X))
 
 
-def test_the_fixed_part_is_an_argument_of_the_programs(no_constants):
-    """As a constant, XLA would fold a frozen network over the data when it compiles."""
-    params = {**PARAMS, "frozen": jnp.ones((500, CLASSES))}
-    trainable = {name: name != "frozen" for name in params}
-
-    def f(params, x):
-        return classifier(params, x) + params["frozen"].sum(0)[None]
-
-    run(f, params, (X, LABELS), trainable=trainable)
-    algorithm = il.Algorithm(f, ENTROPY, 0.3, trainable=trainable)
-    grid = {"periods": [4], "keys": jax.random.split(KEY), "num_steps": 3}
-    il.train_sweep(algorithm, lambda key: params, (X, LABELS), **grid)
-    with pytest.raises(UserWarning, match="constants were captured"):
-        jax.jit(lambda x: f(params, x))(X)
-
-
 def test_linear_algebra_is_that_of_the_part():
     """Columns of the Jacobian, products with it, the proxy and the exact solutions."""
     trainable = {"body": True, "head": False}
@@ -194,8 +178,6 @@ def test_a_keyed_network_draws_anew_at_each_step(schedule):
     close(state.params, by_hand(schedule, f=dropped, given=drawn))
     looked = ENTROPY(classifier(state.params, X), LABELS)
     np.testing.assert_allclose(history["train_loss"][-1], looked)
-    with pytest.raises(ValueError, match=r"a key is needed: .* a keyed f"):
-        run(dropped, PARAMS, (X, LABELS), keyed=True)
 
 
 def test_inputs_are_augmented_with_a_key_of_the_step():

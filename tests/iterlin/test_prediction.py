@@ -16,15 +16,6 @@ from problems import bare, network
 from refusals import refused
 
 
-@pytest.fixture(scope="module")
-def problem():
-    """f, params, x, y, x_new, the two kernels, and the outputs before training."""
-    f, params, x, y = network((3, 5, 2), examples=4)
-    x_new = jax.random.normal(jax.random.key(7), (3, 3))
-    kernels = empirical_ntk(f, params, x), empirical_ntk(f, params, x_new, x)
-    return f, params, x, y, x_new, kernels, (f(params, x), f(params, x_new))
-
-
 @pytest.mark.parametrize(
     ("training", "settings"),
     [
@@ -33,11 +24,13 @@ def problem():
         ("damped", {"damping": 0.3}),
     ],
 )
-def test_prediction_is_that_of_the_linearised_network_after_training(problem, training, settings):
-    f, params, x, y, x_new, (kernel_dd, kernel_td), (outputs, test_outputs) = problem
+def test_prediction_is_that_of_the_linearised_network_after_training(training, settings):
+    f, params, x, y = network((3, 5, 2), examples=4)
+    x_new = jax.random.normal(jax.random.key(7), (3, 3))
     trained = getattr(eigenmodes(f, params, x, y), training)(**settings)
     expected = linearize(f, params)(trained, x_new)
-    settings = {"outputs": outputs, "test_outputs": test_outputs} | settings
+    kernel_dd, kernel_td = empirical_ntk(f, params, x), empirical_ntk(f, params, x_new, x)
+    settings = {"outputs": f(params, x), "test_outputs": f(params, x_new)} | settings
     np.testing.assert_allclose(predict(kernel_dd, y, kernel_td, **settings), expected, atol=1e-9)
 
 

@@ -11,15 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import every, for_time, never
-from iterlin.algorithm3 import train, train_sweep
+from iterlin.algorithm3 import train
 from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import NEVER, Solved, as_schedule, periods_array, when, when_solved
 from iterlin.training.watching import Watch
-from iterlin_study.runs import grids
-from iterlin_study.runs.groups import Problem
 from problems import bare
 from refusals import refused
+from roads import doors
 
 
 def asked(schedule, steps):
@@ -39,14 +38,6 @@ def test_a_period_may_be_infinite_and_of_any_type():
         assert periods_array([1e3, period]).tolist() == [1000, NEVER]
     assert asked(never(), 3) == [True, False, False]
     assert asked(every(np.float32(2)), 4) == [True, False, True, False]
-
-
-def test_periods_may_be_traced():
-    periods = periods_array([1, 3, math.inf])
-    assert periods.dtype == jnp.int32
-    assert int(periods[-1]) == NEVER
-    due = jax.jit(jax.vmap(lambda k: every(k)(jnp.asarray(6), None)))(periods)
-    assert due.tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize("period", [0, 2.5, True, -math.inf])
@@ -106,21 +97,6 @@ test_a_look_that_cannot_be_taken_is_refused = refused(
 
 DATA, START = (jnp.eye(2), jnp.array([1.0, 0.0])), jnp.zeros(2)
 ALGORITHM = Algorithm(lambda p, x: jnp.tanh(x @ p), losses.squared_error, 0.1)
-SEEDS = jax.random.split(jax.random.key(0), 2)
-
-
-def doors(schedule):
-    """Calls that take a schedule, each up to its first compute."""
-    problem = Problem(ALGORITHM, lambda key: START, DATA, Watch())
-    settings = {"num_steps": 4, "watch": Watch(observe=lambda state: pytest.fail("it has begun"))}
-    sweep = {"periods": [2, 3], "keys": SEEDS, "schedule": lambda period: schedule} | settings
-    run = grids.Run(0, math.inf, 0.1, (0, 4), schedule=schedule)
-    return [
-        lambda: bare(train)(ALGORITHM, START, DATA, schedule=schedule, **settings),
-        lambda: bare(train_sweep)(ALGORITHM, lambda key: START, DATA, **sweep),
-        lambda: train(ALGORITHM, START, DATA, engine="flow", schedule=schedule, **settings),
-        lambda: grids.run_all(problem, [run]),
-    ]
 
 
 def the_schedule(step, state):
@@ -135,13 +111,13 @@ ANSWERS = [
     (when(the_schedule.__get__(3), check_every=2), "predicate the_schedule must return one bool"),
     (when(lambda s: bool(s.step > 3), check_every=2), "needs the value of its state in Python"),
     (never, OTHER),
-    (lambda step: True, OTHER),
 ]
 
 
 @pytest.mark.parametrize(("schedule", "message"), ANSWERS)
 def test_a_schedule_that_returns_no_bool_is_refused_before_compute(schedule, message):
-    for call in doors(schedule):
+    begun = Watch(observe=lambda state: pytest.fail("it has begun"))
+    for call in doors(ALGORITHM, lambda key: START, DATA, begun, schedule):
         with pytest.raises(ValueError, match=message) as error:
             call()
         assert "\n" not in str(error.value)

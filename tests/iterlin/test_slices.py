@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import problems
 import pytest
 from iterlin import cached_ntk, jacobian_products
 from iterlin.exact.linear_model import from_kernel
 from iterlin.linearise import slices
-from iterlin.networks.mlp import mlp
 from iterlin.networks.normalization import Normalization
 from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
@@ -85,11 +85,8 @@ def largest(outputs, y):
     [(losses.cross_entropy, 1), (losses.mean(losses.squared_error), 3), (largest, 3)],
 )
 def test_a_sliced_network_takes_the_same_steps(loss, period):
-    model = mlp((3, 6, 2), bias_scale=0.1, activation="tanh")
-    x = jax.random.normal(jax.random.key(1), (20, 3))
-    y, params = (x[:, 0] > 0).astype(jnp.int32), model.init(jax.random.key(0))
-    if losses.as_sum(loss) is losses.squared_error:
-        y = jax.nn.one_hot(y, 2, dtype=x.dtype)
+    network, params, x, y = problems.network((3, 6, 2), examples=20)
+    y = y if losses.as_sum(loss) is losses.squared_error else jnp.argmax(y, 1)
     data = x, y, jnp.arange(19)
 
     def run(f):
@@ -97,7 +94,7 @@ def test_a_sliced_network_takes_the_same_steps(loss, period):
         step = Step(algorithm, every(period), batch_size=12, target_loss=1e-9)
         return step.advance(step.start(params, data, jax.random.key(2)), data, 7)
 
-    whole, sliced = run(model.apply), run(slices.in_slices(model.apply, 5))
+    whole, sliced = run(network), run(slices.in_slices(network, 5))
     np.testing.assert_allclose(flat(sliced.params), flat(whole.params), rtol=1e-12, atol=1e-14)
     assert np.abs(flat(whole.params) - flat(params)).max() > 1e-3
 
