@@ -83,7 +83,6 @@ def test_the_parameters_cell_is_found_by_its_tag_alone(tmp_path, tags):
         ("stepsize: 1", "'stepsize'"),
         ("tier: gpu", "'tier'"),
         ("num_steps: 1e3", "'num_steps'"),
-        ("name: 3", "'name'"),
         ("periods: [1, 2.5]", "'periods'"),
         ("step_size: [1", "not valid YAML"),
         ("num_steps: 1\nnum_steps: 2", "'num_steps' is given twice"),

@@ -3,16 +3,15 @@
 import importlib
 import inspect
 import re
-from pathlib import Path
 from pkgutil import resolve_name
 
 import iterlin
 import pytest
 from iterlin_study.report import claims
+from toy_book import ROOT
 
 from book.index_helpers import CARDS, FIRST
 
-ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf8")
 API = (ROOT / "book" / "appendix" / "api.md").read_text("utf8")

@@ -1,22 +1,20 @@
 """A tiny tier of every experiment's page, and a copy of the book that has it."""
 
 import gzip
-import os
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import stored_files
+import toy_book
 import xarray as xr
 import yaml
 from iterlin_book import pages
 from iterlin_study.data.images import CIFAR_CLASSES
 from iterlin_study.records import experiment_pages
+from toy_book import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TIER = "laptop"
 PER_CLASS = 10  # photographs of each of the ten classes, to train on and to test on
 FIGURES = 60  # handwritten digits
@@ -201,13 +199,12 @@ def checkout(tmp_path_factory):
     return root
 
 
-def run(root, page, *options, **variables):
-    path = os.pathsep.join([str(root / "lib"), str(ROOT / "lib")])
+def run(root, page, **variables):
     told = {"ITERLIN_DATA": str(root / "images"), "XDG_CACHE_HOME": str(root / "cache")}
     return subprocess.run(
-        [sys.executable, "-m", "iterlin_book.execute", page, "--tier", TIER, *options],
+        toy_book.command("execute", page, "--tier", TIER),
         cwd=root,
-        env={**os.environ, "PYTHONPATH": path, **told, **variables},
+        env={**toy_book.environment(root), **told, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
