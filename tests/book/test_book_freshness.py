@@ -9,7 +9,6 @@ import toy_book
 from iterlin_book import freshness, merge, pages, xla
 from iterlin_book.pages import BookError
 from nbformat.v4 import new_output
-from toy_book import HEADER
 
 
 @pytest.fixture
@@ -87,11 +86,9 @@ def test_digests_follow_the_records_and_claims_that_a_page_shows(root, code, sho
     assert digest(root, more=code) != before
 
 
-PAGE = HEADER + "\n# Title\n\n```{code-cell} ipython3\na = 1\n```\n\nText.\n"
-
-
 def test_outputs_move_to_the_current_prose_with_words_unless_the_page_has_its_own():
-    text = PAGE.replace("a = 1\n", "a = 1\n```\n\n```{code-cell} ipython3\nb = 1\n")
+    cells = "".join(f"```{{code-cell}} ipython3\n{name} = 1\n```\n\n" for name in "ab")
+    text = f"# Title\n\n{cells}Text.\n"
     ran = jupytext.reads(text, fmt="md:myst")
     for cell, kind in zip(pages.code_cells(ran), ("png", "svg+xml"), strict=True):
         cell.execution_count = 1
