@@ -245,7 +245,7 @@ def test_a_finding_has_the_records_numbers_and_is_told_of_the_expected_verdict_a
     assert "holds" not in line  # in the place of statements
     assert claims.judge(row, record(drop=BELOW)).finding == ""
     assert claims.judge(row, record(drop=ABOVE).assign_attrs(missing=2)).finding == ""
-    for slot in ("fall", "time"):  # no statistic, and a condition of other records
+    for slot in ("fall", "time", "drop.upper"):
         with pytest.raises((KeyError, AttributeError)):
             claims.filled(f"It falls by {{{slot}}}.", record(drop=ABOVE))
 

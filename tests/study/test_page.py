@@ -24,6 +24,11 @@ def test_a_record_holds_every_parameter_of_the_cell_and_nothing_else():
     assert record.attrs["data"] == "made up"
     assert record.attrs["missing"] == 0
     assert 0 < record.attrs["wall_time"] < 600
+    # Time and missing runs are those of the grid unless they are given.
+    live = toy_pages.results().assign_attrs(seconds=90.0, missing=2)
+    for given, expected in (({}, (90.0, 2)), ({"seconds": 5.0, "missing": 0}, (5.0, 0))):
+        record = page.save(live, **given)
+        assert (record.attrs["wall_time"], record.attrs["missing"]) == expected
 
 
 def test_what_is_missing_or_no_page_is_refused():
@@ -39,15 +44,6 @@ def test_the_rules_kept_are_those_of_the_start(monkeypatch):
     monkeypatch.setattr(claims, "rules", lambda experiment: {})
     record = page.save(toy_pages.results())
     assert json.loads(record.attrs["rules"]) == {"C-trial": "a digest"}
-
-
-def test_time_and_missing_runs_are_those_of_the_grid_unless_they_are_given():
-    page = Page("trial", VALUES)
-    live = toy_pages.results().assign_attrs(seconds=90.0, missing=2)
-    record = page.save(live)
-    assert (record.attrs["wall_time"], record.attrs["missing"]) == (90.0, 2)
-    record = page.save(live, seconds=5.0, missing=0)
-    assert (record.attrs["wall_time"], record.attrs["missing"]) == (5.0, 0)
 
 
 def test_without_a_finished_run_nothing_is_recorded(monkeypatch):
