@@ -13,18 +13,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-HEADER = """\
----
-jupytext:
-  text_representation:
-    extension: .md
-    format_name: myst
-kernelspec:
-  display_name: Python 3
-  language: python
-  name: python3
----
-"""
 LIBRARY = {
     "__init__.py": f"""\
 __path__.append({str(ROOT / "lib" / "iterlin")!r})
@@ -44,8 +32,18 @@ def negate(x):
 PAGES = {
     "index.md": "# Toy\n\nPlain prose, {cite:t}`someone`, {doc}`experiments/xor`.\n\n"
     "$$ a^2 = b $$ (square)\n\nSee {eq}`square`.\n",
-    "experiments/xor.md": HEADER
-    + """
+    "experiments/xor.md": """\
+---
+jupytext:
+  text_representation:
+    extension: .md
+    format_name: myst
+kernelspec:
+  display_name: Python 3
+  language: python
+  name: python3
+---
+
 # First page
 
 The prose of the first page.
@@ -75,8 +73,8 @@ fig, ax = plt.subplots(figsize=(1, 1))
 ax.plot([0, 1]);
 ```
 """,
-    "other.md": HEADER
-    + "\n# Second page\n\n```{code-cell} ipython3\nfrom iterlin import negate\n\nnegate(7)\n```\n",
+    "other.md": "# Second page\n\n```{code-cell} ipython3\n"
+    "from iterlin import negate\n\nnegate(7)\n```\n",
     "last.md": "# Last page\n\n<!-- the time of each page -->\n\n```{bibliography}\n```\n",
     "experiments/xor.laptop.yml": "step_size: 0.25\nperiods: [5]\n",
     "references.bib": "@book{someone, title={A Title}, author={Some One}, year={2000},"

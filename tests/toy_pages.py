@@ -22,9 +22,7 @@ FILES = {
     "_toc.yml": "format: jb-book\nroot: index\n",
     "book/index.md": "# Toy\n",
     "book/experiments/trial.md": PAGE,
-    "book/experiments/other.md": PAGE.replace("trial", "other"),
     "book/experiments/trial.laptop.yml": "num_seeds: 3\nperiods: [5, 20]\n",
-    "book/experiments/other.laptop.yml": "like: trial\nnum_seeds: 4\n",
 }
 VALUES = {"tier": "laptop", "num_seeds": 3, "periods": (5, 20)}  # as in trial.laptop.yml
 # A row of a ledger, on that page.

@@ -63,7 +63,7 @@ def compared(peers, *, rounds=5, **settings):
     return compare(case, start, rounds=rounds), diary
 
 
-def test_contestants_take_turns_and_begin_in_turn():
+def test_contestants_take_turns_and_their_memory_is_that_without_making_inputs():
     outcome, diary = compared({name: (lambda run: 1.0,) for name in "abc"}, rounds=6)
     runs = "".join(peer for name, peer, _ in diary if name == "run")
     rounds = [runs[i : i + 3] for i in range(3, len(runs), 3)]  # after one that is not counted
@@ -71,6 +71,9 @@ def test_contestants_take_turns_and_begin_in_turn():
     assert Counter(each[0] for each in rounds) == dict.fromkeys("abc", 2)
     assert {len(samples) for samples in outcome.seconds.values()} == {6}
     assert {peer for name, peer, _ in diary if name == "close"} == {*"abc"}
+    assert outcome.facts["a"] == {"peak_bytes": 3, "start_bytes": 1}
+    makers = {worker for name, _, worker in diary if name == "inputs"}
+    assert makers.isdisjoint({worker for name, _, worker in diary if name == "peak"})
 
 
 def test_ratios_are_taken_within_rounds():
@@ -106,13 +109,6 @@ def test_a_failing_peer_is_named_and_left_out():
     assert all(reason in outcome.left_out[peer] for peer, reason in reasons.items())
 
 
-def test_memory_is_that_of_a_process_that_makes_no_inputs():
-    outcome, diary = compared({"ours": (lambda run: 1.0,)})
-    assert outcome.facts["ours"] == {"peak_bytes": 3, "start_bytes": 1}
-    makers = {worker for name, _, worker in diary if name == "inputs"}
-    assert makers.isdisjoint({worker for name, _, worker in diary if name == "peak"})
-
-
 def test_each_sample_of_a_first_result_is_a_new_process():
     _, diary = compared({name: (lambda run: 1.0,) for name in "ab"}, fresh=True)
     prepared = [worker for name, _, worker in diary if name == "prepare"]
@@ -122,26 +118,29 @@ def test_each_sample_of_a_first_result_is_a_new_process():
 
 
 @pytest.fixture
-def measured(monkeypatch, tmp_path):
-    """measured(seconds) runs the command on two made-up cases; (its status, built, target)."""
+def shown(monkeypatch):
+    """The HTML that the page displays."""
+    found = []
+    monkeypatch.setattr(page, "display", lambda part: found.append(part.data))
+    return found
+
+
+def test_a_record_holds_what_was_measured_if_anything_was(monkeypatch, tmp_path, shown):
     growth = [Contestant(f"{n}", size=n) for n in (1, 2)]
     settings = {"goals": [Goal("2 against 1", "2", "1")], "series": "n"}
     made_up = [Case(name, "kind", growth, **settings) for name in ("first", "second")]
     target, built = tmp_path / "laptop.nc", tmp_path / "built" / "laptop.nc"
+    monkeypatch.setattr(command, "BUILT", built.parent)
+    monkeypatch.setattr(command.cases, "chosen", lambda words, tier: made_up)
+    monkeypatch.setattr(command.records, "path_of", lambda *_: target)
 
-    def run(seconds):
+    def measured(seconds):
         monkeypatch.setattr(command, "starter", lambda *_: lambda peer, _: Fake(peer, seconds))
-        monkeypatch.setattr(command, "BUILT", built.parent)
-        monkeypatch.setattr(command.cases, "chosen", lambda words, tier: made_up)
-        monkeypatch.setattr(command.records, "path_of", lambda *_: target)
-        return command.main([]), built, target
+        return command.main([])
 
-    return run
-
-
-def test_a_record_holds_what_was_measured(measured, shown):
-    status, _, target = measured(lambda run: 0.125)
-    assert status == 0
+    assert measured("no device") == 1
+    assert (built.exists(), target.exists()) == (True, False)
+    assert measured(lambda run: 0.125) == 0
     found = records.load("performance", "laptop", target)
     assert json.loads(found.attrs["peers"]) == {"iterlin": {"numpy": "0"}}
     np.testing.assert_allclose(found.slope, 0, atol=1e-12)
@@ -162,19 +161,6 @@ def test_the_summary_names_the_cases_in_which_a_peer_is_faster(shown):
     assert "1 of 2" in text
     assert "slow (0.5)" in text
     assert "quick" not in text
-
-
-def test_a_record_is_not_replaced_by_one_with_nothing_in_it(measured):
-    status, built, target = measured("no device")
-    assert (status, built.exists(), target.exists()) == (1, True, False)
-
-
-@pytest.fixture
-def shown(monkeypatch):
-    """The HTML that the page displays."""
-    found = []
-    monkeypatch.setattr(page, "display", lambda part: found.append(part.data))
-    return found
 
 
 @pytest.mark.parametrize("tier", environments.PLATFORMS)

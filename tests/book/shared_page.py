@@ -5,9 +5,7 @@ import shutil
 import toy_book
 import xarray as xr
 
-PAGE = (
-    toy_book.HEADER
-    + """
+PAGE = """\
 # Grid
 
 ```{code-cell} ipython3
@@ -29,9 +27,6 @@ from iterlin_study.runs import exact_runs, groups, grids
 from iterlin_study.report.page import Page
 
 page = Page("grid", globals())
-```
-
-```{code-cell} ipython3
 model = mlp((2, 5, 1), activation="tanh")
 x = jax.random.normal(jax.random.key(1), (24, 2))
 y = jnp.prod(x, 1, keepdims=True)
@@ -56,7 +51,6 @@ missing = live.missing + exact.missing
 live = page.save(live, missing=missing)
 ```
 """
-)
 
 
 def create(root, num_steps, between="pass"):

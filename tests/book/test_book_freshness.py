@@ -9,7 +9,6 @@ import toy_book
 from iterlin_book import freshness, merge, pages, xla
 from iterlin_book.pages import BookError
 from nbformat.v4 import new_output
-from toy_book import HEADER
 
 
 @pytest.fixture
@@ -87,35 +86,23 @@ def test_digests_follow_the_records_and_claims_that_a_page_shows(root, code, sho
     assert digest(root, more=code) != before
 
 
-PAGE = HEADER + "\n# Title\n\n```{code-cell} ipython3\na = 1\n```\n\nText.\n"
-
-
-def executed(text):
-    notebook = jupytext.reads(text, fmt="md:myst")
-    for number, cell in enumerate(pages.code_cells(notebook)):
-        cell.execution_count = number + 1
-        cell.outputs = [new_output("stream", name="stdout", text=f"output {number}\n")]
-    return notebook
-
-
-def test_outputs_move_to_the_current_prose():
-    current = jupytext.reads(PAGE.replace("Text.", "Other text."), fmt="md:myst")
-    merged = merge.with_outputs("page", current, executed(PAGE))
-    assert merged.cells[2].source == "Other text."
-    assert merged.cells[1].outputs[0].text == "output 0\n"
-    with pytest.raises(BookError, match="page: its code"):
-        merge.with_outputs("page", current, executed(PAGE.replace("a = 1", "a = 2")))
-
-
-def test_pictures_get_words_unless_the_page_has_its_own():
-    text = PAGE.replace("a = 1\n", "a = 1\n```\n\n```{code-cell} ipython3\nb = 1\n")
-    ran, current = executed(text), jupytext.reads(text, fmt="md:myst")
-    for cell, kind in ((ran.cells[1], "png"), (ran.cells[2], "svg+xml")):
+def test_outputs_move_to_the_current_prose_with_words_unless_the_page_has_its_own():
+    cells = "".join(f"```{{code-cell}} ipython3\n{name} = 1\n```\n\n" for name in "ab")
+    text = f"# Title\n\n{cells}Text.\n"
+    ran = jupytext.reads(text, fmt="md:myst")
+    for cell, kind in zip(pages.code_cells(ran), ("png", "svg+xml"), strict=True):
+        cell.execution_count = 1
         cell.outputs = [new_output("display_data", data={f"image/{kind}": "AAAA"})]
+    current = jupytext.reads(text.replace("Text.", "Other text."), fmt="md:myst")
     current.cells[2].metadata["mystnb"] = {"image": {"alt": "Own words"}}
     merged = merge.with_outputs("page", current, ran)
+    assert merged.cells[3].source == "Other text."
+    assert [cell.outputs for cell in merged.cells[1:3]] == [cell.outputs for cell in ran.cells[1:3]]
     words = [cell.metadata["mystnb"]["image"]["alt"] for cell in merged.cells[1:3]]
     assert words == ["Figure computed in the section “Title”", "Own words"]
+    current.cells[1].source = "a = 2"
+    with pytest.raises(BookError, match="page: its code"):
+        merge.with_outputs("page", current, ran)
 
 
 @pytest.mark.parametrize(

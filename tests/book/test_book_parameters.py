@@ -8,7 +8,7 @@ import toy_book
 from iterlin_book import execute, pages, parameters
 from iterlin_book.pages import BookError
 from iterlin_study.records import experiment_pages, records
-from toy_book import HEADER, ROOT
+from toy_book import ROOT
 
 CELL = """
 ```{code-cell} ipython3
@@ -30,7 +30,7 @@ seed = None
 @pytest.fixture
 def book(tmp_path):
     root = toy_book.create(tmp_path)
-    (root / "book" / "experiments" / "xor.md").write_text(HEADER + CELL)
+    (root / "book" / "experiments" / "xor.md").write_text(CELL)
     return root
 
 
@@ -40,15 +40,12 @@ def load(root, text, tier="laptop"):
     return parameters.load(root, "experiments/xor", tier)
 
 
-def test_fitting_values_pass_and_the_tier_is_added(book):
+def test_fitting_values_pass_and_those_of_a_file_that_it_is_like_and_the_tier_are_added(book):
     text = "step_size: 2\nrates: [1, 1e-5]\nname: '010'\nverbose: true\nlimits: [7, .inf]\nseed: 4"
     values = {"step_size": 2, "rates": [1, 1e-5], "name": "010", "verbose": True}
     values |= {"limits": [7, math.inf], "seed": 4}
     assert load(book, text) == {**values, "tier": "laptop"}
     assert load(book, "# nothing but a comment") == {"tier": "laptop"}
-
-
-def test_a_file_may_be_like_that_of_another_page(book):
     folder = book / "book" / "experiments"
     (folder / "first.laptop.yml").write_text("step_size: 2.0\nnum_steps: 20\n")
     (folder / "second.laptop.yml").write_text("like: first\nnum_steps: 30\n")
@@ -83,7 +80,6 @@ def test_the_parameters_cell_is_found_by_its_tag_alone(tmp_path, tags):
         ("stepsize: 1", "'stepsize'"),
         ("tier: gpu", "'tier'"),
         ("num_steps: 1e3", "'num_steps'"),
-        ("name: 3", "'name'"),
         ("periods: [1, 2.5]", "'periods'"),
         ("step_size: [1", "not valid YAML"),
         ("num_steps: 1\nnum_steps: 2", "'num_steps' is given twice"),
@@ -127,12 +123,8 @@ def test_the_seeds_that_a_page_names_are_those_of_its_tiers():
         assert (defaults | parameters.load(ROOT, page, tier))["num_seeds"] == number, (page, tier)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [(["nowhere"], "'nowhere'"), (["xor", "--tier", "gpu"], "'gpu'"), (["book/last.md"], "last: ")],
-)
-def test_the_command_answers_a_bad_name_with_one_line(book, capsys, arguments, named):
-    assert execute.main([*arguments, "--root", str(book)]) == 2
+def test_a_page_without_code_is_refused_in_one_line(book, capsys):
+    assert execute.main(["book/last.md", "--root", str(book)]) == 2
     said = capsys.readouterr()
-    assert named in said.err
+    assert "last: has no code" in said.err
     assert (said.out, said.err.count("\n")) == ("", 1)

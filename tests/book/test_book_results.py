@@ -10,7 +10,7 @@ import xarray as xr
 import yaml
 from iterlin_book import execute, pages, states
 from iterlin_book.pages import BookError
-from toy_book import HEADER, edit, run, started
+from toy_book import edit, run, started
 
 PARAMETERS = '```{code-cell} ipython3\n:tags: [parameters]\n\ntier = "quick"\nmissing = 0\n```\n'
 SAVES = """\
@@ -39,7 +39,7 @@ GPU = ["results", "--tier", "gpu"]
 def add(root, name, code, parameters=""):
     """A page with the tier gpu at the end of the contents."""
     cell = f"```{{code-cell}} ipython3\n{code}\n```\n"
-    (root / "book" / f"{name}.md").write_text(f"{HEADER}\n# {name}\n\n{PARAMETERS}\n{cell}")
+    (root / "book" / f"{name}.md").write_text(f"# {name}\n\n{PARAMETERS}\n{cell}")
     (root / "book" / f"{name}.gpu.yml").write_text(f"tier: gpu\n{parameters}")
     with (root / "_toc.yml").open("a") as contents:
         contents.write(f"  - file: {name}\n")

@@ -1,10 +1,8 @@
 """The style check reads the pages' cells, names page and line, and mends cells in place."""
 
-from pathlib import Path
-
 from iterlin_book import lint
+from toy_book import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = """# A page
 
 ```{code-cell} python

@@ -1,22 +1,25 @@
-"""The wheel is the library and nothing else, and works with what it declares and nothing else."""
+"""What is published: the wheel is the library and works with what it declares and nothing else;
+pyproject.toml declares what the book imports."""
 
+import ast
 import hashlib
 import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
-from importlib.metadata import Distribution, distribution
-from pathlib import Path
+from importlib.metadata import Distribution, distribution, packages_distributions
 
 import iterlin
 import pytest
 import yaml
-from iterlin_book import dist
+from iterlin_book import dist, pages
 from iterlin_book.pages import BookError
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from toy_book import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {
     path.relative_to(ROOT / "lib").as_posix() for path in (ROOT / "lib" / "iterlin").rglob("*.py")
 }
@@ -129,3 +132,39 @@ def test_the_library_imports_and_the_readme_s_python_runs_with_the_library_alone
     command = [sys.executable, "-I", "-S", "-c", code, installed, shown, *modules]
     done = subprocess.run(command, cwd=empty, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))
+CORE, EXTRAS = (PROJECT["project"][name] for name in ("dependencies", "optional-dependencies"))
+BOOK = [*CORE, *EXTRAS["study"], *EXTRAS["book"]]
+OURS = {"iterlin", "iterlin_study", "iterlin_book", "bench", "book"}
+DISTRIBUTIONS = packages_distributions()
+
+
+def imported(path):
+    """Return the distributions that a module or a page imports, inside functions too."""
+    code = path.read_text("utf8")
+    if path.suffix == ".md":
+        page = path.relative_to(ROOT / "book").with_suffix("")
+        code = "\n".join(cell.source for cell in pages.code_cells(pages.read(ROOT, page)))
+        code = re.sub(r"^\s*[%!].*$", "", code, flags=re.M)
+    nodes = list(ast.walk(ast.parse(code)))
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {n.module for n in nodes if isinstance(n, ast.ImportFrom) and not n.level}
+    tops = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names - OURS
+    return {canonicalize_name(DISTRIBUTIONS.get(top, [top])[0]) for top in tops}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "requirements"),
+    [
+        ("lib/iterlin_study/**/*.py", [*CORE, *EXTRAS["study"]]),
+        ("lib/iterlin_book/*.py", [*BOOK, *PROJECT["dependency-groups"]["browser"]]),
+        ("book/**/*.md", BOOK),
+        ("book/**/*.py", BOOK),
+    ],
+)
+def test_imports_are_declared(pattern, requirements):
+    found = set().union(*map(imported, ROOT.glob(pattern)))
+    assert found
+    assert not found - {canonicalize_name(Requirement(need).name) for need in requirements}

@@ -1,22 +1,20 @@
 """A tiny tier of every experiment's page, and a copy of the book that has it."""
 
 import gzip
-import os
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import stored_files
+import toy_book
 import xarray as xr
 import yaml
 from iterlin_book import pages
 from iterlin_study.data.images import CIFAR_CLASSES
 from iterlin_study.records import experiment_pages
+from toy_book import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TIER = "laptop"
 PER_CLASS = 10  # photographs of each of the ten classes, to train on and to test on
 FIGURES = 60  # handwritten digits
@@ -39,8 +37,7 @@ experiments/xor:
   {num_seeds: 2, periods: [1, 10, 100000], dampings: [2.0, 0.0002], max_gradient_steps: 1000,
    max_linearizations: 20, max_damped_steps: 200}
 experiments/damping_quintic:
-  {num_seeds: 8, dampings: [0.001, 0.01, 0.1, 1.0, 10.0],
-   function_dampings: [0.001, 0.01, 0.1, 1.0], times: [1000.0, 1.0], max_steps: 100}
+  {num_seeds: 8, dampings: [0.001, 0.01, 0.1, 1.0, 10.0], times: [1000.0, 1.0], max_steps: 100}
 experiments/few_updates: *two_periods
 experiments/converged:
   {<<: *images, pool: 60, sizes: [20, 40], other_size: 20, times: [1, 5], updates: [3, 2],
@@ -77,8 +74,8 @@ beyond/grokking:
   {modulus: 7, other_moduli: [5], width: 8, decays: [1.0, 2.0], times: [0.0, 1.0, 3.0, .inf],
    units: 4, step_size: 0.02, kernel_size: 10, num_seeds: 2}
 beyond/grokking_period:
-  {modulus: 7, width: 8, decays: [1.0, 2.0], shortest: [0.5, 0.5], scaled_decays: [2.0],
-   scaled_shortest: [0.5], num_periods: 2, updates: 3, step_size: 0.02, num_seeds: 2}
+  {modulus: 7, width: 8, decays: [1.0, 2.0], shortest: [0.5, 0.5], scaled_shortest: [0.5],
+   num_periods: 2, updates: 3, step_size: 0.02, num_seeds: 2}
 beyond/grokking_solves:
   {modulus: 7, width: 8, decays: [0.01], judged: 0.01, times: [1.0, 2.0], problems: 3,
    step_size: 0.02, num_seeds: 2}
@@ -87,8 +84,7 @@ beyond/grokking_schedules:
    transformer: {width: 8, hidden: 8, share: 0.7}, transformer_fixed: [0.2],
    transformer_thresholds: [0.5], transformer_units: 1, units: 4, step_size: 0.02, num_seeds: 2}
 beyond/grokking_layers:
-  {modulus: 7, width: 8, times: [0.0, 1.0], half_times: [0.5, 1.0], units: 2, step_size: 0.02,
-   num_seeds: 2}
+  {modulus: 7, width: 8, half_times: [0.5, 1.0], units: 2, step_size: 0.02, num_seeds: 2}
 beyond/language_model:
   {folders: [linear_model], length: 8, held: 20, width: 16, num_seeds: 2, level: 3.6,
    sizes: {new text: 4, the same text: 4, little new text: 2},
@@ -201,13 +197,12 @@ def checkout(tmp_path_factory):
     return root
 
 
-def run(root, page, *options, **variables):
-    path = os.pathsep.join([str(root / "lib"), str(ROOT / "lib")])
+def run(root, page, **variables):
     told = {"ITERLIN_DATA": str(root / "images"), "XDG_CACHE_HOME": str(root / "cache")}
     return subprocess.run(
-        [sys.executable, "-m", "iterlin_book.execute", page, "--tier", TIER, *options],
+        toy_book.command("execute", page, "--tier", TIER),
         cwd=root,
-        env={**os.environ, "PYTHONPATH": path, **told, **variables},
+        env={**toy_book.environment(root), **told, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,7 +1,6 @@
 """What a record says, whoever wrote it, is plain text on a page."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +13,9 @@ from iterlin_book import merge
 from iterlin_study.records import comparison, records
 from iterlin_study.report import claims, claims_table, openings, tables
 from iterlin_study.report import page as page_module
+from toy_book import ROOT
 
 from bench import report
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def poisoned(value, *, names=False):

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,8 +10,8 @@ from bs4 import BeautifulSoup
 from iterlin_study.dial import charts, recorded
 from iterlin_study.records import records
 from iterlin_study.runs.features import RANDOM_ALIGNMENT
+from toy_book import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "</script><script>alert('1')</script>"
 
 
@@ -76,14 +75,12 @@ def test_a_run_that_fits_is_shown_up_to_there(found):
         assert max(row["elapsed"]) == pytest.approx(asked["unit"] * step, rel=1e-3)
 
 
-def test_text_of_a_record_cannot_end_the_data(dial):
-    (script,) = BeautifulSoup(dial, "html.parser").find_all("script")
+def test_no_text_of_a_record_ends_the_data_and_without_javascript_there_is_a_picture(dial):
+    html = BeautifulSoup(dial, "html.parser")
+    (script,) = html.find_all("script")
     assert HOSTILE in told(dial)
     assert "<" not in script.string
-
-
-def test_without_javascript_there_is_a_picture(dial):
-    picture = BeautifulSoup(dial, "html.parser").find("noscript").find("img")
+    picture = html.find("noscript").find("img")
     assert picture["src"].startswith("data:image/svg+xml;base64,")
     assert "feature updates): alignment" in picture["alt"]
 

@@ -2,11 +2,10 @@
 
 import doctest
 from importlib import import_module
-from pathlib import Path
 
 import pytest
+from toy_book import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 FILES = [*(ROOT / "book").rglob("*.py"), *(ROOT / "lib" / "iterlin_study").rglob("*.py")]
 NAMES = [path.relative_to(ROOT) for path in sorted(FILES) if ">>>" in path.read_text("utf8")]
 

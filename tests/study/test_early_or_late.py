@@ -3,14 +3,16 @@
 import numpy as np
 import pytest
 import xarray as xr
-from curves import assert_statistics
+from curves import along, assert_statistics, runs
 from iterlin.training.schedules import as_schedule
+from iterlin_study.runs import merging
 from test_when_to_relinearise import stops
 
 from book.beyond import damp_early_helpers, how_long_helpers, how_wide_helpers
 from book.beyond import early_or_late_helpers as helpers
 
 NAN = np.nan
+SEEDS = {"seed": range(4)}
 
 
 @pytest.mark.parametrize("places", [[0], [1, 6]])
@@ -58,16 +60,20 @@ def test_changes_and_alignments_are_those_of_each_run_and_evaluation():
     np.testing.assert_allclose(found.isel(evaluation=0), 1, rtol=1e-5)
 
 
+def beside_short(found, test):
+    """The runs and those of short periods, with this test accuracy; looks count from 0."""
+    short = merging.named(runs(SEEDS, test, train_accuracy=1.0), "short", ())
+    ds = xr.merge([found, short]).rename(evaluation="look")
+    return ds.assign_coords(look=range(ds.sizes["look"]))
+
+
 def test_what_solves_lose_is_against_short_periods_of_the_same_seed():
-    dims, seeds = ("damped", "seed", "look"), np.array([0.0, 0.01, 0.02, 0.03])[:, None]
-    ends = {0: 0.6, 1: 0.75, 2: 0.79}
-    found = np.stack([np.array([0.1, end]) + seeds for end in ends.values()])
-    short = ("seed", "look"), np.array([0.9, 0.8]) + seeds
-    ds = xr.Dataset({"test_accuracy": (dims, found)}, {"damped": list(ends)})
-    ds = ds.assign(short_test_accuracy=short, short_train_accuracy=(short[0], np.ones((4, 2))))
-    ds["train_accuracy"] = xr.full_like(ds.test_accuracy, 0.98)
+    seeds = np.array([0.0, 0.01, 0.02, 0.03])[:, None]
+    test = along(2, [0.6, 0.75, 0.79]) * np.array([0.5, 1.0]) + seeds
+    ds = runs({"damped": [0, 1, 2]} | SEEDS, test, train_accuracy=0.98)
+    found = damp_early_helpers.add_statistics(beside_short(ds, np.array([0.9, 0.8]) + seeds))
     expected = {"cost_0": 20, "cost_1": 5, "cost_2": 1, "half_minus_1": 5, "half_minus_2": 9}
-    assert_statistics(damp_early_helpers.add_statistics(ds), expected | {"lowest_fit": 98})
+    assert_statistics(found, expected | {"lowest_fit": 98})
 
 
 def test_the_cost_of_the_place_is_taken_where_the_loss_is_the_same():
@@ -82,23 +88,17 @@ def test_the_cost_of_the_place_is_taken_where_the_loss_is_the_same():
 
 
 def test_what_a_long_period_loses_is_seen_right_after_it():
-    dims, short = ("place", "length", "seed", "look"), ("seed", "look")
-    shape = (2, 2, 4, 4)
-    ds = xr.Dataset(coords={"place": [1, 3], "length": [30, 100], "seed": range(4)})
-    losses = np.arange(1.0, 65.0).reshape(shape)
-    ends = np.array([[0.7, 0.5], [0.8, 0.75]])[:, :, None, None] * np.ones(shape)
-    ds = ds.assign(train_loss=(dims, losses), test_accuracy=(dims, ends), moved=(dims, losses))
-    ds = ds.assign(
-        train_accuracy=(dims, np.ones(shape)), diverged_at=(dims[:3], np.full(shape[:3], -1))
-    )
-    ds = ds.assign(short_test_accuracy=(short, np.full((4, 4), 0.8)))
-    ds = ds.assign(short_train_accuracy=(short, np.ones((4, 4)))).assign_coords(look=range(4))
-    ds["diverged_at"][1, 1, 2] = 7
+    losses, dead = np.arange(1.0, 65.0).reshape(2, 2, 4, 4), np.full((2, 2, 4), -1)
+    dead[1, 1, 2] = 7
+    test = along(2, [[0.7, 0.5], [0.8, 0.75]]).reshape(2, 2, 1, 1) * np.ones(4)
+    others = {"train_loss": losses, "moved": losses, "train_accuracy": 1.0, "diverged_at": dead}
+    ds = runs({"place": [1, 3], "length": [30, 100]} | SEEDS, test, **others)
+    found = how_long_helpers.add_statistics(beside_short(ds, np.full(4, 0.8)))
     expected = {"cost_1_30": 10, "cost_1_100": 30, "cost_3_30": 0, "cost_3_100": 5}
-    ds = how_long_helpers.add_statistics(ds)
-    assert_statistics(ds, expected)
-    assert ds.lowest_fit[0] == 75
-    np.testing.assert_array_equal(ds.loss_after[:, 1, 2], [losses[0, 1, 2, 1], losses[1, 1, 2, 3]])
+    assert_statistics(found, expected)
+    assert found.lowest_fit[0] == 75
+    seen = [losses[0, 1, 2, 1], losses[1, 1, 2, 3]]
+    np.testing.assert_array_equal(found.loss_after[:, 1, 2], seen)
 
 
 def test_widths_are_compared_at_the_same_loss():

@@ -46,10 +46,7 @@ def test_accuracy_at_a_training_loss_is_read_between_two_looks():
     found = at_loss(live, wanted)
     late = 0.3 + 0.2 * math.log(0.2 / 10**-1.5) / math.log(0.2 / 0.01)
     assert_allclose(found, [[0.2, 0.3, late, 0.5], [NAN] * 4], atol=1e-9)
-
-
-def test_a_training_loss_of_zero_is_read_like_any_other():
-    """Read zero, which has no logarithm, as the end of the curve."""
+    # Zero, which has no logarithm, is read as the end of the curve.
     live = runs({"seed": [0]}, [0.1, 0.3, 0.6], train_loss=[1.0, 0.1, 0.0])
     found = at_loss(live, xr.DataArray([0.1, 0.0], dims="loss"))
     assert_allclose(found[0], [0.3, 0.6], atol=1e-9)

@@ -52,10 +52,17 @@ def test_a_run_generalises_at_the_first_look_above_the_level():
     accuracy = xr.DataArray([[0.1, 0.96, 0.5, 0.99], [0.1, 0.2, 0.3, 0.4]], dims=["seed", "look"])
     others = ["updates", "step", "alignment", "concentration"]
     ds = xr.Dataset({name: ("look", [0.0, 3.0, 6.0, 9.0]) for name in others})
-    found = grokking_helpers.generalised(ds.assign(test_accuracy=accuracy))
-    assert found.reached.values.tolist() == [True, False]
-    assert found.updates.values.tolist() == [3, 9]
+    ds = ds.assign(test_accuracy=accuracy, step=100 * ds.step)
+    found = grokking_helpers.generalised(ds)
     np.testing.assert_array_equal(found.alignment, [3, np.nan])
+    needs = grokking_schedules_helpers.with_needs(ds)
+    for reached in (found.reached, needs.reached):
+        assert reached.values.tolist() == [True, False]
+    # A run that falls short counts in full.
+    for updates in (found.updates, needs.needed):
+        assert updates.values.tolist() == [3, 9]
+    for steps in (found.step, needs.needed_steps):
+        assert steps.values.tolist() == [300, 900]
 
 
 def test_the_longest_period_leaves_out_the_infinite_one():
@@ -77,15 +84,6 @@ def test_weight_decay_alone_shrinks_what_the_loss_does_not_see():
     np.testing.assert_allclose(last, first * (1 - 0.01 * 0.5) ** 30, rtol=1e-5)
 
 
-DECAYS = np.array([0.5, 1.0, 2.0])
-
-
-def with_edges_at(edges):
-    """Return edges in cells of 10 % around given periods, over (decay, seed)."""
-    edge = xr.DataArray(edges, {"decay": DECAYS}, ["decay", "seed"])
-    return xr.Dataset({"low": edge / 1.05, "high": edge * 1.05, "edge": edge})
-
-
 @pytest.mark.parametrize(
     ("best", "low", "high", "edge"),
     [
@@ -102,12 +100,19 @@ def test_the_edge_is_where_the_best_accuracy_crosses_the_level(best, low, high, 
 
 
 def test_the_exponent_of_a_power_law_lies_inside_what_its_cells_allow():
-    found = with_edges_at(np.outer(1000 * DECAYS**-1.3, np.ones(5)))
+    decays = np.array([0.5, 1.0, 2.0])
+    edges = np.outer(1000 * decays**-1.3, np.ones(5))
+    edge = xr.DataArray(edges, {"decay": decays}, ["decay", "seed"])
+    found = xr.Dataset({"low": edge / 1.05, "high": edge * 1.05, "edge": edge})
     slopes, (mean, lower, upper) = grokking_period_helpers.exponents(found)
     np.testing.assert_allclose(slopes, -1.3)
     # The cell's width, log10(1.05) on both sides, over the weights of the outer decays.
     half = np.log10(1.05) / np.log10(2)
     np.testing.assert_allclose([mean, lower, upper], [-1.3, -1.3 - half, -1.3 + half])
+    found["edge"][0, 0] = np.nan  # outside the grid
+    slopes, (_, *limits) = grokking_period_helpers.exponents(found)
+    assert limits == [-np.inf, np.inf]
+    assert grokking_period_helpers.over_all_seeds(slopes)[1].tolist() == [0, *limits]
 
 
 def test_exponents_at_small_and_at_large_decays_are_told_apart():
@@ -122,25 +127,6 @@ def test_exponents_at_small_and_at_large_decays_are_told_apart():
     found = grokking_period_helpers.add_statistics(both, 0.001)
     np.testing.assert_allclose(found.low_off, 0, atol=1e-6)
     np.testing.assert_allclose(found.low_minus_high, 0.5, atol=1e-6)
-
-
-def test_an_edge_outside_the_grid_leaves_the_exponent_open():
-    edges = np.outer(1000 / DECAYS, np.ones(5))
-    edges[0, 0] = np.nan
-    slopes, (_, lower, upper) = grokking_period_helpers.exponents(with_edges_at(edges))
-    assert (lower, upper) == (-np.inf, np.inf)
-    assert grokking_period_helpers.over_all_seeds(slopes)[1].tolist() == [0, -np.inf, np.inf]
-
-
-def test_a_run_needs_the_updates_of_its_first_look_above_the_level():
-    dims = ["schedule", "seed", "look"]
-    accuracy = [[[0.1, 0.97, 0.5, 1.0], [0.1, 0.2, 0.3, 0.9]]]
-    updates = np.broadcast_to([0, 2, 4, 6], (1, 2, 4))
-    ds = xr.Dataset({"test_accuracy": (dims, accuracy), "updates": (dims, updates)})
-    found = grokking_schedules_helpers.with_needs(ds.assign(step=("look", range(4))))
-    assert found.reached.values.tolist() == [[True, False]]
-    assert found.needed.values.tolist() == [[2, 6]]  # a run that falls short counts in full
-    assert found.needed_steps.values.tolist() == [[1, 3]]
 
 
 def test_the_transformer_tells_first_from_second_number_and_treats_pairs_alone():

@@ -1,4 +1,4 @@
-"""Image data: hand-made files, splits as promised, crops against NumPy."""
+"""Data sets: hand-made files, splits as promised, crops against NumPy, toy distributions."""
 
 import gzip
 
@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterlin_study.data import downloads, images
+from iterlin_study.data import downloads, images, toy
+from problems import bare
 from refusals import refused
 from stored_files import cifar_like, digest, idx, jpeg_archive, tar_gz, write_registry
 
@@ -91,6 +92,9 @@ test_bad_settings_are_refused = refused(
     (lambda: images.load("digits", validation=1000), "validation=1000"),
     (lambda: images.load("digits", test=798), "size 798"),
     (lambda: images.nested_subset([0, 1], 3, 0), "size 3"),
+    (lambda: bare(toy.xor)(jax.random.key(0), 0), "size must .* got 0"),
+    (lambda: toy.quintic(2.0, 1.0), r"\[2.0, 1.0\] is empty"),
+    (lambda: toy.digits(1797), "train must .* 1797"),
 )
 
 
@@ -175,3 +179,34 @@ def test_cifar_jpeg_archive(folder):
         expected = np.stack([red, green + red // 4, np.tile([0, 50], 10) + red // 4], axis=1)
         # JPEG is lossy: within a few grey levels of what went in.
         np.testing.assert_allclose(pixels[:, 5, 7].astype(int), expected, atol=4)
+
+
+# Toy data.
+
+
+def test_xor_clusters():
+    x, y = map(np.asarray, toy.xor(jax.random.key(0), 20_000))
+    np.testing.assert_array_equal(y[:, 0], x[:, 0] * x[:, 1])
+    # E X^2 = 1 + variance, E X = 0 and the coordinates are independent.
+    np.testing.assert_allclose(np.mean(x**2, 0), 1.1, rtol=0.02)
+    np.testing.assert_allclose([*x.mean(0), y.mean()], 0, atol=0.03)
+
+
+def test_quintic_points():
+    # By hand: x^5/32 - x^3/2 + 2x - 1.
+    by_hand = toy.quintic_polynomial(jnp.arange(-2.0, 3.0))
+    np.testing.assert_allclose(by_hand, [-2, -2.53125, -1, 0.53125, 0])
+    for size, (x, y) in zip((20, 1000), toy.quintic(-2.0, 1.0), strict=True):
+        np.testing.assert_allclose(x, np.linspace(-2, 1, size)[:, None], atol=1e-15)
+        np.testing.assert_allclose(y, toy.quintic_polynomial(x), atol=1e-15)
+
+
+def test_digits_split_is_balanced_disjoint_standardised_and_by_its_seed():
+    size = 203
+    train, test = (jax.tree.map(np.asarray, part) for part in toy.digits(size))
+    assert np.ptp(np.bincount(train.y)) <= 1
+    assert (len(train.y), len(test.y)) == (size, 1797 - size)
+    np.testing.assert_allclose([train.x.mean(), train.x.std()], [0, 1], atol=1e-6)
+    assert len(np.unique(np.concatenate([train.x, test.x]), axis=0)) == 1797
+    np.testing.assert_array_equal(toy.digits(size, seed=0).train.x, train.x)
+    assert np.any(np.asarray(toy.digits(size, seed=1).train.x) != train.x)

@@ -70,12 +70,8 @@ def test_statistics_compare_the_arms_that_their_claims_name():
     expected |= {"end_gap_same": 0.5, "long_over_10": 0.5, "grown_over_10": 0.1}
     expected |= {"matched_gap": 3.1 - 2.9, "all_reach": 1}  # between visits 1 and 2 of the other
     assert_statistics(found, expected)
-
-
-def test_a_level_that_is_not_reached_has_no_visit():
-    losses = [[3.0, 2.0, 1.0], [3.0, 2.9, np.nan]]
-    losses = xr.DataArray(losses, {"visit": [0, 1, 2]}, ["s", "visit"])
-    np.testing.assert_array_equal(helpers.first_below(losses, 2.0, "visit"), [1, np.nan])
+    never = helpers.first_below(found.held_loss.sel(kind=helpers.NEW), 2.8, "visit")
+    np.testing.assert_array_equal(never.isel(seed=0), [np.nan, 2, 2, 3, 3])
 
 
 def test_a_run_that_is_kept_is_not_trained_again(tmp_path):

@@ -24,6 +24,11 @@ def test_a_record_holds_every_parameter_of_the_cell_and_nothing_else():
     assert record.attrs["data"] == "made up"
     assert record.attrs["missing"] == 0
     assert 0 < record.attrs["wall_time"] < 600
+    # Time and missing runs are those of the grid unless they are given.
+    live = toy_pages.results().assign_attrs(seconds=90.0, missing=2)
+    for given, expected in (({}, (90.0, 2)), ({"seconds": 5.0, "missing": 0}, (5.0, 0))):
+        record = page.save(live, **given)
+        assert (record.attrs["wall_time"], record.attrs["missing"]) == expected
 
 
 def test_what_is_missing_or_no_page_is_refused():
@@ -39,15 +44,6 @@ def test_the_rules_kept_are_those_of_the_start(monkeypatch):
     monkeypatch.setattr(claims, "rules", lambda experiment: {})
     record = page.save(toy_pages.results())
     assert json.loads(record.attrs["rules"]) == {"C-trial": "a digest"}
-
-
-def test_time_and_missing_runs_are_those_of_the_grid_unless_they_are_given():
-    page = Page("trial", VALUES)
-    live = toy_pages.results().assign_attrs(seconds=90.0, missing=2)
-    record = page.save(live)
-    assert (record.attrs["wall_time"], record.attrs["missing"]) == (90.0, 2)
-    record = page.save(live, seconds=5.0, missing=0)
-    assert (record.attrs["wall_time"], record.attrs["missing"]) == (5.0, 0)
 
 
 def test_without_a_finished_run_nothing_is_recorded(monkeypatch):
@@ -77,21 +73,17 @@ def test_the_record_of_the_highest_tier_is_shown_else_the_run(displayed):
     said = displayed.pop().data
     assert f"Shown: laptop tier: 3 seeds, 2 min on {record.attrs['device']}" in said
     assert record.attrs["date"] in said
-
-
-def test_a_record_older_than_the_page_gives_way_to_the_run(displayed):
-    Page("trial", VALUES).save(toy_pages.results(), seconds=120.0)
-    quick = Page("trial", VALUES | {"tier": "quick"})
-    live = quick.save(toy_pages.results().assign(more=0.0))
+    # A record that is older than the page gives way to the run.
+    live = quick.save(live.assign(more=0.0))
     assert quick.shown(live) is live
-    said, shown = displayed
-    assert "older than this page: it lacks more" in said.data
+    older, shown = displayed
+    assert "older than this page: it lacks more" in older.data
     assert "Shown: quick tier" in shown.data
 
 
 def test_limits_hold_for_whole_quick_runs():
-    quick, laptop = Page("trial", VALUES | {"tier": "quick"}), Page("trial", VALUES)
     live = toy_pages.results()
+    quick = Page("trial", VALUES | {"tier": "quick"})
     assert quick.limits(live)
     assert not quick.limits(live.assign_attrs(missing=1))
-    assert not laptop.limits(live)
+    assert not Page("trial", VALUES).limits(live)

@@ -27,13 +27,10 @@ def test_a_problem_holds_what_was_asked_for():
     np.testing.assert_array_equal(chosen, images.nested_subset(y, 20, 3))
     text = problems.describe("digits", NETWORK, problem)
     assert "60 to train, 20 for validation, 30 to test; lenet (channels 2" in text
-
-
-def test_normalized_networks_bring_their_statistics():
     network = {"name": "resnet18", "width": 2, "normalization": "batch"}
-    problem = problems.image_problem("digits", network, train=20, test=10, augment=True)
-    assert problem.algorithm.normalization is not None
-    assert problem.augment is images.augment
+    other = problems.image_problem("digits", network, train=20, test=10, augment=True)
+    assert other.algorithm.normalization is not None
+    assert other.augment is images.augment
 
 
 GIVEN = {"dataset": "digits", "network": NETWORK, "train": 20}

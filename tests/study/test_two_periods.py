@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from iterlin_study.records import experiment_pages
-from iterlin_study.runs import groups, problems, two_periods
+from iterlin_study.runs import problems, two_periods
 from problems import bare, flat
 from test_problems import NETWORK
 from toy_book import ROOT
@@ -59,11 +59,6 @@ def test_the_runs_start_alike_are_halved_and_looked_at_at_the_same_steps_and_hav
     assert np.all(moved[:, :, 0] == 0)
     apart = np.linalg.norm(weights[1, 0, -1] - weights[1, 0, 0])
     np.testing.assert_allclose(moved[1, 0, -1], apart / np.linalg.norm(weights[1, 0, 0]))
-
-
-def test_places_are_rounded_down_to_whole_steps():
-    assert groups.steps_at([2.3], 100).tolist() == [230]  # not a float below 230
-    assert groups.steps_at([0.5, 1.5], 5).tolist() == [2, 7]
 
 
 @pytest.mark.parametrize(
