@@ -45,6 +45,19 @@ def test_steps_start_without_a_key_if_they_draw_nothing():
     np.testing.assert_allclose(flat(state.params), flat(expected.params), rtol=1e-12)
 
 
+@pytest.mark.parametrize("number", [np.float64, np.float32, jnp.float64, jnp.asarray])
+def test_numbers_of_numpy_and_jax_are_those_of_python(number):
+    f, params, data = classified()
+    params, x = jax.tree.map(jnp.float32, (params, data[0]))
+    for engine in ("steps", "kept_steps"):
+        settings = {"schedule": 2, "num_steps": 4, "engine": engine, "progress": False}
+        found, expected = (
+            il.train(Algorithm(f, ENTROPY, a, penalty=b), params, (x, data[1]), **settings)[0]
+            for a, b in ((number(0.5), number(0.25)), (0.5, 0.25))
+        )
+        jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+
+
 def test_the_penalty_is_that_of_damped_gauss_newton():
     """Full steps on f_lin with penalty lambda end at theta_s - (J^T J + 2 lambda I)^-1 J^T z."""
     f, params, x, y = network(examples=3)

@@ -141,6 +141,9 @@ def test_curvature_is_the_largest_eigenvalue_of_the_problem():
     after = begin(objective, start._replace(step=jnp.asarray(0.123)))
     assert float(after.step) == 0.123
     assert float(after.curvature) >= float(start.curvature)
+    # Saturated outputs, whose Hessian is 0, leave no direction.
+    after = begin(objective, start._replace(direction=jnp.zeros_like(start.direction)))
+    assert float(after.curvature) > 0.5 * float(start.curvature)
 
 
 def test_gradient_norm_is_that_in_the_parameters():

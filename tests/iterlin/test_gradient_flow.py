@@ -98,6 +98,10 @@ def test_gram_route_equals_the_svd_route(case):
         lambda m: m.residual_ratio(1.3, 9),
     ):
         np.testing.assert_allclose(answer(by_gram), answer(by_svd), atol=1e-10)
+    single = lambda p, x: affine(p, x).astype(jnp.float32)  # noqa: E731
+    found = eigenmodes(single, params, x, y, memory_limit=5 * params.nbytes).flow(2.0)
+    assert found.dtype == params.dtype
+    np.testing.assert_allclose(found, by_svd.flow(2.0), atol=1e-5)
 
 
 SHAPES = drawn.shapes(

@@ -44,6 +44,14 @@ def test_recursion_equals_quadrature(depth, bias):
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
+def test_deep_networks_and_small_inputs_do_not_underflow():
+    x = jnp.array([[1.0, 0.0], [0.0, 2.0]])
+    deep, single = (relu_mlp_ntk(x.astype(t), depth=100) for t in (jnp.float64, jnp.float32))
+    np.testing.assert_allclose(single, deep, rtol=1e-2)
+    small, large = (relu_mlp_ntk(jnp.float32(s) * x, depth=1, bias=False) for s in (1e-10, 1))
+    np.testing.assert_allclose(small * 1e20, large, rtol=1e-5)
+
+
 def test_diagonal_and_symmetry():
     x = jax.random.normal(jax.random.key(0), (4, 3))
     kernel = np.asarray(relu_mlp_ntk(x, depth=3))

@@ -220,6 +220,9 @@ def test_a_quadratic_loss_is_told_from_others():
         assert quadratic(lambda u, y, of=other: 1e-20 * jnp.sum(of(u - y)), 0 * y) is None
     assert quadratic(lambda u, y: jnp.sum((u - y["a"]) ** 2), {"a": y, "b": y}) is None
     assert quadratic(losses.squared_error, jnp.ones((3, 2), jnp.int32)) is None
+    half = (9 * y).astype(jnp.bfloat16)  # the outputs are of a wider type
+    assert quadratic(lambda u, y: jnp.sum(jnp.log(jnp.cosh(u - y))), half) is None
+    assert quadratic(losses.squared_error, half)[0] == pytest.approx(1)
 
 
 def sequences(params, x):
@@ -406,6 +409,27 @@ def test_auto_takes_a_flow_for_small_steps_alone_in_any_unit_of_the_loss(stabili
     step_size = stability / largest_curvature(problem, CROSS_ENTROPY, problem[1]) / unit
     params, task = classify(step_size, loss=lambda u, y: unit * CROSS_ENTROPY(u, y))
     assert choose(task, params, 10**4)[0] == engine
+
+
+def test_coupled_examples_are_trained_all_at_once_or_refused():
+    """Their network has neither rows of J nor slices of its own."""
+    params, task = linear(jnp.eye(4), jnp.ones((4, 2)), step_size=1e-3)
+    coupled = task._replace(f=lambda p, x: jnp.tanh((x - x.mean(0, keepdims=True)) @ p))
+    little = coupled._replace(memory_limit=100)
+    assert choose(coupled, params, 10**4)[0] == "flow"
+    assert choose(little, params, 10**4)[0] == "steps"
+    for engine, given in (("closed_form", coupled), ("flow", little), ("kept_steps", little)):
+        with pytest.raises(ValueError, match="couples its examples"):
+            check_engine(engine, given, params)
+
+
+def test_a_state_does_not_share_the_caller_s_parameters():
+    (f, params, data), settings = setting(schedule=schedules.never(), num_steps=1, eval_steps=[1])
+    given = jax.tree.map(np.array, params)
+    state, _ = by_engine(f, given, data, engine="kept_steps", step_size=0.1, **settings)
+    for leaf in jax.tree.leaves(given):
+        leaf += 1
+    jax.tree.map(np.testing.assert_array_equal, state.anchor, params)
 
 
 def test_auto_takes_a_flow_without_a_kernel_where_none_can_be_built():

@@ -34,6 +34,12 @@ def test_error_is_that_of_the_dense_jacobian_and_of_first_order_in_the_distance(
     assert jnp.isnan(error(moved(jnp.nan)))
 
 
+def test_error_in_half_precision_does_not_overflow():
+    f, x = lambda p, x: p**2 * x, jnp.full(4, 100, jnp.float16)
+    state = il.Step(il.Algorithm(f, losses.squared_error, 0.1), 1).start(jnp.float16(1), (x, x))
+    assert il.linearization_error(f, x)(state._replace(params=jnp.float16(3))) == 1  # 400 / 400
+
+
 def test_loss_ratio_is_that_of_network_and_proxy():
     state, proxy = moved(0.5), il.linearize(F, PARAMS)
     expected = ENTROPY(F(state.params, X), LABELS) / ENTROPY(proxy(state.params, X), LABELS)

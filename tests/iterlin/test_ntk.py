@@ -264,6 +264,8 @@ def test_kernel_product_and_matrix_agree(shape, seed):
     np.testing.assert_allclose(matrix, jacobian @ jacobian.T, atol=1e-13)
     product = ntk_product(affine, params, x)(v)
     np.testing.assert_allclose(np.ravel(product), jacobian @ (jacobian.T @ np.ravel(v)), atol=1e-13)
+    whole = ntk_product(affine, params, x)(np.ones(v.shape, int))
+    np.testing.assert_allclose(np.ravel(whole), matrix.sum(1), atol=1e-13)
 
 
 def test_alignment_and_drift():
@@ -276,6 +278,20 @@ def test_alignment_and_drift():
     assert float(kernel_drift(kernel, kernel)) == 0
     assert float(kernel_drift(kernel, 1.5 * kernel)) == pytest.approx(0.5, rel=1e-12)
     assert float(kernel_drift(kernel, -kernel)) == pytest.approx(2, rel=1e-12)
+    half = jnp.full((2, 2), 300, jnp.float16)  # whose squares float16 does not hold
+    assert float(kernel_alignment(half, half)) == pytest.approx(1)
+    assert float(kernel_drift(half, 2 * half)) == pytest.approx(1)
+
+
+def test_a_kernel_has_a_derivative_by_a_fixed_parameter():
+    x = jnp.arange(6.0).reshape(3, 2)
+
+    def total(scale):  # scale^2 times the sum of x x^T
+        params = {"moving": jnp.ones(2), "scale": scale}
+        f = lambda p, x: p["scale"] * (x @ p["moving"])  # noqa: E731
+        return jnp.sum(empirical_ntk(f, params, x, trainable=lambda path: path == "moving"))
+
+    np.testing.assert_allclose(jax.grad(total)(3.0), 6 * jnp.sum(x @ x.T), rtol=1e-12)
 
 
 def test_uneven_parts_of_the_outputs_agree_on_rows_and_positions():

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import every, for_time, never
-from iterlin.algorithm3 import train
+from iterlin.algorithm3 import train, train_sweep
 from iterlin.training import losses
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import NEVER, Solved, as_schedule, periods_array, when, when_solved
@@ -49,6 +49,22 @@ def test_bad_period_is_refused(period):
     for periods in (3, []):
         with pytest.raises(ValueError, match="periods must be a sequence of at least one period"):
             periods_array(periods)
+
+
+def test_a_sweep_may_vary_how_often_a_schedule_looks():
+    def by(period):
+        return when(lambda state: jnp.asarray(True), check_every=period)
+
+    settings = {"periods": [2, 3], "keys": jax.random.split(jax.random.key(0), 1)}
+    settings |= {"num_steps": 6, "schedule": by, "progress": False}
+    state, _ = train_sweep(ALGORITHM, lambda key: START, DATA, **settings)
+    assert state.anchored_at.tolist() == [[4], [3]]
+
+
+def test_a_schedule_that_reads_no_parameters_is_the_same_with_fixed_ones():
+    """Engines then skip steps by its period, as without them."""
+    for schedule in (every(5), as_schedule([3, 7]), when_solved(Solved(5))):
+        assert schedule.bind_fixed({"fixed": jnp.ones(2)}) == schedule
 
 
 @pytest.mark.parametrize("engine", ["steps", "flow"])
