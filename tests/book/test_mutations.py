@@ -74,8 +74,8 @@ FAULTS = {
     ),
     "damping squared": (
         "iterlin/linearise/spectral_filters",
-        "total = eigenvalues + damping",
-        "total = eigenvalues + damping**2",
+        "total = eigenvalues + (float(damping) if",
+        "total = eigenvalues + damping * (float(damping) if",
         "iterlin/test_gradient_flow.py -k filters_at_their_limits",
     ),
     "flow followed at another point": (
