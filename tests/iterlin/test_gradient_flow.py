@@ -193,8 +193,10 @@ def test_filters_at_their_limits():
         (flow_filter(values, 0.0), [0, 0, 0, 0]),
         (flow_filter(values, 3.0), [3, 3, (1 - math.exp(-1.5)) / 0.5, (1 - math.exp(-6)) / 2]),
         (flow_filter(values, math.inf), [0, 1e300, 2, 0.5]),
+        (flow_filter(values[:1], 10**30), [1e30]),
         (damping_filter(values, 0.0), [0, 1e300, 2, 0.5]),
         (damping_filter(values, 2.0), [0.5, 0.5, 0.4, 0.25]),
+        (damping_filter(values[:1], 10**30), [1e-30]),
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 

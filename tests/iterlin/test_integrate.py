@@ -355,6 +355,7 @@ test_bad_input_is_refused_by_name = refused(
     ({"tolerance": 2.0}, "tolerance"),
     ({"num_steps": schedules.NEVER, "eval_steps": [0]}, "num_steps must be below"),
     ({"eval_steps": [-1, LENGTH]}, r"watch.at must lie in \[0, "),
+    ({"eval_steps": np.array([5, 3], np.uint64)}, "watch.at must be a strictly increasing"),
     ({"params": HALF}, "float32 or float64, .* there are bfloat16"),
 )
 

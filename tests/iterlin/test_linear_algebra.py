@@ -148,6 +148,7 @@ test_bad_input_is_refused = refused(
     lambda call: call(),
     (lambda: bare(power_iteration)(jnp.zeros_like, V, 0), "iterations must be a positive integer,"),
     (lambda: ESTIMATED(jnp.sin, V, num_samples=1), "num_samples must be at least 2"),
+    (lambda: ESTIMATED(jnp.sin, {}, num_samples=2), "like holds no array"),
     (lambda: ESTIMATED(jnp.sin, jnp.arange(3), num_samples=2), "like must hold .*, got int"),
     (lambda: ESTIMATED(lambda v: v[:, None], V, num_samples=2), r"shape \(3,\), got \(3, 1\)"),
 )
