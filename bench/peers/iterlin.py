@@ -119,12 +119,12 @@ def step(settings, arrays):
 
     # Operations are those of the convolutions as defined, not of shorter products.
     defined = replace(algorithm, f=network(settings, "patches").apply)
-    operations = costs.count_flops(replace(step, algorithm=defined, mesh=None), state, data)
+    program = jax.make_jaxpr(replace(step, algorithm=defined, mesh=None))(state, data)
     return Prepared(
         run=run,
         results=lambda _: {"displacement": flat(run(1).params) - flat(state.params)},
         units=in_a_run,
-        facts={"operations": operations},
+        facts={"operations": costs.count_flops(program.jaxpr)},
     )
 
 

@@ -1,7 +1,7 @@
 """Operations and memory of a computation, counted from its jaxpr without running it."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -19,26 +19,14 @@ def device_memory(on_cpu: int, share: float) -> int:
     return int(share * limit) if limit else on_cpu
 
 
-def count_flops(function: Callable, *arguments) -> int:
-    """Count the floating point operations of matrix products and convolutions in a call.
+def count_flops(jaxpr) -> int:
+    """Count the floating point operations of matrix products and convolutions in a program.
 
     A multiplication with its addition counts as 2. The body of a scan counts once for each
-    iteration, the body of a while loop once, and a conditional as its most expensive branch. The
-    arguments may be `jax.ShapeDtypeStruct`.
+    iteration, the body of a while loop once, and a conditional as its most expensive branch.
+
+    jaxpr: of a function, as ``jax.make_jaxpr(function)(*arguments).jaxpr``.
     """
-    return _count_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
-
-
-def intermediate_bytes(function: Callable, *arguments) -> int:
-    """Count the bytes of all intermediate values of a call: an upper bound on its memory.
-
-    No buffer is counted as reused. Values inside the body of a loop count once, and the arrays that
-    a scan stacks in full. The arguments may be `jax.ShapeDtypeStruct`.
-    """
-    return _intermediate_bytes(jax.make_jaxpr(function)(*arguments).jaxpr)
-
-
-def _count_flops(jaxpr) -> int:
     total = 0
     for equation in jaxpr.eqns:
         name, settings = equation.primitive.name, equation.params
@@ -51,18 +39,23 @@ def _count_flops(jaxpr) -> int:
             features = filters[settings["dimension_numbers"].rhs_spec[0]]
             total += 2 * equation.outvars[0].aval.size * math.prod(filters) // features
         elif name == "cond":
-            total += max(_count_flops(branch.jaxpr) for branch in settings["branches"])
+            total += max(count_flops(branch.jaxpr) for branch in settings["branches"])
         else:
-            inner = sum(_count_flops(jaxpr) for jaxpr in _inner_jaxprs(settings))
+            inner = sum(count_flops(jaxpr) for jaxpr in _inner_jaxprs(settings))
             total += inner * (settings["length"] if name == "scan" else 1)
     return total
 
 
-def _intermediate_bytes(jaxpr) -> int:
+def intermediate_bytes(jaxpr) -> int:
+    """Count the bytes of all intermediate values of a program: an upper bound on its memory.
+
+    No buffer is counted as reused. Values inside the body of a loop count once, and the arrays that
+    a scan stacks in full. jaxpr: as for `count_flops`.
+    """
     total = 0
     for equation in jaxpr.eqns:
         inner = list(_inner_jaxprs(equation.params))
-        total += sum(map(_intermediate_bytes, inner))
+        total += sum(map(intermediate_bytes, inner))
         if not inner or equation.primitive.name == "scan":
             total += sum(
                 variable.aval.size * variable.aval.dtype.itemsize

@@ -40,9 +40,8 @@ from iterlin_study.runs.groups import (
     Run,
     key_of,
     kind_of,
-    step_memory,
+    step_costs,
     step_of,
-    step_operations,
     trainer,
     unknown_history,
 )
@@ -107,7 +106,7 @@ def run_all(
     for (program, eval_steps), members in kinds.items():
         example = runs[members[0]]
         trainers.setdefault(program, trainer(problem, example))
-        each, operations = step_memory(problem, example), step_operations(problem, example)
+        each, operations = step_costs(problem, example)
         size = max(1, min(len(members), memory // max(1, each)))
         size = -(-len(members) // -(-len(members) // size))
         if operations > FILLS_A_GPU and jax.default_backend() == "gpu":

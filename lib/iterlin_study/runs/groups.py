@@ -309,21 +309,22 @@ def programs(problem: Problem, example: Run, size: int):
     return jax.jit(advance, donate_argnums=0), jax.jit(observe)
 
 
-def step_memory(problem: Problem, example: Run) -> int:
-    """Return an upper bound on the bytes that a step of one run takes, without reuse of buffers."""
-    return costs.intermediate_bytes(*_one_step(problem, example))
+def step_costs(problem: Problem, example: Run) -> tuple[int, int]:
+    """Return what a step of one run takes: bytes and floating point operations.
 
+    The bytes are an upper bound, without reuse of buffers; the operations are without the test of
+    `solved`.
+    """
 
-def step_operations(problem: Problem, example: Run) -> int:
-    """Return the number of operations of a step of one run, without the test of `solved`."""
-    return costs.count_flops(*_one_step(problem, example._replace(until_solved=False)))
+    def traced(run):
+        def step(state, values, examples, train):
+            return step_of(problem, run, values)(state, (*train, examples))
 
+        return jax.make_jaxpr(step)(*inputs(problem, [run]), problem.train).jaxpr
 
-def _one_step(problem, example):
-    def step(state, values, examples, train):
-        return step_of(problem, example, values)(state, (*train, examples))
-
-    return step, *inputs(problem, [example]), problem.train
+    program = traced(example)
+    plain = traced(example._replace(until_solved=False)) if example.until_solved else program
+    return costs.intermediate_bytes(program), costs.count_flops(plain)
 
 
 def _observe(problem, example):
