@@ -189,8 +189,9 @@ def test_class_probabilities_average_the_softmax_of_normal_logits(out):
     found = posterior.probabilities(x_new, key=jax.random.key(0), num_samples=20000)
     np.testing.assert_allclose(found, expected, atol=0.02)
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-12)
-    with pytest.raises(ValueError, match="probabilities need the loss"):
-        fit(f, params, x, y).probabilities(x_new)
+    for other in (losses.squared_error, partial(losses.squared_error)):
+        with pytest.raises(ValueError, match="probabilities need the loss"):
+            fit(f, params, x, y, loss=other).probabilities(x_new)
 
 
 @pytest.mark.parametrize(("examples", "precision", "noise"), [(100, 1e-4, 1e-2), (8, 1e-5, 1e-4)])

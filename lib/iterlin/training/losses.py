@@ -330,7 +330,10 @@ def as_sum(loss: Loss) -> Loss | None:
         be a sum.
     """
     total = loss.total if isinstance(loss, Mean) else loss
-    return total if _with_options(total)[0] in (squared_error, cross_entropy) else None
+    function, options = _with_options(total)
+    if function not in (squared_error, cross_entropy):
+        return None
+    return total if options else function
 
 
 def smoothness(loss: Loss, targets: Array) -> float | Array:
