@@ -52,6 +52,8 @@ def test_the_squared_error_gives_the_gaussian_process_with_the_ntk(widths, limit
     settings = {"prior_precision": precision, "noise_variance": noise, "memory_limit": limit}
     posterior = fit(f, params, x, y, prior_mean=params if limit == J_BYTES else None, **settings)
     assert posterior.dual == (limit == J_BYTES - 1)
+    narrow = lambda p, x: f(p, x).astype("float32")  # noqa: E731  (rows of J are of the wider type)
+    assert fit(narrow, params, x, y, **settings).dual == posterior.dual
     squared = np.linalg.svd(train, compute_uv=False) ** 2
     np.testing.assert_allclose(np.sort(posterior.eigenvalues)[::-1], squared, atol=1e-10)
     expected = np.stack([covariance[3 * i : 3 * i + 3, 3 * i : 3 * i + 3] for i in range(3)])

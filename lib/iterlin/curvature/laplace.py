@@ -327,7 +327,7 @@ def laplace(
     check_loss(loss, shape, y)
     check_finite_examples(network, moving, x)
     size = sum(leaf.size for leaf in jax.tree.leaves(moving))
-    example_bytes = math.prod(shape.shape[1:]) * size * shape.dtype.itemsize
+    example_bytes = math.prod(shape.shape[1:]) * size * dtype.itemsize
     dual = structure == "full" and shape.size < size
     dual = dual and shape.shape[0] * example_bytes > memory_limit
     sliced = in_slices(network, max(1, memory_limit // example_bytes))

@@ -94,6 +94,11 @@ class TracedNetwork(NamedTuple):
         """Shape and dtype of the outputs of a batch of one."""
         return self.program.types[self.program.result]
 
+    @property
+    def dtype(self) -> Any:
+        """The type of the kernel and of its factors."""
+        return jnp.result_type(*self.leaves)
+
     def factors(self, x: PyTree, outputs: Array | np.ndarray, **settings) -> Factors:
         """Call `compute_factors`, which is compiled once for equal programs."""
         call = jit_cached(compute_factors, self.program, static_argnames=("form", "count", "total"))
