@@ -151,6 +151,7 @@ def _example_factors(program, layers, lookups, leaves, outputs, are_cheaper, exa
         else:
             rows.append(jnp.einsum("ose,sd->oed", g, a).reshape(len(g), -1))
     remaining = [*gradients.values(), *(cotangents[number] for number in sliced.values())]
+    remaining = [leaf for leaf in remaining if leaf.size]
     if remaining:
         columns = [leaf.reshape(len(outputs), -1).astype(dtype) for leaf in remaining]
         rows.append(jnp.concatenate(columns, axis=1))
