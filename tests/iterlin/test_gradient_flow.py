@@ -238,6 +238,9 @@ def test_the_largest_stable_step_is_refused_and_any_below_it_is_not():
     assert steps_for_tolerance(modes, step_size=0.49, beta=0.9) > 1
     with pytest.raises(ValueError, match=r"step_size must be below 2 / lambda_max = 0\.5"):
         steps_for_tolerance(modes, step_size=0.5, beta=0.9)
+    modes = modes._replace(singular_values=modes.singular_values.astype("float32"))
+    with pytest.raises(ValueError, match="step_size must be below"):  # it rounds to the largest
+        steps_for_tolerance(modes, step_size=0.5 - 1e-9, beta=0.9)
     with pytest.raises(ValueError, match="beta must"):
         steps_for_tolerance(modes, step_size=0.1, beta=1.0)
 
