@@ -187,6 +187,9 @@ def test_filters_at_their_limits():
         (descent_filter(values, 2.0, 0), [0, 0, 0, 0]),
         (descent_filter(values[:1], 1.0, math.inf), [0]),
         (descent_filter(values[::2], 1.0, 10**300), [1e300, 2]),
+        # Where eta l underflows.
+        (descent_filter(values, 1e-100, math.inf), [0, 1e300, 2, 0.5]),
+        (descent_filter(values[:2], 1e-100, 7), [7e-100, 7e-100]),
         # At eta l = 2 the iterate jumps between two points for ever, however large K is.
         (descent_filter(values[3:], 1.0, 10**30), [0]),
         (descent_filter(values[3:], 1.0, 10**30 + 1), [1]),
