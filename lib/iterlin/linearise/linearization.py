@@ -7,7 +7,7 @@ shape (N O, P), for O outputs of an example and P trained parameters. Only `jaco
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 import jax
@@ -72,7 +72,9 @@ def linearize(f: Network, params: PyTree, *, trainable: Trainable = None) -> Net
     network = bind_fixed(f, fixed)
 
     def f_lin(theta: PyTree, x: Any) -> Array:
-        moved, _ = partition(theta, mask)
+        moved = theta
+        with suppress(ValueError):  # the check below tells how theta differs
+            moved = jax.tree.map(lambda chosen, part: part if chosen else None, mask, theta)
         check_same_tree("theta", moved, anchor)
         displacement = jax.tree.map(
             lambda t, a: jnp.asarray(t - a, jnp.result_type(a)), moved, anchor
