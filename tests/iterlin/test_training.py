@@ -204,6 +204,7 @@ def test_a_state_that_cannot_go_on_so_is_refused():
         (state, {"key": KEYS[0]}, "leave key out"),
         (state, fewer, "a run on 10 examples, not 6"),
         (state, {"optimizer": optax.adam(0.02)}, "another optimizer, or with other parameters"),
+        (state, {"trainable": lambda name: "0" in name}, "or with other parameters trained"),
         (full, {}, "full-batch run: it cannot go on with a batch_size"),
     ):
         with pytest.raises(ValueError, match=message):
