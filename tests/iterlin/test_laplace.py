@@ -11,7 +11,7 @@ import pytest
 import scipy.linalg
 from iterlin.curvature.laplace import laplace
 from iterlin.training import losses
-from problems import bare, dense, flat, network, paired, single
+from problems import bare, compilations, dense, flat, network, paired, single
 from refusals import refused
 from scipy.stats import multivariate_normal
 
@@ -104,6 +104,11 @@ def test_a_prior_is_replaced_without_starting_again():
     anew, replaced = fit(f, params, x, y, memory_limit=limit, **prior), posterior._replace(**prior)
     np.testing.assert_allclose(replaced.variance(x_new), anew.variance(x_new), rtol=1e-12)
     assert float(replaced.log_marginal_likelihood()) == float(anew.log_marginal_likelihood())
+    by_rows = fit(f, params, x, y)
+    by_rows.variance(x_new)
+    with compilations() as found:  # a kernel is compiled anew in each call
+        by_rows._replace(**prior).variance(x_new)
+    assert not found
 
     def evidence(precision):
         return posterior._replace(prior_precision=precision).log_marginal_likelihood()

@@ -304,6 +304,7 @@ MISTAKES = [
     (TRAIN, {"augment": lambda key, x: x}, "a key is needed: .* augment"),
     (TRAIN, {"f": lambda p, x, key: x @ p, "keyed": True}, "a key is needed: .* a keyed f"),
     (TRAIN, {"target_loss": math.nan}, "target_loss must be finite and positive, got nan"),
+    (TRAIN, {"target_loss": jnp.ones(2)}, "target_loss must be one number, got an array"),
     (TRAIN, {"optimizer": None}, "has no optimizer: give one, or a step size"),
     (TRAIN, {"optimizer": -0.1}, "optimizer, as a step size, must be finite and positive"),
     (TRAIN, {"optimizer": optax.adam}, "optimizer must be a transformation, .* function adam"),
