@@ -134,6 +134,16 @@ def test_a_reset_optimizer_starts_anew_at_each_linearisation():
     np.testing.assert_allclose(flat(twice.params), flat(again.params), rtol=1e-12)
 
 
+@pytest.mark.parametrize("fraction", [0.4, 0.6])
+def test_a_gradient_whose_squares_float16_does_not_hold_is_found_to_fall(fraction):
+    """The gradient is 40,000, and one step halves it."""
+    x, start = jnp.full((4, 1), 100, "float16"), jnp.zeros(1, "float16")
+    algorithm = Algorithm(lambda p, x: x @ p, losses.squared_error, 1 / 80_000)
+    step = Step(algorithm, when_solved(Solved(1, None, fraction)))
+    state = step(step.start(start, (x, x[:, 0])), (x, x[:, 0]))
+    assert bool(state.solved) == (fraction > 0.5)
+
+
 @pytest.mark.parametrize(("rule", "batch_size"), [("accuracy", 4), ("gradient", None)])
 def test_a_linear_problem_is_left_when_it_is_solved(rule, batch_size):
     """Every re-linearisation happens where an independent look finds the rule met, none before."""

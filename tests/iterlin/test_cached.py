@@ -34,6 +34,17 @@ def neither():
     return lambda p, x: jnp.sin(x @ jnp.diag(p["scale"]) + p["shift"]).sum(1), params, jnp.eye(N, 2)
 
 
+def empty():
+    """A layer without features, with its bias, and a slice without entries."""
+    shapes = {"w": (3, 2), "in": (3, 0), "bias": (0,), "out": (0, 2), "rest": (4,)}
+
+    def f(p, x):
+        hidden = jnp.tanh(x @ p["in"] + p["bias"][None])
+        return x @ p["w"] + hidden @ p["out"] + p["rest"][:0].sum()
+
+    return f, {name: jnp.ones(shape) for name, shape in shapes.items()}, jnp.eye(N, 3)
+
+
 @pytest.mark.parametrize(
     ("problem", "kind"),
     [
@@ -42,6 +53,7 @@ def neither():
         (lookups, "lookups"),
         (places, "positions"),
         (neither, None),
+        (empty, "dense"),
     ],
 )
 def test_factors_give_the_products_of_the_dense_jacobian(problem, kind):
@@ -75,5 +87,7 @@ def test_a_kernel_that_does_not_fit_is_refused():
     f, params, x, _ = problems.network((1, 2, 1), examples=100)
     sizes = ntk.plan_cache(f, params, x, 8 * 100**2 - 1)[1]
     assert sizes.form == "factors"  # the matrix does not fit
-    with pytest.raises(ValueError, match=r"100 examples takes .* bytes .* memory_limit=999"):
-        il.cached_ntk(f, params, x, memory_limit=999)
+    narrow = lambda p, x: f(p, x).astype("float16")  # noqa: E731  (the kernel is of the wider type)
+    for network in (f, narrow):
+        with pytest.raises(ValueError, match=r"100 examples takes 80000 bytes .* memory_limit=999"):
+            il.cached_ntk(network, params, x, memory_limit=999)

@@ -120,6 +120,12 @@ def scaled_words(p, x):
     return p[x["ids"]].sum(1) * x["scale"][:, None]
 
 
+def noisy(p, x):
+    drawn = jax.vmap(lambda key: jax.random.normal(key, (6,), x["x"].dtype))(x["key"])
+    return hidden(p, x["x"] + drawn)
+
+
+KEY = jax.random.key(3)
 TREE = {"ids": jnp.arange(24).reshape(6, 4) % 5, "scale": normal(6)}
 
 
@@ -140,6 +146,7 @@ INDEPENDENT = {
         {"s": jnp.asarray([1e-3, 0.1, 1.0, 5.0, 1e3, 1e-8])},
         X,
     ),
+    "a key in each example": lambda: (noisy, P, {"x": X, "key": jax.random.split(KEY, len(X))}),
     "a reverse rule": lambda: (lambda p, x: doubled_gradient(hidden(p, x)), P, X),
 }
 

@@ -187,6 +187,9 @@ def test_filters_at_their_limits():
         (descent_filter(values, 2.0, 0), [0, 0, 0, 0]),
         (descent_filter(values[:1], 1.0, math.inf), [0]),
         (descent_filter(values[::2], 1.0, 10**300), [1e300, 2]),
+        # Where eta l underflows.
+        (descent_filter(values, 1e-100, math.inf), [0, 1e300, 2, 0.5]),
+        (descent_filter(values[:2], 1e-100, 7), [7e-100, 7e-100]),
         # At eta l = 2 the iterate jumps between two points for ever, however large K is.
         (descent_filter(values[3:], 1.0, 10**30), [0]),
         (descent_filter(values[3:], 1.0, 10**30 + 1), [1]),
@@ -238,6 +241,9 @@ def test_the_largest_stable_step_is_refused_and_any_below_it_is_not():
     assert steps_for_tolerance(modes, step_size=0.49, beta=0.9) > 1
     with pytest.raises(ValueError, match=r"step_size must be below 2 / lambda_max = 0\.5"):
         steps_for_tolerance(modes, step_size=0.5, beta=0.9)
+    modes = modes._replace(singular_values=modes.singular_values.astype("float32"))
+    with pytest.raises(ValueError, match="step_size must be below"):  # it rounds to the largest
+        steps_for_tolerance(modes, step_size=0.5 - 1e-9, beta=0.9)
     with pytest.raises(ValueError, match="beta must"):
         steps_for_tolerance(modes, step_size=0.1, beta=1.0)
 

@@ -419,8 +419,13 @@ def test_coupled_examples_are_trained_all_at_once_or_refused():
     little = coupled._replace(memory_limit=100)
     assert choose(coupled, params, 10**4)[0] == "flow"
     assert choose(little, params, 10**4)[0] == "steps"
-    for engine, given in (("closed_form", coupled), ("flow", little), ("kept_steps", little)):
-        with pytest.raises(ValueError, match="couples its examples"):
+    for engine, given, others in (
+        ("closed_form", coupled, "'flow' or 'steps'"),
+        ("function_space", coupled, "'flow' or 'steps'"),
+        ("flow", little, "'steps', or 'flow' with a larger memory_limit"),
+        ("kept_steps", little, "'steps', or 'flow' with a larger memory_limit"),
+    ):
+        with pytest.raises(ValueError, match=f"'{engine}' .* couples its examples: take {others}"):
             check_engine(engine, given, params)
 
 

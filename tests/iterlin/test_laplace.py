@@ -11,7 +11,7 @@ import pytest
 import scipy.linalg
 from iterlin.curvature.laplace import laplace
 from iterlin.training import losses
-from problems import bare, dense, flat, network, paired, single
+from problems import bare, compilations, dense, flat, network, paired, single
 from refusals import refused
 from scipy.stats import multivariate_normal
 
@@ -52,6 +52,8 @@ def test_the_squared_error_gives_the_gaussian_process_with_the_ntk(widths, limit
     settings = {"prior_precision": precision, "noise_variance": noise, "memory_limit": limit}
     posterior = fit(f, params, x, y, prior_mean=params if limit == J_BYTES else None, **settings)
     assert posterior.dual == (limit == J_BYTES - 1)
+    narrow = lambda p, x: f(p, x).astype("float32")  # noqa: E731  (rows of J are of the wider type)
+    assert fit(narrow, params, x, y, **settings).dual == posterior.dual
     squared = np.linalg.svd(train, compute_uv=False) ** 2
     np.testing.assert_allclose(np.sort(posterior.eigenvalues)[::-1], squared, atol=1e-10)
     expected = np.stack([covariance[3 * i : 3 * i + 3, 3 * i : 3 * i + 3] for i in range(3)])
@@ -102,6 +104,11 @@ def test_a_prior_is_replaced_without_starting_again():
     anew, replaced = fit(f, params, x, y, memory_limit=limit, **prior), posterior._replace(**prior)
     np.testing.assert_allclose(replaced.variance(x_new), anew.variance(x_new), rtol=1e-12)
     assert float(replaced.log_marginal_likelihood()) == float(anew.log_marginal_likelihood())
+    by_rows = fit(f, params, x, y)
+    by_rows.variance(x_new)
+    with compilations() as found:  # a kernel is compiled anew in each call
+        by_rows._replace(**prior).variance(x_new)
+    assert not found
 
     def evidence(precision):
         return posterior._replace(prior_precision=precision).log_marginal_likelihood()
@@ -189,8 +196,9 @@ def test_class_probabilities_average_the_softmax_of_normal_logits(out):
     found = posterior.probabilities(x_new, key=jax.random.key(0), num_samples=20000)
     np.testing.assert_allclose(found, expected, atol=0.02)
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-12)
-    with pytest.raises(ValueError, match="probabilities need the loss"):
-        fit(f, params, x, y).probabilities(x_new)
+    for other in (losses.squared_error, partial(losses.squared_error)):
+        with pytest.raises(ValueError, match="probabilities need the loss"):
+            fit(f, params, x, y, loss=other).probabilities(x_new)
 
 
 @pytest.mark.parametrize(("examples", "precision", "noise"), [(100, 1e-4, 1e-2), (8, 1e-5, 1e-4)])

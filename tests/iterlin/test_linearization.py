@@ -94,8 +94,11 @@ def test_theta_may_be_of_another_type_and_not_of_another_shape():
     f_lin = linearize(lambda p, x: p["w"] * x, {"w": jnp.ones(2, jnp.float32)})
     found = f_lin({"w": np.array([3.0, 5.0])}, jnp.ones(2, jnp.float32))
     np.testing.assert_array_equal(found, [3, 5])
+    np.testing.assert_array_equal(f_lin({"w": np.array([3, 5])}, jnp.ones(2)), [3, 5])
     with pytest.raises(ValueError, match=r"theta\['w'\] must have shape \(2,\), got \(1,\)"):
         f_lin({"w": jnp.ones(1)}, jnp.ones(2))
+    with pytest.raises(ValueError, match=r"theta must be a pytree of structure .*'w'.*, got .*'v'"):
+        f_lin({"v": jnp.ones(2)}, jnp.ones(2))
 
 
 def test_a_parameter_may_be_a_python_number():

@@ -242,3 +242,18 @@ def test_a_mean_of_float16_is_that_of_more_examples_than_float16_counts():
     total = losses.mean(losses.cross_entropy)
     np.testing.assert_allclose(total(outputs, targets), np.log(2), rtol=1e-5)
     assert jnp.all(jax.grad(total)(outputs, targets) != 0)
+
+
+@pytest.mark.parametrize("size", [1000, None], ids=["in slices", "on a mesh"])
+def test_a_mean_of_float16_is_divided_before_it_is_narrowed(size):
+    x, y, params = jnp.full((70_000, 2), 0.5, "float16"), jnp.zeros(70_000, int), jnp.ones((1, 2))
+
+    def term(loss, x, y, p):
+        return jax.value_and_grad(lambda p: loss(x * p, y))(p)
+
+    mesh, shared = None if size else jax.make_mesh((1,), ("a",)), params.astype("float16")
+    total = losses.mean(losses.cross_entropy)
+    value, gradient = losses.loss_over_slices(term, total, size, x, y, shared, mesh=mesh)
+    np.testing.assert_allclose(value, np.log(2), rtol=1e-3)
+    assert gradient.dtype == jnp.float16
+    np.testing.assert_allclose(gradient, [[-0.25, 0.25]], rtol=1e-2)

@@ -104,6 +104,8 @@ def test_linearised_outputs_do_not_depend_on_the_scale_in_its_own_time():
 def test_a_scale_of_numpy_leaves_the_outputs_their_type():
     f = il.centred(lambda p, x: p * x, jnp.float32(1), np.sqrt(2.0))
     assert f(jnp.float32(2), jnp.ones(3, jnp.float32)).dtype == jnp.float32
+    with pytest.raises(ValueError, match="scale must be one number, got an array"):
+        il.centred(NET.apply, START, jnp.ones(2))
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (2, 4, 6, 3)])

@@ -204,6 +204,7 @@ def test_a_state_that_cannot_go_on_so_is_refused():
         (state, {"key": KEYS[0]}, "leave key out"),
         (state, fewer, "a run on 10 examples, not 6"),
         (state, {"optimizer": optax.adam(0.02)}, "another optimizer, or with other parameters"),
+        (state, {"trainable": lambda name: "0" in name}, "or with other parameters trained"),
         (full, {}, "full-batch run: it cannot go on with a batch_size"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -303,6 +304,7 @@ MISTAKES = [
     (TRAIN, {"augment": lambda key, x: x}, "a key is needed: .* augment"),
     (TRAIN, {"f": lambda p, x, key: x @ p, "keyed": True}, "a key is needed: .* a keyed f"),
     (TRAIN, {"target_loss": math.nan}, "target_loss must be finite and positive, got nan"),
+    (TRAIN, {"target_loss": jnp.ones(2)}, "target_loss must be one number, got an array"),
     (TRAIN, {"optimizer": None}, "has no optimizer: give one, or a step size"),
     (TRAIN, {"optimizer": -0.1}, "optimizer, as a step size, must be finite and positive"),
     (TRAIN, {"optimizer": optax.adam}, "optimizer must be a transformation, .* function adam"),

@@ -157,7 +157,7 @@ class Laplace(NamedTuple):
         Raises:
             ValueError: If the loss is not `losses.cross_entropy`, and as `variance`.
         """
-        if as_sum(self.loss) is None or self.loss is squared_error:
+        if as_sum(self.loss) in (None, squared_error):
             raise ValueError(f"probabilities need the loss losses.cross_entropy, got {self.loss!r}")
         check_positive_integer("num_samples", num_samples)
         if key is not None:
@@ -327,11 +327,11 @@ def laplace(
     check_loss(loss, shape, y)
     check_finite_examples(network, moving, x)
     size = sum(leaf.size for leaf in jax.tree.leaves(moving))
-    example_bytes = math.prod(shape.shape[1:]) * size * shape.dtype.itemsize
+    example_bytes = math.prod(shape.shape[1:]) * size * dtype.itemsize
     dual = structure == "full" and shape.size < size
     dual = dual and shape.shape[0] * example_bytes > memory_limit
     sliced = in_slices(network, max(1, memory_limit // example_bytes))
-    gaussian = loss is squared_error
+    gaussian = as_sum(loss) is squared_error
     exact = gaussian and structure == "full"
     if structure == "full":
         method = _KernelBasis(kernel) if dual else _SingularVectors()

@@ -20,6 +20,15 @@ def is_quadratic(task: Task, outputs) -> bool:
     return getattr(y, "shape", None) == outputs.shape and quadratic(task.loss, y) is not None
 
 
+def is_independent(task: Task, params: PyTree) -> bool:
+    """Return whether f treats examples independently, as kernels and the closed form need it."""
+    try:
+        require_independent(task.f, params, task.data[0])
+    except ValueError:
+        return False
+    return True
+
+
 def unfit_for_engines(step: Step) -> str | None:
     """Return why the settings of the run require engine 'steps'; None if they do not."""
     algorithm = step.algorithm
@@ -70,11 +79,16 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
     stops: whether the schedule reads the parameters, so that the engine must stop in between.
     """
     outputs = jax.eval_shape(task.f, params, task.data[0])
-    if engine != "steps" and (why := unfit_types(task, params)):
+    if why := unfit_types(task, params):
         raise ValueError(f"engine '{engine}' {why}")
     x, limit = task.data[0], task.memory_limit
-    if engine == "closed_form" or (engine != "steps" and slice_size(task.f, params, x, limit)):
-        require_independent(task.f, params, x)  # J and slices are of single examples
+    sliced = slice_size(task.f, params, x, limit)
+    by_rows = engine == "closed_form" or engine.startswith("function_space")
+    if (by_rows or sliced) and not is_independent(task, params):
+        others = "'steps', or 'flow' with a larger memory_limit" if sliced else "'flow' or 'steps'"
+        raise ValueError(
+            f"engine '{engine}' cannot train an f that couples its examples: take {others}"
+        )
     if engine == "closed_form":
         check_finite("targets", task.data[1])
         if not is_quadratic(task, outputs):

@@ -60,7 +60,7 @@ def cache_sizes(network: TracedNetwork, x: PyTree, outputs: int, memory_limit: i
     """
     matrix, factors = (examples.num_examples(x) * outputs) ** 2, factors_size(network, x, outputs)
     candidates = {"matrix": (matrix, matrix), "factors": (2 * factors, factors)}
-    limit = memory_limit // network.result.dtype.itemsize
+    limit = memory_limit // network.dtype.itemsize
     fitting = [(read, form) for form, (read, size) in candidates.items() if size <= limit]
     return CacheSizes(matrix, factors, min(fitting)[1] if fitting else None)
 

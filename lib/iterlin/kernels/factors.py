@@ -94,6 +94,11 @@ class TracedNetwork(NamedTuple):
         """Shape and dtype of the outputs of a batch of one."""
         return self.program.types[self.program.result]
 
+    @property
+    def dtype(self) -> Any:
+        """The type of the kernel and of its factors."""
+        return jnp.result_type(*self.leaves)
+
     def factors(self, x: PyTree, outputs: Array | np.ndarray, **settings) -> Factors:
         """Call `compute_factors`, which is compiled once for equal programs."""
         call = jit_cached(compute_factors, self.program, static_argnames=("form", "count", "total"))
@@ -146,6 +151,7 @@ def _example_factors(program, layers, lookups, leaves, outputs, are_cheaper, exa
         else:
             rows.append(jnp.einsum("ose,sd->oed", g, a).reshape(len(g), -1))
     remaining = [*gradients.values(), *(cotangents[number] for number in sliced.values())]
+    remaining = [leaf for leaf in remaining if leaf.size]
     if remaining:
         columns = [leaf.reshape(len(outputs), -1).astype(dtype) for leaf in remaining]
         rows.append(jnp.concatenate(columns, axis=1))

@@ -371,5 +371,6 @@ def _check_stable(modes, step_size) -> None:
     check_positive("step_size", step_size)
     largest = float(jnp.max(modes.eigenvalues))
     limit = 2 / largest if largest > 0 else math.inf
-    if not step_size < limit:
+    # In the type of the eigenvalues, in which their modes must shrink.
+    if not jnp.all(step_size * modes.eigenvalues < 2):
         raise ValueError(f"step_size must be below 2 / lambda_max = {limit:.3g}, got {step_size!r}")

@@ -142,7 +142,8 @@ def is_relayout(program: Program, operation: Operation) -> bool:
 
 def _is_layer(program, operation, position) -> bool:
     """Return whether the operation is the product of a layer, with its weight at the position."""
-    if not all(jnp.issubdtype(program.types[i].dtype, jnp.floating) for i in operation.inputs):
+    types = [program.types[i] for i in operation.inputs]
+    if not all(t.size and jnp.issubdtype(t.dtype, jnp.floating) for t in types):
         return False
     if operation.name == "dot_general":
         return operation.settings["dimension_numbers"][1] == ((), ())

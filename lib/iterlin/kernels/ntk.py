@@ -223,7 +223,7 @@ class KernelMaker:
         f, x = self._f, self._x
         network, sizes = plan_cache(f, params, x, self._limit)
         if sizes.form is None:
-            size = network.result.dtype.itemsize
+            size = network.dtype.itemsize
             raise ValueError(
                 f"J J^T of {examples.num_examples(x)} examples takes {size * sizes.matrix} bytes "
                 f"as a matrix and {size * sizes.factors} as factors: with what it takes to make "
@@ -241,7 +241,7 @@ def plan_cache(f, params, x, memory_limit) -> tuple[TracedNetwork, CacheSizes]:
     number = math.prod(network.result.shape[1:])
     found = cache_sizes(network, x, number, memory_limit)
     if found.form == "matrix" and not _matrix_fits(network, x, number, memory_limit):
-        size = network.result.dtype.itemsize * found.factors
+        size = network.dtype.itemsize * found.factors
         found = found._replace(form="factors" if size <= memory_limit else None)
     return network, found
 
@@ -292,7 +292,6 @@ def _assemble(network: TracedNetwork, x1, x2, form: str, limit: int) -> Array:
     chunk, size = _largest_chunk(network, x1, number, limit, settings)
     total = count + (0 if x2 is None else other)
     group = total if size * total <= limit else max(1, limit // (2 * size))
-    dtype = jnp.result_type(*network.leaves)
 
     def factors_of(x, outputs):
         return network.factors(x, outputs, **settings)
@@ -300,7 +299,7 @@ def _assemble(network: TracedNetwork, x1, x2, form: str, limit: int) -> Array:
     def between(first, second):
         same = x2 is None and first is second
         against = None if same else (x1 if x2 is None else x2, second)
-        return assemble_kernel(factors_of, (x1, first), against, group, form, dtype)
+        return assemble_kernel(factors_of, (x1, first), against, group, form, network.dtype)
 
     chunks = [np.arange(start, min(start + chunk, number)) for start in range(0, number, chunk)]
     if form in PAIRWISE:

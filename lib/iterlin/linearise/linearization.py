@@ -7,7 +7,7 @@ shape (N O, P), for O outputs of an example and P trained parameters. Only `jaco
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +29,7 @@ from iterlin.linearise.validation import (
     inside_trace,
     instead_of_module,
     is_traced,
+    is_typed_key,
     prefix_errors,
 )
 
@@ -72,7 +73,9 @@ def linearize(f: Network, params: PyTree, *, trainable: Trainable = None) -> Net
     network = bind_fixed(f, fixed)
 
     def f_lin(theta: PyTree, x: Any) -> Array:
-        moved, _ = partition(theta, mask)
+        moved = theta
+        with suppress(ValueError):  # the check below tells how theta differs
+            moved = jax.tree.map(lambda chosen, part: part if chosen else None, mask, theta)
         check_same_tree("theta", moved, anchor)
         displacement = jax.tree.map(
             lambda t, a: jnp.asarray(t - a, jnp.result_type(a)), moved, anchor
@@ -286,7 +289,8 @@ def require_independent(f: Network, params: PyTree, x: Any) -> Program | None:
             compare = jit_cached(_together_and_alone, *programs, compiler_options=options)
             # Of sorted or padded data the first ones may be equal, which would hide a coupling.
             spread = np.linspace(0, examples.num_examples(x) - 1, number).astype(int)
-            few = jax.tree.map(lambda leaf: np.asarray(leaf)[spread], x)
+            on_host = jax.tree.map(lambda a: a if is_typed_key(a) else np.asarray(a), x)
+            few = jax.tree.map(lambda leaf: leaf[spread], on_host)
             for at in (params, jax.tree.map(perturb, params)):
                 found.append([_difference(*pair) for pair in compare(at, few, weights)])
     except Exception as error:

@@ -75,7 +75,8 @@ def trainable_mask(params: PyTree, trainable: Trainable = None) -> PyTree:
             )
     mask = [bool(a) and jnp.issubdtype(t, jnp.floating) for a, t in zip(wanted, types, strict=True)]
     if not any(mask):
-        listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        held = [f"{name or 'params'} ({dtype})" for name, dtype in zip(names, types, strict=True)]
+        listed = ", ".join(held[:8]) + (", ..." if len(held) > 8 else "")
         who = "params hold" if trainable is None else "trainable leaves"
         raise ValueError(f"{who} no floating point leaf to train, of {listed or 'no leaf at all'}")
     return jax.tree.unflatten(tree, mask)

@@ -56,15 +56,17 @@ def descent_filter(eigenvalues: Float[Array, " R"], step_size, num_steps) -> Flo
     [2.    0.866 0.01 ]
     """
     safe = jnp.where(eigenvalues > 0, eigenvalues, 1)
-    x = step_size * safe
+    product = step_size * eigenvalues  # may underflow to 0
+    x = jnp.where(product > 0, product, 1)
     steps, odd = steps_and_parity(num_steps)
     below = -jnp.expm1(steps * jnp.log1p(-jnp.where(x < 1, x, 0)))
     logarithm = steps * jnp.log(jnp.where(x > 1, x - 1, 1))
     beyond = jnp.where(odd, 1 + jnp.exp(logarithm), -jnp.expm1(logarithm))
     at_one = jnp.where(steps == 1, x, steps > 0)  # x, not 1, for the derivative
     power = jnp.where(x < 1, below, jnp.where(x > 1, beyond, at_one))
-    at_zero = jnp.where(jnp.isinf(steps), 0.0, step_size * steps)
-    return jnp.where(eigenvalues > 0, power / safe, at_zero)
+    at_infinity = jnp.where(eigenvalues > 0, 1 / safe, 0)
+    at_zero = jnp.where(jnp.isinf(steps), at_infinity, step_size * steps)
+    return jnp.where(product > 0, power / safe, at_zero)
 
 
 def damping_filter(eigenvalues: Float[Array, " R"], damping) -> Float[Array, " R"]:

@@ -162,6 +162,11 @@ def check_class_labels(name: str, values, classes: int) -> None:
         raise LabelError(f"{name} must be {wanted}: got {outside.min()}{remedy}")
 
 
+def is_typed_key(leaf) -> bool:
+    """Return whether a leaf is an array of typed PRNG keys."""
+    return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+
+
 def check_random_keys(name: str, values) -> None:
     """Require an array of PRNG keys (typed or raw uint32)."""
     try:

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from iterlin.linearise import examples
-from iterlin.linearise.validation import describe
+from iterlin.linearise.validation import describe, is_typed_key
 from iterlin.networks.normalization import Normalization
 from iterlin.training.state import TrainState
 
@@ -110,7 +110,7 @@ def from_nnx(module) -> Adapted:
     params, initial, rest = map(nnx.to_pure_dict, states)
     if not params:
         raise ValueError("the module has no nnx.Param to train")
-    keyed = any(_is_key(leaf) for leaf in jax.tree.leaves(rest))
+    keyed = any(is_typed_key(leaf) for leaf in jax.tree.leaves(rest))
     copy = nnx.clone(module)
     copy.train()
     training_graph = nnx.graphdef(copy)
@@ -313,11 +313,6 @@ def _adapted(
     return Adapted(f, params, settings, evaluated, module)
 
 
-def _is_key(leaf) -> bool:
-    """Return whether a leaf is an array of typed PRNG keys."""
-    return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
-
-
 def _with_new_keys(tree: PyTree, key: Array | None) -> PyTree:
     """Replace each PRNG key in a pytree by one derived from `key`, unless that is None."""
     if key is None:
@@ -325,7 +320,7 @@ def _with_new_keys(tree: PyTree, key: Array | None) -> PyTree:
     leaves, structure = jax.tree.flatten(tree)
     keys = (jax.random.fold_in(key, index) for index in range(len(leaves)))
     replaced = [
-        jax.random.split(key, leaf.shape) if _is_key(leaf) else leaf
+        jax.random.split(key, leaf.shape) if is_typed_key(leaf) else leaf
         for key, leaf in zip(keys, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, replaced)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from iterlin.linearise import examples
+from iterlin.linearise.digests import digest
 from iterlin.linearise.linearization import check_finite_examples, output_shape
 from iterlin.linearise.parameters import partition
 from iterlin.linearise.validation import (
@@ -142,9 +143,11 @@ def check_resumed(state: TrainState, step: Step, count: int) -> None:
         if state.order.size == 0:
             raise ValueError("the state is of a full-batch run: it cannot go on with a batch_size")
         raise ValueError(f"the state is of a run on {state.order.size} examples, not {count}")
-    moving = partition(state.params, step.algorithm.trainable)[0]
+    moving, fixed = partition(state.params, step.algorithm.trainable)
+    linearised_at = partition(state.anchor, step.algorithm.trainable)[1]
     wanted = jax.eval_shape(step.algorithm.transformation.init, moving)
-    if jax.tree.structure(wanted) != jax.tree.structure(state.optimizer_state):
+    same_optimizer = jax.tree.structure(wanted) == jax.tree.structure(state.optimizer_state)
+    if not same_optimizer or digest(fixed) != digest(linearised_at):
         raise ValueError(
             "the state is of a run with another optimizer, or with other parameters trained"
         )

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 from iterlin.linearise import examples
 from iterlin.linearise.compiled import SharedJit
 from iterlin.linearise.devices import sum_over_devices
+from iterlin.linearise.precision import widened
 from iterlin.linearise.slices import sum_over_slices
 from iterlin.linearise.validation import (
     LabelError,
@@ -329,7 +330,10 @@ def as_sum(loss: Loss) -> Loss | None:
         be a sum.
     """
     total = loss.total if isinstance(loss, Mean) else loss
-    return total if _with_options(total)[0] in (squared_error, cross_entropy) else None
+    function, options = _with_options(total)
+    if function not in (squared_error, cross_entropy):
+        return None
+    return total if options else function
 
 
 def smoothness(loss: Loss, targets: Array) -> float | Array:
@@ -380,9 +384,10 @@ def loss_over_slices(
         return term(loss, x, y, *shared)
 
     def of_part(x, y, *shared):
-        if size is None:
-            return term(total, x, y, *shared)
-        return sum_over_slices(lambda x, y: term(total, x, y, *shared), size, x, y)
+        def wide(x, y):
+            return jax.tree.map(widened, term(total, x, y, *shared))
+
+        return wide(x, y) if size is None else sum_over_slices(wide, size, x, y)
 
     if mesh is None:
         summed = of_part(x, y, *shared)
@@ -391,7 +396,9 @@ def loss_over_slices(
     if isinstance(loss, Mean):
         divisor = loss.divisor(examples.num_examples(y), y)
         summed = jax.tree.map(lambda leaf: _divide(leaf, divisor), summed)
-    return summed
+    # Narrowed after the division: float16 holds neither large sums nor large numbers of examples.
+    types = jax.eval_shape(partial(term, loss), *examples.batch_shapes((x, y), 1), *shared)
+    return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), summed, types)
 
 
 def accuracy(
