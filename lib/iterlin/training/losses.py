@@ -383,9 +383,14 @@ def loss_over_slices(
     if total is None or (size is None and mesh is None):
         return term(loss, x, y, *shared)
 
+    types = None  # of the term, known once it is traced
+
     def of_part(x, y, *shared):
         def wide(x, y):
-            return jax.tree.map(widened, term(total, x, y, *shared))
+            nonlocal types
+            part = term(total, x, y, *shared)
+            types = jax.tree.map(lambda leaf: leaf.dtype, part)
+            return jax.tree.map(widened, part)
 
         return wide(x, y) if size is None else sum_over_slices(wide, size, x, y)
 
@@ -397,8 +402,7 @@ def loss_over_slices(
         divisor = loss.divisor(examples.num_examples(y), y)
         summed = jax.tree.map(lambda leaf: _divide(leaf, divisor), summed)
     # Narrowed after the division: float16 holds neither large sums nor large numbers of examples.
-    types = jax.eval_shape(partial(term, loss), *examples.batch_shapes((x, y), 1), *shared)
-    return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), summed, types)
+    return jax.tree.map(lambda leaf, dtype: leaf.astype(dtype), summed, types)
 
 
 def accuracy(
