@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from iterlin.exact.kernel_product_engine import KernelProductEngine
 from iterlin.linearise.digests import digest, program_digest
 from iterlin.training import identity, loop, losses, schedules
 from iterlin.training.checkpoints import CheckpointError
@@ -160,6 +161,14 @@ def test_an_engine_refuses_the_file_of_another_run_and_finds_its_own_in_a_folder
         for expected, f in zip(wanted, pair, strict=True):
             np.testing.assert_array_equal(by_engine(folder, f), expected)
         assert len(list(folder.iterdir())) == 2
+
+
+def test_a_finished_run_of_an_engine_is_read_without_its_kernel(tmp_path, monkeypatch):
+    """The kernel of a large network takes a minute, and a page may have many finished runs."""
+    again = partial(train, tmp_path / "run.npz", engine="function_space", optimizer=0.1, key=None)
+    wanted = again()
+    monkeypatch.setattr(KernelProductEngine, "_model", None)  # which makes the kernel
+    np.testing.assert_array_equal(again(), wanted)
 
 
 def test_the_file_of_another_version_is_refused(tmp_path, monkeypatch):

@@ -66,6 +66,10 @@ class Engine(Protocol):
         """Return the parameters at the position."""
         ...
 
+    def start_shapes(self, params: PyTree) -> Any:
+        """Return `inner` of the first position, with shapes in the place of arrays."""
+        ...
+
     def programs(self, params: PyTree) -> list[Any]:
         """Return the jaxprs that the engine runs, which identify it in a checkpoint."""
         ...
@@ -112,6 +116,9 @@ class ClosedForm:
 
     def parameters(self, position: Position) -> PyTree:
         return position.inner
+
+    def start_shapes(self, params: PyTree) -> PyTree:
+        return params
 
     def programs(self, params: PyTree) -> list:
         modes = jax.eval_shape(self._decompose, params)

@@ -46,13 +46,20 @@ class ExactTrainer:
         self.engine, self.calendar = engine, calendar
         self.observe, self.at_target = observe, at_target
         self.state = state
-        self.position: Position = engine.begin(state.params)
+        self._position: Position | None = None
         self.spent = 0  # Products with J J^T in earlier linearisations.
         self.names = [*jax.eval_shape(observe, state), *SPENT]
 
     @property
     def step(self) -> int:
         return int(self.state.step)
+
+    @property
+    def position(self) -> Position:
+        """The engine's position. It begins when first asked, not where a run has been restored."""
+        if self._position is None:
+            self._position = self.engine.begin(self.state.params)
+        return self._position
 
     def go_to(self, target: int) -> Iterator[None]:
         while (step := self.step) < target:
@@ -69,12 +76,12 @@ class ExactTrainer:
             stop = self.calendar.next_stop(self.state, target)
             while not self._arrived(stop - anchored):
                 yield
-                self.position = self.engine.forward(self.position, stop - anchored)
+                self._position = self.engine.forward(self.position, stop - anchored)
             self._stop_at(anchored, stop - anchored)
 
     def _linearize(self) -> None:
         self.spent += self.position.evaluations
-        self.position = self.engine.begin(self.state.params, self.position)
+        self._position = self.engine.begin(self.state.params, self.position)
         self.state = self.state._replace(
             anchor=self.state.params,
             updates=to_array(int(self.state.updates) + 1, jnp.int32),
@@ -111,10 +118,14 @@ class ExactTrainer:
     def save(self) -> PyTree:
         return self.state, self.position._replace(anchor=None), self.spent
 
+    def shapes(self) -> PyTree:
+        inner = self.engine.start_shapes(self.state.params)
+        return self.state, Position(None, inner), self.spent
+
     def restore(self, kept: PyTree) -> None:
         self.state, position, spent = kept
         _, inner, *numbers = position
-        self.position = Position(self.state.anchor, inner, *(v.item() for v in numbers))
+        self._position = Position(self.state.anchor, inner, *(v.item() for v in numbers))
         self.spent = int(spent)
 
     def status(self) -> str:

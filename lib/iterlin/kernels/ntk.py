@@ -198,20 +198,28 @@ class KernelMaker:
     @full_precision()
     def __call__(self, params: PyTree) -> CachedKernel:
         """Return J J^T at the parameters. Raises ValueError as `cached_ntk`."""
-        leaves, structure = jax.tree.flatten(params)
-        kind = structure, *map(jax.typeof, leaves)
-        if kind not in self._plans:
-            self._plans[kind] = self._plan(params)
-        network, form = self._plans[kind]
-        network = network._replace(leaves=leaves)
+        network, form = self._plan(params)
+        network = network._replace(leaves=jax.tree.leaves(params))
         if form == "factors":
             outputs = math.prod(network.result.shape[1:])
             return CachedKernel(factors=cache_factors(network, self._x, outputs))
         kernel = _assemble(network, self._x, None, "matrix", min(self._limit, WORKSPACE))
         return CachedKernel(matrix=kernel.reshape(kernel.shape[0] * kernel.shape[1], -1))
 
+    def shapes(self, params: PyTree) -> CachedKernel:
+        """Return J J^T at the parameters, with shapes in the place of arrays. Raises as a call."""
+        self._plan(params)  # Its checks take values.
+        return jax.eval_shape(self, params)
+
     def _plan(self, params: PyTree) -> tuple[TracedNetwork, str]:
-        """Return the traced network and the form of its kernel, after the checks."""
+        """Return the traced network and the form of its kernel; check both at the first call."""
+        leaves, structure = jax.tree.flatten(params)
+        kind = structure, *map(jax.typeof, leaves)
+        if kind not in self._plans:
+            self._plans[kind] = self._checked_plan(params)
+        return self._plans[kind]
+
+    def _checked_plan(self, params: PyTree) -> tuple[TracedNetwork, str]:
         f, x = self._f, self._x
         network, sizes = plan_cache(f, params, x, self._limit)
         if sizes.form is None:

@@ -49,8 +49,9 @@ def save(path: Path, tree: PyTree, *, identity: Identity) -> None:
 def load(path: Path, like: PyTree, *, identity: Identity) -> PyTree | None:
     """Read the tree that the same run has written; None if there is no such file.
 
-    `like` has the structure of the tree. A JAX array of the file must have the shape and dtype of
-    its counterpart there; a number or NumPy array may have any, and comes back as a NumPy array.
+    `like` has the structure of the tree. In the place of a JAX array or its shape the file must
+    have an array of that shape and dtype; in that of a number or NumPy array it may have any, which
+    comes back as a NumPy array.
     Raises CheckpointError if the path is a folder, or the file is damaged, is not a checkpoint, or
     was written by another run; the message names what differs.
     """
@@ -68,6 +69,8 @@ def load(path: Path, like: PyTree, *, identity: Identity) -> PyTree | None:
     restored = []
     for leaf, other in zip((arrays[name] for name in names), expected, strict=True):
         wanted = to_numpy(other) if isinstance(other, jax.Array) else leaf
+        if isinstance(other, jax.ShapeDtypeStruct):  # of no key
+            wanted = other
         if leaf.dtype.kind == "V" and leaf.dtype.itemsize == wanted.dtype.itemsize:
             leaf = leaf.view(wanted.dtype)  # NumPy's format cannot name bfloat16 and its like
         if (leaf.shape, leaf.dtype) != (wanted.shape, wanted.dtype):
@@ -108,8 +111,8 @@ def path_in_folder(folder: Path, identity: Identity) -> Path:
 
 def _restored(array: np.ndarray, like: Any) -> Any:
     """Return an array of a file as `like` is: a PRNG key, a JAX array or a NumPy array."""
-    if not isinstance(like, jax.Array):
+    if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         return array
-    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+    if isinstance(like, jax.Array) and jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like))
     return to_array(array)
