@@ -44,6 +44,9 @@ def converged():
         "taken": (dims, np.ones((2, 2, 4)) * [[[4.0]], [[5.0]]] + [[[0.0], [2.0]]]),
         "flow_test_accuracy": ((*dims, "flow_look"), 0.1 * looks),
         "sgd_test_accuracy": (("size", "seed", "sgd_look"), np.full((2, 4, 3), [0.1, 0.25, 0.2])),
+        "other_accuracy": ("seed", 33 + SEEDS),
+        "other_sgd_accuracy": ("seed", 34 + SEEDS),
+        "other_lazy_accuracy": ("seed", 30 + SEEDS),
     }
     return of("converged", variables, {"time": [50, 1000], "size": [250, 500]}, few=50, long=1000)
 
@@ -57,6 +60,10 @@ def converged():
         ("taken_middle", 6.0),
         ("middle_rise_best", -15.0),
         ("sgd_level", 45.5),
+        ("few_rise", -4.0),
+        ("other_share", 0.75),
+        ("few_rise", -4.0),
+        ("other_share", 0.75),
     ],
 )
 def test_of_networks_that_fit(name, expected):
@@ -164,3 +171,43 @@ def test_lost_runs_are_those_that_diverged_or_guess():
     assert [estimate(record, f"lost_{p}") for p in ("standard", "moderate", "large")] == [1, 3, 3]
     record["diverged_at"] = record.diverged_at.where(record.seed > 0)  # runs that are missing
     assert np.isnan(estimate(record, "lost_large"))
+
+
+def test_step_sizes_are_compared_at_an_update_at_every_step_on_the_largest_set():
+    dims = ("size", "seed")
+    smaller, larger = [SEEDS, 50 + SEEDS], [SEEDS, 47 + 2 * SEEDS]
+    variables = {
+        "accuracy_oracle": (("period", *dims), [smaller, np.zeros((2, 4))]),
+        "large_accuracy_oracle": (("large_period", *dims), [np.zeros((2, 4)), larger]),
+    }
+    record = of("data_scaling", variables, {"period": [1, 50], "large_period": [50, 1]})
+    assert estimate(record, "first_change") == pytest.approx(-1.5)  # of -3, -2, -1, 0
+    assert estimate(record, "first_accuracy") == pytest.approx(50)  # of 47, 49, 51, 53
+
+
+def test_what_a_probe_gains_in_the_last_quarter():
+    seen = np.array([[10, 20, 30, 40, 46.0], [5, 5, 5, 5, 6]])  # the last quarter starts at 40
+    accuracy = np.stack([0 * seen, seen])[:, None] + SEEDS[:, None, None]
+    variables = {
+        "probe_accuracy": (("period", "seed", "layer", "snapshot"), accuracy),
+        "time": ("snapshot", [0.0, 2.0, 4.0, 6.0, 8.0]),
+    }
+    record = of("probes", variables, {"layer": ["conv1", "conv2"]})
+    assert [estimate(record, f"late_rise_conv{n}") for n in (1, 2)] == [6, 1]
+
+
+def test_updates_to_grok_are_those_of_the_few_period_and_of_the_compared_schedules():
+    main = 100 * np.arange(4.0).reshape(2, 2, 1) + SEEDS
+    variables = {
+        "main_updates_then": (("decay", "time", "seed"), main),
+        "other_updates_then": (("modulus", "other_time", "seed"), 1000 + main),
+    }
+    axes = {"decay": [1, 2], "time": [0.5, 1.0], "modulus": [31, 59], "other_time": [0.0, 1.0]}
+    record = of("grokking", variables, axes, modulus=23, few=1.0)
+    assert estimate(record, "updates_23") == 101.5
+    assert estimate(record, "updates_59") == 1301.5
+    needed = {"needed": (("schedule", "seed"), [SEEDS, 10 + SEEDS])}
+    settings = {"fixed": "fixed 1", "event": "event 1"}
+    record = of("grokking_schedules", needed, {"schedule": ["event 1", "fixed 1"]}, **settings)
+    assert estimate(record, "fixed_needs") == 11.5
+    assert estimate(record, "event_needs") == 1.5
