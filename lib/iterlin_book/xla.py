@@ -18,9 +18,7 @@ NO_DEADLOCK = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 # Compiling takes half the time of a page at the quick tier and of a test. XLA's earlier code
 # generator compiles in two thirds of the time, but its programs are slower. Loops over few classes
 # or channels are unrolled whole otherwise: a gradient of ResNet18 then takes 2.7 times as long.
-# Level 0 would compile faster still, but loops of many small steps then take five times as long.
 QUICKER = (
-    "--xla_backend_optimization_level=1",
     "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
     "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling",
