@@ -4,6 +4,8 @@ Prints for each call how far its result is from that on one device, and sizes: o
 device holds of a kernel, or of the batches that the network was traced with.
 """
 
+from itertools import pairwise
+
 import iterlin as il
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,15 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 assert jax.device_count() == 4
 
 
+def parameters(*widths):
+    """Those of an MLP, drawn by NumPy: JAX would compile a program for each shape."""
+    rng, params = np.random.default_rng(0), []
+    for sizes in pairwise(widths):
+        weight = rng.normal(size=sizes) / np.sqrt(sizes[0])
+        params.append({"weight": jnp.asarray(weight), "bias": jnp.zeros(sizes[1])})
+    return params
+
+
 def apart(found, expected):
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in pairs]
@@ -26,8 +37,7 @@ def apart(found, expected):
 @jax.enable_x64(True)
 def explicit_axes():
     """Calls on data that `jax.make_mesh` spreads, with Explicit axes."""
-    net = il.mlp((3, 6, 2), activation="tanh")
-    f, params = net.apply, net.init(jax.random.key(0))
+    f, params = il.mlp((3, 6, 2), activation="tanh").apply, parameters(3, 6, 2)
     rng = np.random.default_rng(0)
     data = tuple(map(jnp.asarray, (rng.normal(size=(8, 3)), rng.normal(size=(8, 2)))))
     newton = {"damping": 0.1, "max_steps": 3, "tolerance": 1e-6}
@@ -80,9 +90,8 @@ def explicit_axes():
 
 
 def kernels():
-    model = il.mlp((12, 10, 3), bias_scale=0.1)
-    params = model.init(jax.random.key(0))
-    x = jax.random.normal(jax.random.key(1), (16, 12))
+    model, params = il.mlp((12, 10, 3)), parameters(12, 10, 3)
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(16, 12)), jnp.float32)
     last = {"trainable": lambda path: path.startswith("1/")}
     for name, count, other, settings in (
         ("kernel", 16, None, {}),
@@ -97,8 +106,7 @@ def kernels():
     print("two", len(two.sharding.device_set), two.addressable_shards[0].data.shape[0])
 
 
-model = il.mlp((5, 16, 3))
-params = model.init(jax.random.key(0))
+model, params = il.mlp((5, 16, 3)), parameters(5, 16, 3)
 x, y = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32), np.arange(64) % 3
 ENTROPY = losses.mean(losses.cross_entropy)
 traced = set()
@@ -151,7 +159,8 @@ def looked_up(data, mesh=None):
 
 def sweep(data, **settings):
     settings |= {"periods": [1, 3, jnp.inf], "keys": jax.random.split(jax.random.key(2), 2)}
-    return il.train_sweep(algorithm(), model.init, data, num_steps=7, **settings)[0].params
+    start = lambda key: jax.tree.map(lambda leaf: leaf * jax.random.uniform(key), params)  # noqa: E731
+    return il.train_sweep(algorithm(), start, data, num_steps=7, **settings)[0].params
 
 
 def training():
