@@ -14,7 +14,7 @@ from test_convolution import by_windows, value_and_derivatives
 
 
 def drawn(init):
-    """Parameters around one where they scale a normalised layer, and a direction to move them in."""
+    """Parameters, around one where they scale a normalised layer, and a direction to move in."""
     params, direction = start(init), start(init, seed=1)
 
     def around_one(path, leaf):
