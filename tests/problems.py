@@ -71,6 +71,11 @@ def start(init, seed=0):
     return jax.tree.map(drawn, jax.eval_shape(init, jax.random.key(0)))
 
 
+def by_factor(params):
+    """An `init` that takes the parameters times a number of its key, which compiles soon."""
+    return jax.jit(lambda key: jax.tree.map(lambda p: p * (0.5 + jax.random.uniform(key)), params))
+
+
 def normal(*shape, seed=0):
     """Standard normal numbers, the same for each shape and seed."""
     return jnp.asarray(np.random.default_rng(sum(shape) + seed).normal(size=shape))
