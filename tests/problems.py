@@ -50,18 +50,35 @@ def affine_problem(case, seed=0, low=0.3):
 
 
 @functools.cache
-def network(widths=(3, 5, 2), seed=0, examples=4, activation="tanh", **settings):
+def network(widths=(3, 5, 2), seed=0, examples=4, activation="tanh"):
     """f, params, x, y of a small smooth network."""
-    keys = jax.random.split(jax.random.key(seed), 3)
-    model = mlp(widths, activation=activation, bias_scale=0.1, **settings)
-    x = jax.random.normal(keys[1], (examples, widths[0]))
-    y = jax.random.normal(keys[2], (examples, widths[-1]))
-    return model.apply, model.init(keys[0]), x, y
+    model = mlp(widths, activation=activation)
+    x, y = (normal(examples, widths[end], seed=seed - 9 * end) for end in (0, -1))
+    return model.apply, start(model.init, seed), x, y
 
 
-def normal(*shape):
-    """Standard normal numbers, the same for each shape."""
-    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape))
+def start(init, seed=0):
+    """Parameters as `init(key)` makes them: weights by their fan-in, vectors a tenth as large.
+
+    NumPy draws them. JAX would compile a program for each shape.
+    """
+    rng = np.random.default_rng(seed)
+
+    def drawn(leaf):
+        scale = np.sqrt(leaf.shape[-1] / leaf.size) if leaf.ndim > 1 else 0.1
+        return jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype)
+
+    return jax.tree.map(drawn, jax.eval_shape(init, jax.random.key(0)))
+
+
+def by_factor(params):
+    """An `init` that takes the parameters times a number of its key, which compiles soon."""
+    return jax.jit(lambda key: jax.tree.map(lambda p: p * (0.5 + jax.random.uniform(key)), params))
+
+
+def normal(*shape, seed=0):
+    """Standard normal numbers, the same for each shape and seed."""
+    return jnp.asarray(np.random.default_rng(sum(shape) + seed).normal(size=shape))
 
 
 def convolutional(images, size, channels, features, method="auto"):
@@ -85,7 +102,8 @@ def single(tree):
     """The tree with its floating point arrays in single precision."""
 
     def cast(leaf):
-        return leaf.astype(jnp.float32) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jnp.asarray(np.asarray(leaf, np.float32)) if floating else leaf
 
     return jax.tree.map(cast, tree)
 

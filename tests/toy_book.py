@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -127,6 +128,14 @@ def begin(root, *arguments, before=(), stderr=subprocess.PIPE):
         text=True,
         start_new_session=True,
     )
+
+
+def here(root, capfd, main, *arguments):
+    """Run a command in this process: its exit status, the pages that it ran, and its errors."""
+    with mock.patch.dict(os.environ, environment(root)):  # which a build changes
+        status = main([*arguments, "--root", str(root)])
+    said = capfd.readouterr()
+    return status, started(said.out), said.err
 
 
 def build(root):

@@ -13,9 +13,9 @@ import pytest
 import toy_book
 from bs4 import BeautifulSoup
 from crafted import TEXT
-from iterlin_book import offline, references, render
+from iterlin_book import execute, offline, references, render
 from iterlin_book.build import main as build_main
-from toy_book import build, edit, executed, html
+from toy_book import build, edit, executed, here, html
 
 XOR, OTHER = "experiments/xor", "other"
 # Displays what a record may say.
@@ -117,22 +117,13 @@ def test_nbval_compares_what_cells_print(book, reference):
     assert "1 failed, 2 passed" in done.stdout
 
 
-def rebuilt(book, capsys, *more):
-    """A build of pages that have run, in this process: its status, what it ran and its errors."""
-    with mock.patch.dict(os.environ):  # which a build changes
-        status = build_main(["book", "--root", str(book), *more])
-    said = capsys.readouterr()
-    return status, toy_book.started(said.out), said.err
-
-
-def test_a_failing_cell_fails_the_build_and_damages_nothing(book, capsys):
+def test_a_failing_cell_fails_the_build_and_damages_nothing(book, capfd):
     before = executed(book, OTHER).read_bytes()
     edit(book, f"book/{XOR}.md", "quadruple(3)", "quadruple(5)")
     edit(book, f"book/{OTHER}.md", "\nnegate(7)", "\nnegate(7) / 0")
-    done = toy_book.run(book, "build", "book")
-    assert done.returncode == 1
-    assert toy_book.started(done.stdout) == [XOR, OTHER]
-    assert "line 4 of book/other.md) failed: ZeroDivisionError" in done.stderr
+    status, ran, errors = here(book, capfd, build_main, "book")
+    assert (status, ran) == (1, [XOR, OTHER])
+    assert "line 4 of book/other.md) failed: ZeroDivisionError" in errors
     assert "ZeroDivisionError" in (book / "_build/partial/quick/other.ipynb").read_text()
     assert executed(book, OTHER).read_bytes() == before
     assert "-7" in html(book, OTHER)
@@ -144,7 +135,7 @@ def test_a_failing_cell_fails_the_build_and_damages_nothing(book, capsys):
     edit(book, "_toc.yml", "  - file: last\n", "")
     edit(book, "book/index.md", "{cite:t}`someone`, ", "")
     os.utime(book / "lib" / "iterlin" / "gamma.py")
-    assert rebuilt(book, capsys) == (0, [], "")
+    assert here(book, capfd, build_main, "book") == (0, [], "")
     for text in ("result 20", "Better prose of", "Renamed page"):
         assert text in html(book, XOR)
     assert not (book / "_build" / "html" / "last.html").exists()
@@ -161,7 +152,7 @@ Path("lib/iterlin/gamma.py").write_text("def negate(x):\\n    return -x - 1\\n")
 negate(7)"""
 
 
-def interrupted(book, how, capsys):
+def interrupted(book, how, capfd):
     """The output of a build that is ended in the midst of a cell."""
     # Killed is the shell that started it; its notebooks have to notice.
     before = ["sh", "-c", '"$@"; :', "sh"] if how == signal.SIGKILL else []
@@ -175,7 +166,7 @@ def interrupted(book, how, capsys):
     if how == signal.SIGKILL:
         process.kill()
     else:
-        status, _, errors = rebuilt(book, capsys)
+        status, _, errors = here(book, capfd, build_main, "book")
         assert status == 2
         assert errors.startswith("another build is running here (process ")
         os.killpg(process.pid, how)
@@ -185,25 +176,25 @@ def interrupted(book, how, capsys):
     return output
 
 
-def test_an_interrupted_build_goes_on_and_a_changed_library_gives_no_result(book, capsys):
+def test_an_interrupted_build_goes_on_and_a_changed_library_gives_no_result(book, capfd):
     """One page runs alone if asked. A warning of the book is an error: the earlier book stays."""
     edit(book, f"book/{OTHER}.md", "negate(7)", SLOW)
-    interrupted(book, signal.SIGKILL, capsys)
-    output = interrupted(book, signal.SIGINT, capsys)
+    interrupted(book, signal.SIGKILL, capfd)
+    output = interrupted(book, signal.SIGINT, capfd)
     assert "interrupted: run the same command again to go on" in output.splitlines()
     assert "Traceback" not in output
     (book / "go").touch()
-    done = toy_book.run(book, "execute", OTHER)
-    assert done.returncode == 2
-    assert "changed during the run: run it again" in done.stderr
-    done = toy_book.run(book, "build", "book", "--page", OTHER)
-    assert (done.returncode, toy_book.started(done.stdout)) == (0, [OTHER]), done.stderr
+    status, _, errors = here(book, capfd, execute.main, OTHER)
+    assert status == 2
+    assert "changed during the run: run it again" in errors
+    status, ran, errors = here(book, capfd, build_main, "book", "--page", OTHER)
+    assert (status, ran) == (0, [OTHER]), errors
     assert "-8" in html(book, OTHER)
     assert "result 12" in html(book, XOR)
     edit(book, f"book/{XOR}.md", "The prose of", "See {doc}`nowhere`. The prose of")
     digest = book / "_build" / "html" / ".digest"
     before = digest.read_text()
-    status, ran, errors = rebuilt(book, capsys, "--page", OTHER)
+    status, ran, errors = here(book, capfd, build_main, "book", "--page", OTHER)
     assert (status, ran) == (1, [])
     assert f"book/{XOR}.md: WARNING: unknown document: 'nowhere'" in errors
     assert digest.read_text() == before  # so it is built again

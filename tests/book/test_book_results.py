@@ -1,14 +1,16 @@
 """`make results`: order, time limit, partial records, failures, shares, and progress."""
 
+import os
 import re
 import time
+from unittest import mock
 
 import pytest
 import shared_page
 import toy_book
 import xarray as xr
 import yaml
-from iterlin_book import execute, pages, states
+from iterlin_book import build, execute, pages, states
 from iterlin_book.pages import BookError
 from toy_book import edit, run, started
 
@@ -68,7 +70,7 @@ ENDS = {
 
 
 def test_the_others_run_when_one_ends_and_the_same_command_goes_on_until_all_is_done(
-    book, monkeypatch
+    book, monkeypatch, capfd
 ):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     add(book, "grows", SAVES, "missing: 7\n")
@@ -99,10 +101,11 @@ def test_the_others_run_when_one_ends_and_the_same_command_goes_on_until_all_is_
         edit(book, "_toc.yml", f"  - file: {name}\n", "")
     edit(book, "book/grows.md", "1, missing=missing)", "1, missing=0)")
     begun = time.time()
-    done = run(book, "build", *GPU, "--budget", "10")
-    assert done.returncode == 0, done.stderr
-    assert started(done.stdout) == ["grows"]
-    assert outcomes(done.stdout) == {"shows": "done earlier", "grows": "done"}
+    with mock.patch.dict(os.environ, toy_book.environment(book)):
+        assert build.main([*GPU, "--budget", "10", "--root", str(book)]) == 0
+    output = capfd.readouterr().out
+    assert started(output) == ["grows"]
+    assert outcomes(output) == {"shows": "done earlier", "grows": "done"}
     assert begun + 599 < float((book / "deadline-gpu").read_text()) < time.time() + 600
     # The quick run to be kept beside the record must be whole, and made on the CPU.
     assert (book / "deadline-quick").read_text() == "none"

@@ -13,6 +13,7 @@ from iterlin.training import losses
 from iterlin.training.step import Step
 from iterlin.training.steps import with_data_mesh
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from problems import by_factor, network, start
 
 assert jax.device_count() == 4
 
@@ -26,8 +27,7 @@ def apart(found, expected):
 @jax.enable_x64(True)
 def explicit_axes():
     """Calls on data that `jax.make_mesh` spreads, with Explicit axes."""
-    net = il.mlp((3, 6, 2), activation="tanh")
-    f, params = net.apply, net.init(jax.random.key(0))
+    f, params, *_ = network((3, 6, 2))
     rng = np.random.default_rng(0)
     data = tuple(map(jnp.asarray, (rng.normal(size=(8, 3)), rng.normal(size=(8, 2)))))
     newton = {"damping": 0.1, "max_steps": 3, "tolerance": 1e-6}
@@ -80,37 +80,35 @@ def explicit_axes():
 
 
 def kernels():
-    model = il.mlp((12, 10, 3), bias_scale=0.1)
-    params = model.init(jax.random.key(0))
-    x = jax.random.normal(jax.random.key(1), (16, 12))
+    f, params, x, _ = network((12, 10, 3), examples=16)
     last = {"trainable": lambda path: path.startswith("1/")}
     for name, count, other, settings in (
         ("kernel", 16, None, {}),
         ("trace", 13, x[:5], {"trace": True}),
         ("of_last", 13, x[:5], last),
     ):
-        expected = il.empirical_ntk(model.apply, params, x[:count], other, **settings)
-        found = il.sharded_ntk(model.apply, params, x[:count], other, **settings)
+        expected = il.empirical_ntk(f, params, x[:count], other, **settings)
+        found = il.sharded_ntk(f, params, x[:count], other, **settings)
         rows = min(shard.data.shape[0] for shard in found.addressable_shards)
         print(name, apart(found, expected), rows)
-    two = il.sharded_ntk(model.apply, params, x, devices=jax.devices()[:2], trace=True)
+    two = il.sharded_ntk(f, params, x, devices=jax.devices()[:2], trace=True)
     print("two", len(two.sharding.device_set), two.addressable_shards[0].data.shape[0])
 
 
 model = il.mlp((5, 16, 3))
-params = model.init(jax.random.key(0))
+params = start(model.init)
 x, y = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32), np.arange(64) % 3
 ENTROPY = losses.mean(losses.cross_entropy)
 traced = set()
 
 
-def network(params, x):
+def noted(params, x):
     traced.add(len(x))
     return model.apply(params, x)
 
 
 def keyed(params, x, key):
-    outputs = network(params, x)
+    outputs = noted(params, x)
     return outputs if key is None else outputs * (1 + jax.random.normal(key, outputs.shape))
 
 
@@ -119,7 +117,7 @@ def total(outputs, targets):
     return losses.cross_entropy(outputs, targets)
 
 
-def algorithm(f=network, loss=ENTROPY, keyed=False):
+def algorithm(f=noted, loss=ENTROPY, keyed=False):
     return il.Algorithm(f, loss, 0.1, keyed=keyed)
 
 
@@ -130,7 +128,7 @@ def run(data, **settings):
 
 def iterated(data, mesh=None):
     """Three batches of the data, however they lie, and parameters with them."""
-    start, place, f = params, data[1].sharding, in_slices(network, 7)
+    start, place, f = params, data[1].sharding, in_slices(noted, 7)
     batches = [jax.device_put((x[i : i + 16], y[i : i + 16]), place) for i in (0, 16, 32)]
     if isinstance(place, NamedSharding):
         start = jax.device_put(params, NamedSharding(place.mesh, PartitionSpec()))
@@ -151,7 +149,7 @@ def looked_up(data, mesh=None):
 
 def sweep(data, **settings):
     settings |= {"periods": [1, 3, jnp.inf], "keys": jax.random.split(jax.random.key(2), 2)}
-    return il.train_sweep(algorithm(), model.init, data, num_steps=7, **settings)[0].params
+    return il.train_sweep(algorithm(), by_factor(params), data, num_steps=7, **settings)[0].params
 
 
 def training():
@@ -176,7 +174,7 @@ def training():
     for name, settings, of_run in (
         ("full", {}, {"mesh": auto}),
         ("batches", {}, {"mesh": auto, "batch_size": 16}),
-        ("slices", {"f": in_slices(network, 7)}, {"mesh": auto, "batch_size": 32}),
+        ("slices", {"f": in_slices(noted, 7)}, {"mesh": auto, "batch_size": 32}),
         ("keyed", {"f": keyed, "keyed": True}, {"mesh": auto, "batch_size": 16}),
         ("loss", {"loss": total}, {"mesh": auto, "batch_size": 16}),
         ("unsaid", {}, {"batch_size": 16}),

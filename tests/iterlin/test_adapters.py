@@ -1,5 +1,6 @@
 """Modules of Flax and Equinox, taken apart, against the frameworks' own calls and training."""
 
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -114,12 +115,13 @@ def nnx_case(momenta=(), rate=0.0):
         net.train() if training else net.eval()
         return net(X), nnx.state(net, nnx.BatchStat)
 
+    called = jax.jit(called, static_argnums=2)
     return Case(from_nnx(module), start, called, lambda net: net(X))
 
 
 def linen_case(momenta=(), rate=0.0):
     module = Linen(momenta, rate)
-    variables = module.init(jax.random.key(0), X, train=False)
+    variables = jax.jit(partial(module.init, train=False))(jax.random.key(0), X)
     start = variables["params"], variables.get("batch_stats", {})
 
     def called(params, statistics, training):
@@ -127,6 +129,7 @@ def linen_case(momenta=(), rate=0.0):
         outputs, after = module.apply(known, X, train=training, mutable=["batch_stats"])
         return outputs, after.get("batch_stats", {})
 
+    called = jax.jit(called, static_argnums=2)
     streams = {"streams": "dropout"} if rate else {}
     net = from_linen(module, freeze(variables), train=True, **streams)
     return Case(net, start, called, lambda known: module.apply(known, X, train=False))
@@ -148,6 +151,7 @@ def equinox_case(momenta=(), rate=0.0):
         net, state = found if momenta else (found, None)
         return called(eqx.filter(net, eqx.is_inexact_array), state, False)[0]
 
+    called = eqx.filter_jit(called)
     copied = jax.tree.map(lambda leaf: leaf, state)  # a state that was used cannot be used again
     return Case(from_equinox(module, state), (params, copied), called, evaluated)
 
@@ -310,7 +314,7 @@ def test_noise_and_normalisation_are_trained_with_the_keys_of_the_run():
         outputs, after = normalization.apply(params, normalization.initial, X, drawn)
         return LOSS(outputs, Y), after
 
-    slope, after = jax.grad(loss, has_aux=True)(net.params)
+    slope, after = jax.jit(jax.grad(loss, has_aux=True))(net.params)
     state, _ = trained_by(net, 2, 1)
     close(state.params, jax.tree.map(lambda p, g: p - 0.1 * g, net.params, slope))
     close(state.statistics, after)
@@ -322,7 +326,7 @@ def test_equinox_s_own_modules_take_a_key_where_there_is_dropout():
     noisy = from_equinox(eqx.nn.Sequential([*plain.layers, eqx.nn.Dropout(RATE)]))
     assert (from_equinox(plain).settings, noisy.settings) == ({}, {"keyed": True})
     outputs, drawn = noisy.f(noisy.params, X), np.asarray(noisy.f(noisy.params, X, key))
-    close(outputs, jax.vmap(plain)(X))
+    close(outputs, jax.jit(jax.vmap(plain))(X))
     kept = drawn != 0
     assert 0.3 < kept.mean() < 0.9
     close(drawn[kept] * (1 - RATE), np.asarray(outputs)[kept])

@@ -14,7 +14,7 @@ from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import Solved, every, never, when_solved
 from iterlin.training.step import Step
 from iterlin_study.networks.convnets import normalize
-from problems import dense, flat, network
+from problems import dense, flat, network, normal
 
 SQUARED = losses.mean(losses.squared_error)
 ENTROPY = losses.mean(losses.cross_entropy)
@@ -218,7 +218,7 @@ def normalised():
 def test_running_statistics_come_from_the_anchor_alone():
     """Within a period the statistics are the moving average of the anchor's, batch by batch."""
     params, normalization = normalised()
-    x, y = jax.random.normal(jax.random.key(1), (8, 3)), jnp.arange(8) % 4
+    x, y = normal(8, 3), jnp.arange(8) % 4
 
     def f(params, x):
         return normalization.apply(params, normalization.initial, x)[0]
@@ -237,7 +237,7 @@ def test_running_statistics_come_from_the_anchor_alone():
 def test_a_part_of_a_normalised_network_moves_as_if_the_rest_were_written_into_it():
     """With its running statistics, a regularizer of all parameters and the rule `solved`."""
     params, normalization = normalised()
-    data = jax.random.normal(jax.random.key(1), (8, 3)), jnp.arange(8) % 4
+    data = normal(8, 3), jnp.arange(8) % 4
 
     def f(p, x):
         return normalization.evaluate(p, normalization.initial, x)

@@ -14,18 +14,16 @@ N = 7
 
 
 def lookups():
-    params = {"table": jax.random.normal(jax.random.key(0), (50, 3)), "head": jnp.ones((3, 2))}
-    ids = jax.random.randint(jax.random.key(1), (N, 4), 0, 6)  # many of the same rows
+    params = {"table": problems.normal(50, 3), "head": jnp.ones((3, 2))}
+    ids = jnp.asarray(np.random.default_rng(0).integers(0, 6, (N, 4)))  # many of the same rows
     return lambda p, ids: jnp.tanh(p["table"][ids]).mean(1) @ p["head"], params, ids
 
 
 def places():
     """A layer at every position of a sequence, with fewer numbers by position than by row."""
-    keys = jax.random.split(jax.random.key(0), 3)
-    shapes = (30, 40), (40, 6), (N, 2, 30)
-    first, last, x = (jax.random.normal(*pair) for pair in zip(keys, shapes, strict=True))
-    params = {"in": first, "out": last}
-    return lambda p, x: (jnp.tanh(x @ p["in"]) @ p["out"]).mean(1), params, x
+    params = {"in": problems.normal(30, 40), "out": problems.normal(40, 6)}
+    f = lambda p, x: (jnp.tanh(x @ p["in"]) @ p["out"]).mean(1)  # noqa: E731
+    return f, params, problems.normal(N, 2, 30)
 
 
 def neither():

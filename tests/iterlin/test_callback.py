@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from iterlin.training import losses
 from iterlin.training.checkpoints import CheckpointError
-from problems import assert_same_run, bare, network
+from problems import assert_same_run, bare, by_factor, network
 from refusals import refused
 
 F, PARAMS, X, Y = network((3, 6, 2), examples=10)
@@ -52,8 +52,8 @@ def test_true_of_any_kind_ends_the_run_and_keeps_it(engine, kind):
 
 
 def test_a_callback_of_a_sweep_sees_all_runs_and_ends_them():
-    model, keys, seen = iterlin.mlp((3, 6, 2)), jax.random.split(KEY, 3), []
-    algorithm = iterlin.Algorithm(model.apply, SQUARED, 0.1, trainable=of_head)
+    keys, seen = jax.random.split(KEY, 3), []
+    algorithm = iterlin.Algorithm(F, SQUARED, 0.1, trainable=of_head)
     watch = iterlin.Watch({"all": DATA}, at=[0, 10, 20])
 
     def callback(state, row):
@@ -62,7 +62,7 @@ def test_a_callback_of_a_sweep_sees_all_runs_and_ends_them():
 
     settings = {"periods": [1, 5], "keys": keys, "num_steps": 20, "watch": watch}
     settings["callback"] = callback
-    states, history = iterlin.train_sweep(algorithm, model.init, DATA, **settings)
+    states, history = iterlin.train_sweep(algorithm, by_factor(PARAMS), DATA, **settings)
     assert history["step"].tolist() == [0, 10]
     assert int(states.step) == 10
     assert seen == [(jax.tree.map(jnp.shape, states.params), (2, 3))] * 2

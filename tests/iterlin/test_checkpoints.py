@@ -155,23 +155,30 @@ from pathlib import Path
 import iterlin as il
 import jax
 import jax.numpy as jnp
+import numpy as np
 from iterlin.training import loop
 from iterlin_study.runs import grids
 from iterlin_study.runs.groups import Problem
 
 loop.FIRST_CHUNK, loop.CHUNK, loop.CHECKPOINT = 4, 0.0, 0.0
 folder = Path(sys.argv[1])
-x = jax.random.normal(jax.random.key(1), (24, 2))
-y = (jnp.prod(x, 1) > 0).astype(jnp.int32)
+x = np.random.default_rng(1).normal(size=(24, 2))
+x, y = jnp.asarray(x), jnp.asarray((np.prod(x, 1) > 0).astype(np.int32))
 model, loss = il.mlp((2, 8, 2)), il.losses.mean(il.losses.cross_entropy)
+weights = [np.sin(np.arange(16)).reshape(shape) for shape in ((2, 8), (8, 2))]
+
+def init(key):
+    factor = jax.random.uniform(key)
+    return [{"weight": factor * weight, "bias": jnp.zeros(weight.shape[1])} for weight in weights]
+
 problem = Problem(
     il.Algorithm(model.apply, loss, reset_optimizer=True),
-    model.init,
+    init,
     (x, y),
     il.Watch({"train": (x, y)}, {"loss": loss}),
     observe=lambda state: {"weight": state.params[0]["weight"]},
     batch_size=6,
-    augment=lambda key, x: x + 0.1 * jax.random.normal(key, x.shape),
+    augment=lambda key, x: x + 0.2 * jax.random.uniform(key, x.shape),
     solved=il.schedules.Solved(10),
 )
 

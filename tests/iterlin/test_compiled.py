@@ -33,13 +33,12 @@ class Scaled:
         return F(params, x * self.scale)
 
 
-def by_engine(engine, f, params, trainable=None):
-    penalty = 0.1 if engine == "minimum" else 0.0
-    algorithm = iterlin.Algorithm(f, SQUARED, 0.1, penalty=penalty, trainable=trainable)
+def by_engine(engine, f, params, trainable=None, *, size=0.1, penalty=0.1, period=7):
+    algorithm = iterlin.Algorithm(f, SQUARED, size, penalty=penalty, trainable=trainable)
     metrics = {"far": lambda outputs, y: jnp.mean(jnp.abs(outputs - y))}  # another one each time
     watch = iterlin.Watch({"all": (X, Y)}, metrics, at=[0, 5])
-    run = {"schedule": 7, "num_steps": 20, "watch": watch, "target_loss": 1e-9, "progress": False}
-    return iterlin.train(algorithm, params, (X, Y), engine=engine, **run)[0].params
+    run = {"schedule": period, "num_steps": 20, "watch": watch, "target_loss": 1e-9}
+    return iterlin.train(algorithm, params, (X, Y), engine=engine, progress=False, **run)[0].params
 
 
 def swept(algorithm, params):
@@ -82,16 +81,12 @@ def test_a_second_call_compiles_nothing_sees_what_changed_and_keeps_nothing(name
 
 @pytest.mark.parametrize("engine", ["steps", "kept_steps", "closed_form", "flow", "minimum"])
 def test_another_step_size_penalty_or_period_compiles_nothing(engine):
-    def trained(step_size, penalty, schedule):
-        algorithm = iterlin.Algorithm(Scaled(0.5).apply, SQUARED, step_size, penalty=penalty)
-        run = {"schedule": schedule, "num_steps": 4, "progress": False, "engine": engine}
-        return flat(iterlin.train(algorithm, PARAMS, (X, Y), **run)[0].params)
-
-    first = trained(0.1, 0.1, 2)
+    trained = partial(by_engine, engine, Scaled(0.5).apply, PARAMS)
+    first = flat(trained())
     with compilations() as found:
-        others = trained(0.2, 0.1, 2), trained(0.1, 0.2, 2), trained(0.1, 0.1, 3)
+        others = trained(size=0.2), trained(penalty=0.2), trained(period=8)
     assert not found
-    changes = [np.abs(other - first).max() for other in others]
+    changes = [np.abs(flat(other) - first).max() for other in others]
     told = changes[1:2] if engine == "minimum" else changes  # which has neither steps nor periods
     assert min(told) > 1e-6
 

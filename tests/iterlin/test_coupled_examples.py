@@ -9,7 +9,7 @@ import pytest
 from iterlin.linearise.linearization import require_independent
 from iterlin_study.networks.convnets import lenet
 from jax import lax
-from problems import normal, single
+from problems import normal, single, start
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def test_of_one_example_nothing_is_coupled():
 def images(net, *shape):
     """Parameters and inputs, with margins of zeros as digits have."""
     x = normal(6, *shape).at[:, :2].set(0)
-    return net.apply, net.init(jax.random.key(0)), x
+    return net.apply, start(net.init), x
 
 
 def scaled_words(p, x):

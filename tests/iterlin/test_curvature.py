@@ -74,8 +74,7 @@ def test_the_masked_token_mean_is_the_dense_matrix_over_the_real_tokens():
 
 
 @pytest.mark.parametrize(
-    ("loss", "slice_size"),
-    [(losses.cross_entropy, 2), (losses.mean(losses.cross_entropy), None)],
+    ("loss", "slice_size"), [(losses.cross_entropy, 2), (losses.mean(losses.cross_entropy), None)]
 )
 def test_the_empirical_fisher_sums_outer_products_of_gradients(loss, slice_size):
     f, params, x, y = paired((2, 3))

@@ -129,7 +129,7 @@ def test_a_loss_without_curvature_is_followed_in_a_straight_line():
 def test_curvature_is_the_largest_eigenvalue_of_the_problem():
     objective, f, params, x, _ = problems.linearised(ENTROPY, penalty=0.3)
     jacobian = problems.dense(f, params, x)
-    hessian = jax.hessian(lambda u: objective.loss(u.reshape(12, 4), objective.targets))
+    hessian = jax.jit(jax.hessian(lambda u: objective.loss(u.reshape(12, 4), objective.targets)))
     start = begin(objective)
     for flow in (start, flow_for(objective, 10.0)):
         outputs = objective.model.outputs + flow.image
@@ -155,7 +155,7 @@ def test_gradient_norm_is_that_in_the_parameters():
         outputs = objective.model.outputs + (jacobian @ moved).reshape(12, 4)
         return objective.loss(outputs, objective.targets) + 0.3 * moved @ moved
 
-    expected = jax.grad(total)(problems.flat(objective.model.displacement(coordinates)))
+    expected = jax.jit(jax.grad(total))(problems.flat(objective.model.displacement(coordinates)))
     slope = objective.slope(coordinates, image)
     found = objective.gradient_norm(*slope)
     np.testing.assert_allclose(found, np.linalg.norm(expected), rtol=1e-9)

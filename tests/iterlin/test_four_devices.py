@@ -21,9 +21,10 @@ FLAGS = (
 def printed():
     """What `on_four_devices.py` prints: name -> (difference from one device, sizes)."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"  # those that compile sooner, too
+    path = os.pathsep.join([str(Path(problems.__file__).parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("on_four_devices.py")],
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
         capture_output=True,
         text=True,
     )

@@ -20,7 +20,17 @@ from iterlin import (
     linearized_gradient_flow,
     steps_for_tolerance,
 )
-from problems import affine, affine_problem, bare, dense, flat, network, with_singular_values
+from problems import (
+    affine,
+    affine_problem,
+    bare,
+    dense,
+    flat,
+    network,
+    normal,
+    single,
+    with_singular_values,
+)
 from refusals import refused
 
 
@@ -84,7 +94,7 @@ def test_a_network_is_trained_as_its_linearisation():
     np.testing.assert_allclose(flat(found), flow_by_exponential(matrix, theta, z, 2.5), atol=1e-11)
 
 
-@pytest.mark.parametrize("case", ["square", "deficient wide", "deficient tall"])
+@pytest.mark.parametrize("case", ["deficient wide", "deficient tall"])
 def test_gram_route_equals_the_svd_route(case):
     """A memory limit below J's size works on J J^T in blocks."""
     params, x, y = affine_problem(case)
@@ -98,14 +108,14 @@ def test_gram_route_equals_the_svd_route(case):
         lambda m: m.residual_ratio(1.3, 9),
     ):
         np.testing.assert_allclose(answer(by_gram), answer(by_svd), atol=1e-10)
-    single = lambda p, x: affine(p, x).astype(jnp.float32)  # noqa: E731
-    found = eigenmodes(single, params, x, y, memory_limit=5 * params.nbytes).flow(2.0)
+    narrow = lambda p, x: affine(p, x).astype(jnp.float32)  # noqa: E731
+    found = eigenmodes(narrow, params, x, y, memory_limit=5 * params.nbytes).flow(2.0)
     assert found.dtype == params.dtype
     np.testing.assert_allclose(found, by_svd.flow(2.0), atol=1e-5)
 
 
 SHAPES = drawn.shapes(
-    [(1, 1, 1, 1), (2, 2, 3, 0), (4, 3, 5, 5), (3, 2, 8, 4)],
+    [(2, 2, 3, 0), (4, 3, 5, 5), (3, 2, 8, 4)],
     *(st.integers(low, high) for low, high in [(1, 4), (1, 3), (1, 8), (0, 8)]),
 )
 
@@ -130,8 +140,9 @@ def test_any_shape_and_rank(shape, seed):
 
 def diagonal(values, parameters):
     """An affine problem whose Jacobian (N, P) has them on its diagonal; from 0 to ones."""
-    rows = jnp.eye(len(values), parameters) * jnp.asarray(values)[:, None]
-    return affine, jnp.zeros(parameters), rows[:, None], jnp.ones((len(values), 1))
+    rows = (np.eye(len(values), parameters) * np.asarray(values)[:, None])[:, None]
+    parts = np.zeros(parameters), rows, np.ones((len(values), 1))
+    return affine, *map(jnp.asarray, parts)
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
@@ -149,14 +160,13 @@ def test_singular_values_within_rounding_count_as_zero(scale):
 
 def test_eigenvalues_within_rounding_move_if_a_filter_does_not_divide_by_them():
     eps = float(np.finfo(np.float32).eps)
-    values = jnp.sqrt(jnp.asarray([1, 1e-4, 4 * eps], jnp.float32))
-    problem = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), diagonal(values, 100)[1:])
-    modes = eigenmodes(affine, *problem, memory_limit=1000)
+    values = np.sqrt(np.asarray([1, 1e-4, 4 * eps], np.float32))
+    modes = eigenmodes(affine, *single(diagonal(values, 100)[1:]), memory_limit=1000)
     for found, filtered in (
         (modes.damped(0.01), 1 / (values**2 + 0.01)),
-        (modes.flow(10.0), -jnp.expm1(-10 * values**2) / values**2),
+        (modes.flow(10.0), -np.expm1(-10 * values**2) / values**2),
         (modes.descent(0.5, 20), (1 - (1 - 0.5 * values**2) ** 20) / values**2),
-        (modes.flow(1e9), jnp.asarray([1, 1e4, 0])),
+        (modes.flow(1e9), np.array([1, 1e4, 0])),
     ):
         np.testing.assert_allclose(found[:3], values * filtered, rtol=2e-3, atol=1e-12)
 
@@ -207,13 +217,13 @@ def test_filters_at_their_limits():
 def test_derivatives_of_the_filters_are_finite_on_both_sides_of_every_case():
     values = np.array([0.0, 0.5, 1.0, 1.2, 2.0, 2.5])
     eigenvalues = jnp.asarray(values)
-    in_time = jax.jacrev(lambda t: flow_filter(eigenvalues, t))(2.0)
+    in_time = jax.jit(jax.jacrev(lambda t: flow_filter(eigenvalues, t)))(2.0)
     np.testing.assert_allclose(in_time, np.exp(-2 * values))
-    in_size = jax.jacrev(lambda s: descent_filter(eigenvalues, s, 4))(1.0)
+    in_size = jax.jit(jax.jacrev(lambda s: descent_filter(eigenvalues, s, 4)))(1.0)
     np.testing.assert_allclose(in_size, 4 * (1 - values) ** 3, atol=1e-12)
-    of_one_step = jax.jacrev(lambda s: descent_filter(eigenvalues, s, 1))(1.0)
+    of_one_step = jax.jit(jax.jacrev(lambda s: descent_filter(eigenvalues, s, 1)))(1.0)
     np.testing.assert_allclose(of_one_step, np.ones(6))
-    in_damping = jax.jacrev(lambda d: damping_filter(eigenvalues, d))(0.0)
+    in_damping = jax.jit(jax.jacrev(lambda d: damping_filter(eigenvalues, d)))(0.0)
     np.testing.assert_allclose(in_damping, [0, *-(values[1:] ** -2)])
 
 
@@ -281,7 +291,7 @@ def test_coupled_examples_whose_jacobian_does_not_fit_are_refused():
     def coupled(params, x):
         return x @ params / jnp.sum(x**2)
 
-    x = jax.random.normal(jax.random.key(0), (4, 3))
+    x = normal(4, 3)
     problem, settings = (coupled, jnp.ones((3, 1)), x, jnp.ones((4, 1))), {"independent": False}
     with pytest.raises(ValueError, match=r"more than memory_limit=90.*independent"):
         eigenmodes(*problem, memory_limit=90, **settings)

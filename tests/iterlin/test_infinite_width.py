@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from iterlin import empirical_ntk, relu_mlp_ntk
 from iterlin.networks.mlp import mlp
-from problems import bare
+from problems import bare, normal
 from refusals import refused
 
 
@@ -53,7 +53,7 @@ def test_deep_networks_and_small_inputs_do_not_underflow():
 
 
 def test_diagonal_and_symmetry():
-    x = jax.random.normal(jax.random.key(0), (4, 3))
+    x = normal(4, 3)
     kernel = np.asarray(relu_mlp_ntk(x, depth=3))
     np.testing.assert_allclose(kernel, kernel.T, rtol=1e-12)
     assert np.linalg.eigvalsh(kernel)[0] > 0
@@ -63,7 +63,7 @@ def test_diagonal_and_symmetry():
 
 
 def test_equal_inputs_have_an_exact_diagonal_and_a_gradient():
-    x = jax.random.normal(jax.random.key(0), (4, 3)).at[1].set(0)
+    x = normal(4, 3).at[1].set(0)
     single = jnp.diag(relu_mlp_ntk(x.astype(jnp.float32), depth=3))
     np.testing.assert_allclose(single, jnp.diag(relu_mlp_ntk(x, depth=3)), rtol=1e-6)
 

@@ -61,7 +61,7 @@ def largest_curvature(problem, loss, params):
     """lambda_max(J^T H J) by dense matrices."""
     f, _, (x, y) = problem
     jacobian, outputs = problems.dense(f, params, x), f(params, x)
-    hessian = jax.hessian(lambda u: loss(u.reshape(outputs.shape), y))(outputs.reshape(-1))
+    hessian = jax.jit(jax.hessian(lambda u: loss(u.reshape(outputs.shape), y)))(outputs.ravel())
     return np.linalg.eigvalsh(jacobian.T @ hessian @ jacobian)[-1]
 
 
@@ -114,7 +114,7 @@ def test_a_target_loss_ends_a_run_at_the_next_linearisation(engine, loss, period
 
 def test_flow_is_the_limit_of_small_steps():
     distances = []
-    for shrink in (1, 10):
+    for shrink in (10, 100):
         length, size = LENGTH * shrink, STEP_SIZE / shrink
         changes = {"num_steps": length, "schedule": length // 3, "eval_steps": [length]}
         problem, settings = setting(**changes)
@@ -122,7 +122,7 @@ def test_flow_is_the_limit_of_small_steps():
         steps, _ = by_steps(problem, settings, size)
         distances.append(np.max(np.abs(problems.flat(flow.params) - problems.flat(steps.params))))
     # The distance is of first order in the step size, with nothing left over.
-    assert distances[0] < 5e-3
+    assert distances[0] < 5e-4
     assert distances[1] == pytest.approx(distances[0] / 10, rel=0.1)
 
 
@@ -200,7 +200,7 @@ def test_one_parameter_that_is_not_finite_ends_the_run_as_diverged():
 
 @pytest.mark.parametrize("factor", [1e-20, 1e20])
 def test_a_quadratic_loss_is_found_in_any_unit(factor):
-    y = jnp.abs(jax.random.normal(jax.random.key(0), (3, 2))).at[0, 0].set(0)
+    y = jnp.abs(problems.normal(3, 2)).at[0, 0].set(0)
     for size in (1e6, 1e-6):
         found, targets = quadratic(lambda u, y: factor * losses.squared_error(u, y), size * y)
         assert found == pytest.approx(factor, rel=1e-8)
@@ -208,7 +208,7 @@ def test_a_quadratic_loss_is_found_in_any_unit(factor):
 
 
 def test_a_quadratic_loss_is_told_from_others():
-    y = jnp.abs(jax.random.normal(jax.random.key(0), (3, 2)))
+    y = jnp.abs(problems.normal(3, 2))
     weights = jnp.arange(1.0, 7.0).reshape(3, 2)
     for other in (
         lambda e: e**4,
@@ -289,11 +289,13 @@ def test_an_integrator_keeps_nothing_of_one_run_for_the_next():
     fixed, solved = schedules.every(PERIOD), when_solved(1, accuracy=0.5)["schedule"]
     run, made["schedule"] = {name: made.pop(name) for name in ("num_steps", "progress")}, fixed
     several = integrator(f, data, **made)
-    for schedule, start in [(fixed, params), (solved, wider), (fixed, params)]:
-        found = several(start, schedule=schedule, **run)
-        alone = integrator(f, data, **made)(start, schedule=schedule, **run)
-        np.testing.assert_array_equal(*(problems.flat(s.params) for s, _ in (found, alone)))
-        assert int(found[0].updates) == int(alone[0].updates) > 0
+    runs = [(fixed, params), (solved, wider)]
+    alone = [integrator(f, data, **made)(start, schedule=rule, **run) for rule, start in runs]
+    for index in (0, 1, 0):
+        rule, begun = runs[index]
+        found = several(begun, schedule=rule, **run), alone[index]
+        np.testing.assert_array_equal(*(problems.flat(s.params) for s, _ in found))
+        assert int(found[0][0].updates) == int(found[1][0].updates) > 0
 
 
 def moved_far(state):

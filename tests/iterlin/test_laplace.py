@@ -11,7 +11,7 @@ import pytest
 import scipy.linalg
 from iterlin.curvature.laplace import laplace
 from iterlin.training import losses
-from problems import bare, compilations, dense, flat, network, paired, single
+from problems import bare, compilations, dense, flat, network, normal, paired, single
 from refusals import refused
 from scipy.stats import multivariate_normal
 
@@ -31,8 +31,7 @@ fit = partial(laplace, **SETTINGS)
 
 def posed(widths, examples=8):
     f, params, x, y = network(widths, examples=examples)
-    x_new = jax.random.normal(jax.random.key(9), (3, widths[0]))
-    return f, params, x, y, x_new
+    return f, params, x, y, normal(3, widths[0])
 
 
 def dense_posterior(f, params, x, blocks, precision):
@@ -146,7 +145,7 @@ def test_pytrees_outputs_of_any_rank_and_fixed_parameters(out, examples, limit):
 def test_the_kronecker_structure_is_exact_for_a_linear_layer():
     _, _, x, y, x_new = posed((3, 3))
     f = lambda p, x: x @ p["weight"] + p["bias"][None]  # noqa: E731
-    params = {"weight": jax.random.normal(jax.random.key(3), (3, 3)), "bias": jnp.ones(3)}
+    params = {"weight": normal(3, 3, seed=1), "bias": jnp.ones(3)}
     x = x - x.mean(0, keepdims=True)  # so that weight and bias do not meet in J^T J
     noisy = partial(fit, f, x=x, y=y, noise_variance=0.3)
     full, found = noisy(params=params), noisy(params=params, structure="kronecker")

@@ -15,7 +15,7 @@ from iterlin.linearise.hutchinson import hutchinson
 from iterlin.linearise.krylov import conjugate_gradients, power_iteration
 from iterlin.linearise.parameters import partition
 from iterlin.training import losses
-from problems import bare, dense, flat, paired, with_singular_values
+from problems import bare, dense, flat, normal, paired, with_singular_values
 from refusals import refused
 
 
@@ -137,7 +137,7 @@ def test_a_diagonal_matrix_is_found_exactly():
 
 
 def test_half_precision_is_summed_in_single():
-    rows = jax.random.normal(KEY, (8, 3)).astype(jnp.bfloat16)
+    rows = normal(8, 3).astype(jnp.bfloat16)
     matrix = rows @ rows.T
     found = hutchinson(lambda v: matrix @ v, rows[:, 0], key=KEY, num_samples=2000)
     within(found.trace, found.trace_error, np.trace(np.asarray(matrix, np.float64)))

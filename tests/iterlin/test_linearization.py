@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import jacobian, jacobian_products, linearize
 from iterlin.linearise.linearization import require_independent
-from problems import affine, affine_problem, dense, flat, network
+from problems import affine, affine_problem, dense, flat, network, normal
 
 
 def test_linearize_is_exact_on_a_model_affine_in_its_parameters():
@@ -35,7 +35,7 @@ def normalise(params, x):
     return (h - jnp.mean(h, 0, keepdims=True)) / jnp.std(h, axis=0, keepdims=True)
 
 
-WEIGHT, POINTS = (jax.random.normal(jax.random.key(seed), (2 + 2 * seed, 2)) for seed in (0, 1))
+WEIGHT, POINTS = normal(2, 2), normal(4, 2)
 WIDE, TALL = network()[:3], network((1, 1))[:3]
 
 

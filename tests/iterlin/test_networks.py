@@ -8,7 +8,7 @@ import optax
 import pytest
 from iterlin.networks.mlp import mlp
 from iterlin_study.networks.convnets import normalize
-from problems import bare, flat
+from problems import bare, flat, start
 from refusals import refused
 
 ACTIVATIONS = {"relu": lambda h: np.maximum(h, 0), "tanh": np.tanh, "identity": lambda h: h}
@@ -74,7 +74,7 @@ test_bad_settings_are_refused = refused(
 NET = il.mlp((3, 12, 2), activation="tanh", parameterization="ntk", bias_scale=0.3)
 X = jnp.asarray(np.random.default_rng(1).normal(size=(7, 3)))
 Y = jnp.asarray(np.random.default_rng(2).normal(size=(7, 2)))
-START = NET.init(jax.random.key(0))
+START = start(NET.init)
 ALPHAS = (0.1, 30.0)
 
 
@@ -82,7 +82,7 @@ ALPHAS = (0.1, 30.0)
 def test_it_is_zero_where_it_starts_and_scaled_elsewhere_and_its_kernel_by_the_square(alpha):
     f = il.centred(NET.apply, START, alpha)
     assert np.all(f(START, X) == 0)
-    other = NET.init(jax.random.key(5))
+    other = start(NET.init, seed=1)
     change = NET.apply(other, X) - NET.apply(START, X)
     np.testing.assert_allclose(f(other, X), alpha * change, rtol=1e-14)
     kernel = il.ntk_matrix(NET.apply, other, X)

@@ -23,6 +23,7 @@ from problems import (
     network,
     normal,
     single,
+    start,
 )
 from refusals import refused
 
@@ -163,7 +164,7 @@ def test_convolution_takes_the_cheaper_way_and_both_are_right(
 def test_lenet():
     settings = {"channels": 3, "kernel_size": 3, "hidden": (5,), "classes": 3}
     model = convnets.lenet((12, 12, 1), method="patches", **settings)
-    params = jax.tree.map(lambda leaf: leaf + 0.1, model.init(jax.random.key(0)))
+    params = start(model.init)
     assert_forms(in_slices(model.apply, 2), params, normal(3, 12, 12, 1), forms=["full"])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from iterlin.training import losses, schedules, timed
-from problems import bare, flat, single
+from problems import bare, flat, normal, single
 from refusals import refused
 
 N, T, CLASSES = 12, 3, 4
@@ -95,9 +95,8 @@ def test_linear_algebra_is_that_of_the_part():
     close(found, whole[:, : PARAMS["body"].size])
     close(il.jacobian(classifier, PARAMS, X, trainable=trainable, independent=False), found)
     products = il.jacobian_products(classifier, PARAMS, X, trainable=trainable)
-    cotangent = jax.random.normal(KEY, (N, CLASSES))
+    cotangent, y = normal(N, CLASSES), normal(N, CLASSES, seed=1)
     close(flat(products.vjp(cotangent)), cotangent.reshape(-1) @ found)
-    y = jax.random.normal(jax.random.key(9), (N, CLASSES))
     moved = il.linearized_gradient_flow(classifier, PARAMS, X, y, time=0.7, trainable=trainable)
     values, vectors = np.linalg.eigh(np.asarray(found @ found.T))
     decayed = vectors @ np.diag(np.exp(-0.7 * values)) @ vectors.T
@@ -202,7 +201,7 @@ def test_a_regularizer_is_part_of_the_objective():
 
 def test_a_line_search_solves_the_linear_problem():
     """L-BFGS sees the step's own objective, penalty included, and reaches its minimum."""
-    y = jax.random.normal(jax.random.key(9), (N, CLASSES))
+    y = normal(N, CLASSES)
     settings = {"loss": losses.squared_error, "optimizer": optax.lbfgs(), "penalty": 0.2}
     settings |= {"schedule": il.never(), "num_steps": 60, "watch": il.Watch()}
     state, _ = run(classifier, PARAMS, (X, y), **settings)

@@ -11,6 +11,7 @@ from iterlin.linearise.slices import sum_over_slices
 from iterlin.training import losses
 from iterlin_study.runs import grids
 from iterlin_study.runs.groups import Problem
+from problems import normal
 
 FULL = "precision=(Precision.HIGHEST, Precision.HIGHEST)"
 
@@ -129,7 +130,7 @@ def test_the_largest_eigenvalue_of_a_long_vector(dtype):
 
 
 def test_truncated_gauss_newton_where_squares_of_the_gradient_overflow():
-    x, target = jax.random.normal(jax.random.key(0), (500, 3)), jnp.array([3.0, -1.0, 2.0])
+    x, target = normal(500, 3), jnp.array([3.0, -1.0, 2.0])
     y = x @ target
     # The gradient's norm is about 1,900, and the largest number of float16 65,504.
     x, y, start = (a.astype(jnp.float16) for a in (x, y, jnp.zeros(3)))

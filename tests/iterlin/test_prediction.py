@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import eigenmodes, empirical_ntk, linearize
 from iterlin.kernels.prediction import predict
-from problems import bare, network
+from problems import bare, network, normal
 from refusals import refused
 
 
@@ -26,7 +26,7 @@ from refusals import refused
 )
 def test_prediction_is_that_of_the_linearised_network_after_training(training, settings):
     f, params, x, y = network((3, 5, 2), examples=4)
-    x_new = jax.random.normal(jax.random.key(7), (3, 3))
+    x_new = normal(3, 3)
     trained = getattr(eigenmodes(f, params, x, y), training)(**settings)
     expected = linearize(f, params)(trained, x_new)
     kernel_dd, kernel_td = empirical_ntk(f, params, x), empirical_ntk(f, params, x_new, x)

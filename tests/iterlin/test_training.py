@@ -16,7 +16,7 @@ from iterlin.training.algorithm import Algorithm
 from iterlin.training.state import TrainState
 from iterlin.training.step import Step
 from iterlin.training.watching import UPDATES, Watch, check_watch, log_steps, observer
-from problems import bare, flat, network
+from problems import bare, by_factor, flat, network, start
 from refusals import refused
 from roads import doors, train, train_sweep
 
@@ -106,25 +106,25 @@ def test_never_is_training_of_the_linearised_network():
 
 def test_a_sweep_equals_its_runs_one_by_one():
     """Also of a network that draws and of which a part is trained."""
-    f, _, data = classification()
+    f, params, data = classification()
 
     def dropped(params, x, key):
         keep = 1.0 if key is None else jax.random.bernoulli(key, 0.7, x.shape) / 0.7
         return f(params, x * keep)
 
-    model, periods, keys = mlp((3, 6, 3)), (1, 5, math.inf), jax.random.split(jax.random.key(7))
+    init, periods, keys = by_factor(params), (1, 5, math.inf), jax.random.split(jax.random.key(7))
     settings = {"loss": MEAN_ENTROPY, "optimizer": optax.sgd(0.05), "num_steps": 12}
     settings |= {"batch_size": 4, "evaluate": {"train": data}}
     settings |= {"metrics": {"loss": MEAN_ENTROPY, "accuracy": losses.accuracy}}
     settings |= {"keyed": True, "trainable": lambda name: name.startswith("1/")}
     grid = {"periods": periods, "keys": keys}
-    states, history = train_sweep(dropped, model.init, data, **grid, **settings)
+    states, history = train_sweep(dropped, init, data, **grid, **settings)
     assert history["train_loss"].shape == (3, 2, len(history["step"]))
     looked = {f"train_{name}{of}" for name in ("loss", "accuracy") for of in ("", "_proxy")}
     assert set(history) == looked | {"step", "updates"}
     for i, j in ((1, 0), (2, 1)):
         settings |= {"schedule": periods[i], "key": jax.random.fold_in(keys[j], 1)}
-        state, single = train(dropped, model.init(keys[j]), data, **settings)
+        state, single = train(dropped, init(keys[j]), data, **settings)
         chosen = jax.tree.map(lambda leaf, i=i, j=j: leaf[i, j], states.params)
         np.testing.assert_allclose(flat(chosen), flat(state.params), atol=1e-12)
         assert int(states.updates[i, j]) == int(state.updates)
@@ -136,19 +136,20 @@ def test_a_sweep_equals_its_runs_one_by_one():
 
 def test_a_sweep_may_draw_its_data_and_goes_on_when_one_run_diverges():
     """A target that one seed's data makes enormous ends that run alone, for every period."""
-    model = mlp((2, 4, 1))
+    f, params, *_ = network((2, 4, 1))
+    init = by_factor(params)
     keys = jax.random.split(jax.random.PRNGKey(0), 3)  # rows of numbers, as keys once were
 
     def draw(key):
-        x = jax.random.normal(jax.random.fold_in(key, 9), (6, 2))
+        x = jax.random.uniform(jax.random.fold_in(key, 9), (6, 2), minval=-2, maxval=2)
         return x, jnp.where(jnp.all(key == keys[1]), 1e200, jnp.prod(x, 1, keepdims=True))
 
     settings = {"loss": losses.squared_error, "optimizer": optax.sgd(0.02), "num_steps": 30}
-    states, _ = train_sweep(model.apply, model.init, draw, periods=[1, 10], keys=keys, **settings)
+    states, _ = train_sweep(f, init, draw, periods=[1, 10], keys=keys, **settings)
     assert states.diverged_at.tolist() == [[-1, 0, -1]] * 2
     for j in (0, 2):
-        start, data = model.init(keys[j]), draw(keys[j])
-        alone, _ = train(model.apply, start, data, schedule=every(10), **settings)
+        start, data = init(keys[j]), draw(keys[j])
+        alone, _ = train(f, start, data, schedule=every(10), **settings)
         chosen = jax.tree.map(lambda leaf, j=j: leaf[1, j], states.params)
         np.testing.assert_allclose(flat(chosen), flat(alone.params), atol=1e-12)
 
@@ -237,7 +238,7 @@ def test_log_steps():
 def test_labels_outside_the_classes_are_refused():
     """By training, by sweeps and by all else that takes the cross-entropy."""
     model, x = mlp((3, 2)), jnp.ones((4, 3))
-    params, y, total = model.init(KEYS[0]), jnp.asarray([0, 1, 2, 1]), losses.cross_entropy
+    params, y, total = start(model.init), jnp.asarray([0, 1, 2, 1]), losses.cross_entropy
     algorithm = Algorithm(model.apply, MEAN_ENTROPY, 0.1)
     newton = {"beta": 0.1, "damping": 1.0, "max_steps": 1, "tolerance": 0.0}
     grid = {"periods": [1], "keys": KEYS, "num_steps": 2}

@@ -8,21 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin_study.networks import convnets
-from problems import bare, normal
+from problems import bare, normal, start
 from refusals import refused
 from test_convolution import by_windows, value_and_derivatives
 
 
-def perturbed(params, seed=0, scale=0.3):
-    """Parameters with no zero biases and unit scales left; or, around zeros, a direction."""
-    leaves, tree = jax.tree.flatten(params)
-    rng = np.random.default_rng(seed)
-    moved = [leaf + scale * jnp.asarray(rng.normal(size=leaf.shape)) for leaf in leaves]
-    return jax.tree.unflatten(tree, moved)
+def drawn(init):
+    """Parameters, around one where they scale a normalised layer, and a direction to move in."""
+    params, direction = start(init), start(init, seed=1)
 
+    def around_one(path, leaf):
+        return jnp.asarray(1 + np.asarray(leaf)) if path[-1].key == "scale" else leaf
 
-def direction(params):
-    return perturbed(jax.tree.map(jnp.zeros_like, params), seed=1, scale=1.0)
+    return jax.tree.map_with_path(around_one, params), direction
 
 
 def count(model):
@@ -55,7 +53,7 @@ def written_out(params, x, padding):
 )
 def test_lenet_and_its_derivatives_are_those_written_out(shape, padding, settings):
     model = convnets.lenet(shape, channels=4, classes=3, padding=padding, **settings)
-    params, x = perturbed(model.init(jax.random.key(0))), normal(5, *shape)
+    (params, direction), x = drawn(model.init), normal(5, *shape)
 
     def ours(params):
         features = convnets.lenet_activations(params, x, padding=padding)
@@ -64,9 +62,7 @@ def test_lenet_and_its_derivatives_are_those_written_out(shape, padding, setting
     def theirs(params):
         return written_out(params, x, padding)
 
-    found, expected = (
-        value_and_derivatives(f)((params,), (direction(params),)) for f in (ours, theirs)
-    )
+    found, expected = (value_and_derivatives(f)((params,), (direction,)) for f in (ours, theirs))
     for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-8)
 
@@ -151,8 +147,7 @@ def numpy_resnet(params, tangent, x, normalization, statistics=None):
 def resnet_problem(normalization):
     settings = {"normalization": normalization, "method": "direct"}  # The quicker to compile.
     model = convnets.resnet18((9, 8, 2), width=2, classes=3, **settings)
-    params = perturbed(jax.jit(model.init)(jax.random.key(0)), scale=0.1)
-    return model, params, direction(params), normal(4, 9, 8, 2)
+    return model, *drawn(model.init), normal(4, 9, 8, 2)
 
 
 close = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10)

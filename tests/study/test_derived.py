@@ -62,8 +62,6 @@ def converged():
         ("sgd_level", 45.5),
         ("few_rise", -4.0),
         ("other_share", 0.75),
-        ("few_rise", -4.0),
-        ("other_share", 0.75),
     ],
 )
 def test_of_networks_that_fit(name, expected):

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin.networks.mlp import mlp
 from iterlin.training import losses
 from iterlin_study.runs.diagnostics import kernel_diagnostics
-from problems import dense, flat
+from problems import dense, flat, network
 
 LOSSES = {
     "entropy": losses.mean(losses.cross_entropy),
@@ -21,10 +20,8 @@ LOSSES = {
 
 @pytest.fixture(scope="module")
 def case():
-    model = mlp((4, 7, 3), activation="tanh", bias_scale=0.3)
-    anchor, params = model.init(jax.random.key(0)), model.init(jax.random.key(1))
-    x = jax.random.normal(jax.random.key(2), (6, 4))
-    return model.apply, params, anchor, (x, jnp.arange(6) % 3)
+    f, params, x, _ = network((4, 7, 3), examples=6)
+    return f, params, network((4, 7, 3), seed=1)[1], (x, jnp.arange(6) % 3)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -37,14 +34,15 @@ def test_eigenvalues_are_those_of_the_dense_matrices(case, loss, monkeypatch):
     kernel = np.linalg.eigvalsh(jacobian @ jacobian.T).max() / len(x)
     assert float(seen["kernel_eigenvalue"]) == pytest.approx(kernel, rel=1e-6)
     proxy = f(anchor, x).ravel() + jacobian @ (flat(params) - flat(anchor))
-    hessian = jax.hessian(lambda o: LOSSES[loss](o.reshape(6, 3), y))(jnp.asarray(proxy))
+    hessian = jax.jit(jax.hessian(lambda o: LOSSES[loss](o.reshape(6, 3), y)))(jnp.asarray(proxy))
     curvature = np.linalg.eigvalsh(jacobian.T @ np.asarray(hessian) @ jacobian).max()
     assert float(seen["curvature"]) == pytest.approx(curvature, rel=1e-6)
 
 
 def test_drift_is_that_of_the_projected_kernel_and_zero_at_the_anchor(case):
     f, params, anchor, (x, y) = case
-    seen = kernel_diagnostics(f, params, anchor, (x, y), LOSSES["entropy"])
+    compiled = jax.jit(partial(kernel_diagnostics, f, loss=LOSSES["entropy"]))
+    seen, still = (compiled(p, anchor, (x, y)) for p in (params, anchor))
     signs = np.asarray(jax.random.rademacher(jax.random.key(1), (3,), float))
 
     def kernel(p):
@@ -55,5 +53,4 @@ def test_drift_is_that_of_the_projected_kernel_and_zero_at_the_anchor(case):
     assert float(seen["kernel_drift"]) == pytest.approx(drift, rel=1e-9)
     distance = np.linalg.norm(flat(params) - flat(anchor))
     assert float(seen["parameter_distance"]) == pytest.approx(distance, rel=1e-12)
-    still = kernel_diagnostics(f, anchor, anchor, (x, y), LOSSES["entropy"])
     assert still["kernel_drift"] == still["parameter_distance"] == 0

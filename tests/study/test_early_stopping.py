@@ -14,16 +14,10 @@ NAN = np.nan
 def curves():
     """Two periods, two seeds, four evaluations; the proxy is 0.1 above the network."""
     test = np.array(
-        [
-            [[0.1, 0.5, 0.7, 0.6], [0.1, 0.4, 0.4, 0.3]],
-            [[0.1, 0.2, NAN, NAN], [0.1, 0.3, 0.2, 0.1]],
-        ]
+        [[[0.1, 0.5, 0.7, 0.6], [0.1, 0.4, 0.4, 0.3]], [[0.1, 0.2, NAN, NAN], [0.1, 0.3, 0.2, 0.1]]]
     )
     held_out = np.array(
-        [
-            [[0.1, 0.6, 0.5, 0.7], [0.1, 0.5, 0.4, 0.5]],
-            [[0.2, 0.1, NAN, NAN], [0.1, 0.2, 0.3, 0.1]],
-        ]
+        [[[0.1, 0.6, 0.5, 0.7], [0.1, 0.5, 0.4, 0.5]], [[0.2, 0.1, NAN, NAN], [0.1, 0.2, 0.3, 0.1]]]
     )
     others = {"test_accuracy_proxy": test + 0.1, "validation_accuracy": held_out}
     axes = {"period": [1.0, math.inf], "seed": [0, 1]}

@@ -15,12 +15,14 @@ from iterlin.training.schedules import every
 from iterlin_study.records import environment
 from iterlin_study.runs import grids, groups
 from iterlin_study.runs.grids import Run
+from problems import by_factor, start
 
 ENTROPY = losses.mean(losses.cross_entropy)
 MODEL = mlp((2, 5, 2), activation="tanh")
 X = jnp.asarray(np.random.default_rng(1).normal(size=(24, 2)))
 Y = (jnp.prod(X, 1) > 0).astype(jnp.int32)
 STEPS = (0, 3, 10, 20)
+INIT = by_factor(start(MODEL.init))
 
 
 def subset(size, seed):
@@ -36,7 +38,7 @@ COMMON = {
 
 
 def problem(**changes):
-    settings = {"f": MODEL.apply, "init": MODEL.init, "train": (X, Y), "subset": subset}
+    settings = {"f": MODEL.apply, "init": INIT, "train": (X, Y), "subset": subset}
     return roads.problem(**settings | COMMON | changes)
 
 
@@ -54,7 +56,7 @@ def alone(run, optimizer=None, schedule=None):
     chosen = slice(None) if run.examples is None else subset(run.examples, run.seed)
     return roads.train(
         MODEL.apply,
-        MODEL.init(key),
+        INIT(key),
         (X[chosen], Y[chosen]),
         optimizer=optimizer or grids.OPTIMIZERS[run.optimizer](run.step_size),
         schedule=schedule or every(run.period),

@@ -1,5 +1,6 @@
 """The character transformer, its text and its visits."""
 
+from functools import partial
 from itertools import islice
 
 import iterlin as il
@@ -8,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from curves import assert_statistics
+from problems import start
 
 from book.beyond import language_model_helpers as helpers
 
-PARAMS = helpers.initial(jax.random.key(0), 4, 6)
-X = jax.random.randint(jax.random.key(1), (5, 6), 0, len(helpers.ALPHABET))
+PARAMS = start(partial(helpers.initial, width=4, length=6))
+X = jnp.asarray(np.random.default_rng(1).integers(0, len(helpers.ALPHABET), (5, 6)))
 
 
 def test_a_character_is_predicted_from_those_before_it():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from curves import assert_statistics
-from problems import flat
+from problems import flat, start
 
 from book.beyond import lazy_to_rich_helpers as helpers
 
@@ -20,7 +20,7 @@ NETS = {
     for name in ("tanh", "relu")
 }
 TANH = NETS["tanh"]
-START = TANH.init(jax.random.key(0))
+START = start(TANH.init)
 
 
 @jax.jit
@@ -77,15 +77,15 @@ def test_the_size_of_a_homogeneous_network_is_a_scale():
     """ReLU, no output bias: f(s theta) = s^2 f(theta), so weights times s are alpha = s^2, with
     s^2 times as much time."""
     net, size = NETS["relu"], 2.0
-    start = net.init(jax.random.key(3))
-    larger = jax.tree.map(lambda leaf: size * leaf, start)
+    small = start(net.init)
+    larger = jax.tree.map(lambda leaf: size * leaf, small)
 
     @jax.jit
     def run(start, scale):
         settings = {"scale": scale, "time": scale, "target": 1e-9, "most": 4}
         return helpers.flows(net.apply, start, (X, Y), **settings)
 
-    by_size, by_scale = run(larger, 1.0), run(start, size**2)
+    by_size, by_scale = run(larger, 1.0), run(small, size**2)
     np.testing.assert_allclose(flat(by_size.params), size * flat(by_scale.params), rtol=1e-7)
     for name in ("drift_first", "drift_largest", "drift_total", "alignment", "error"):
         np.testing.assert_allclose(getattr(by_size, name), getattr(by_scale, name), rtol=1e-6)

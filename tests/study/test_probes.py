@@ -9,7 +9,7 @@ from curves import assert_statistics
 from iterlin.training import losses
 from iterlin_study.networks import convnets
 from iterlin_study.runs import probes
-from problems import bare
+from problems import bare, normal, start
 from sklearn.linear_model import LogisticRegression
 
 from book.experiments.probes_helpers import add_statistics
@@ -28,8 +28,12 @@ def problem(size=60, features=7, classes=4, seed=0):
     return jnp.asarray(x), jnp.asarray(y)
 
 
+@jax.jit
 def objective(weights, x, y, l2):
     return losses.cross_entropy(x @ weights, y) / len(y) + l2 / 2 * jnp.sum(weights**2)
+
+
+slope = jax.jit(jax.grad(objective))
 
 
 def test_fit_is_that_of_scikit_learn_and_its_gradient_vanishes():
@@ -40,7 +44,7 @@ def test_fit_is_that_of_scikit_learn_and_its_gradient_vanishes():
             C=1 / (len(y) * l2), fit_intercept=False, tol=1e-10, max_iter=2000
         ).fit(x, y)
         np.testing.assert_allclose(weights, oracle.coef_.T, atol=1e-6)
-        assert float(jnp.abs(jax.grad(objective)(weights, x, y, l2)).max()) < 1e-7
+        assert np.abs(slope(weights, x, y, l2)).max() < 1e-7
 
 
 def test_gap_bounds_the_distance_to_the_minimum_and_a_fit_that_is_cut_short_says_so():
@@ -55,7 +59,7 @@ def test_gap_bounds_the_distance_to_the_minimum_and_a_fit_that_is_cut_short_says
         taken.append(int(found.iterations[0]))
     assert taken == sorted(taken)
     assert taken[0] < taken[-1]
-    gradient = jax.grad(objective)(found.weights[0], x, y, 0.01)
+    gradient = slope(found.weights[0], x, y, 0.01)
     np.testing.assert_allclose(found.gap[0], jnp.sum(gradient**2) / (2 * 0.01), rtol=1e-6)
     cut = fit(x, y, jnp.asarray([1e-4]), classes=4, tolerance=1e-9, max_iterations=3)
     assert int(cut.iterations[0]) == 3
@@ -113,7 +117,7 @@ def test_linearly_separable_features_are_learnt_and_others_than_finite_give_no_a
 def network(size):
     """Parameters of a small LeNet, and images."""
     model = convnets.lenet((8, 8, 1), channels=3, kernel_size=3, padding="SAME", hidden=(5,))
-    return model.init(jax.random.key(0)), jax.random.normal(jax.random.key(1), (size, 8, 8, 1))
+    return start(model.init), normal(size, 8, 8, 1)
 
 
 def test_features_are_the_flat_activations():
@@ -134,7 +138,7 @@ def test_wrong_penalties_and_labels_are_refused():
 
 def test_layers_are_probed_by_their_features():
     params, x = network(60)
-    y = jax.random.randint(jax.random.key(2), (60,), 0, 10)
+    y = jnp.asarray(np.random.default_rng(2).integers(0, 10, 60))
     parts = {"train": slice(40), "validation": slice(40, 50), "test": slice(50, 60)}
     sets = {name: (x[part], y[part]) for name, part in parts.items()}
     found = probes.of_layers(params, sets, l2=[1.0, 0.1], padding="SAME")

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 from curves import assert_statistics, runs
-from problems import dense, flat
+from problems import dense, flat, start
 
 from book.beyond import what_goes_stale_helpers as helpers
 
@@ -21,7 +21,7 @@ def f(params, x):
     return MODEL.apply([params[name] for name in LAYERS], x)
 
 
-PARAMS = dict(zip(LAYERS, MODEL.init(jax.random.key(0)), strict=True))
+PARAMS = dict(zip(LAYERS, start(MODEL.init), strict=True))
 X = jnp.asarray(np.random.default_rng(1).normal(size=(12, 3)))
 DATA = X, (X[:, 0] * X[:, 1] > 0).astype(jnp.int32)
 
