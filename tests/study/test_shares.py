@@ -17,7 +17,7 @@ from test_grids import problem
 
 def steps(folder):
     """Runs in groups of two."""
-    memory = 2 * groups.step_memory(problem(), make(4, 0))
+    memory = 2 * groups.step_costs(problem(), make(4, 0))[0]
     axes = {"period": [4], "seed": range(4)}
     return grids.grid(problem(), axes, make, folder=folder, memory=memory)
 
