@@ -22,8 +22,8 @@ def lookups():
 def places():
     """A layer at every position of a sequence, with fewer numbers by position than by row."""
     params = {"in": problems.normal(30, 40), "out": problems.normal(40, 6)}
-    f = lambda p, x: (jnp.tanh(x @ p["in"]) @ p["out"]).mean(1)  # noqa: E731
-    return f, params, problems.normal(N, 2, 30)
+    x = problems.normal(N, 2, 30)
+    return lambda p, x: (jnp.tanh(x @ p["in"]) @ p["out"]).mean(1), params, x
 
 
 def neither():

@@ -20,15 +20,6 @@ def is_quadratic(task: Task, outputs) -> bool:
     return getattr(y, "shape", None) == outputs.shape and quadratic(task.loss, y) is not None
 
 
-def is_independent(task: Task, params: PyTree) -> bool:
-    """Return whether f treats examples independently, as kernels and the closed form need it."""
-    try:
-        require_independent(task.f, params, task.data[0])
-    except ValueError:
-        return False
-    return True
-
-
 def unfit_for_engines(step: Step) -> str | None:
     """Return why the settings of the run require engine 'steps'; None if they do not."""
     algorithm = step.algorithm
@@ -83,12 +74,12 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
         raise ValueError(f"engine '{engine}' {why}")
     x, limit = task.data[0], task.memory_limit
     sliced = slice_size(task.f, params, x, limit)
-    by_rows = engine == "closed_form" or engine.startswith("function_space")
-    if (by_rows or sliced) and not is_independent(task, params):
-        others = "'steps', or 'flow' with a larger memory_limit" if sliced else "'flow' or 'steps'"
-        raise ValueError(
-            f"engine '{engine}' cannot train an f that couples its examples: take {others}"
-        )
+    if engine == "closed_form" or sliced:  # J and slices are of single examples
+        try:
+            require_independent(task.f, params, x)
+        except ValueError as error:
+            flow = "'flow' with a larger memory_limit" if sliced else "'flow'"
+            raise ValueError(f"engine '{engine}': {error}. Or take 'steps', or {flow}") from error
     if engine == "closed_form":
         check_finite("targets", task.data[1])
         if not is_quadratic(task, outputs):

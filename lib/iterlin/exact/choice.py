@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from iterlin.exact.checks import is_independent, is_quadratic
+from iterlin.exact.checks import is_quadratic
 from iterlin.exact.engines import ClosedForm, Engine, GradientFlow, Steps, ToMinimum
 from iterlin.exact.task import Task, slice_size
 from iterlin.kernels.ntk import plan_cache
+from iterlin.linearise.linearization import require_independent
 
 # The values of the argument `engine` of `train`: "steps" takes every step, "auto" chooses.
 EngineName = Literal[
@@ -47,7 +48,7 @@ def choose(task: Task, params: PyTree, period: int) -> tuple[str, str]:
     if period < LONG_PERIOD:
         return "steps", f"periods of {period} steps are shorter than {LONG_PERIOD}"
     x, limit = task.data[0], task.memory_limit
-    outputs, independent = jax.eval_shape(task.f, params, x), is_independent(task, params)
+    outputs, independent = jax.eval_shape(task.f, params, x), _is_independent(task, params)
     if not independent and slice_size(task.f, params, x, limit):
         return "steps", "f couples its examples, which do not fit into memory_limit together"
     numbers = outputs.size * sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
@@ -62,3 +63,12 @@ def choose(task: Task, params: PyTree, period: int) -> tuple[str, str]:
     if independent and plan_cache(task.f, params, x, limit)[1].form:
         return "function_space_flow", f"{small}, the kernel fits into memory_limit"
     return "flow", f"{small}, no kernel fits into memory_limit"
+
+
+def _is_independent(task: Task, params: PyTree) -> bool:
+    """Return whether f treats examples independently, as kernels and the closed form need it."""
+    try:
+        require_independent(task.f, params, task.data[0])
+    except ValueError:
+        return False
+    return True
