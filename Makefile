@@ -25,7 +25,7 @@ DEV := $(VENV)/.dev-$(shell cksum < requirements-dev.lock | tr ' ' '-')
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help installed book results serve browser pdf lint format test suite nightly links library \
+.PHONY: help installed book results serve browser pdf lint format test suite nbval nightly links library \
   versions references picture bench gpu lock dist clean
 
 help: ## what can be made
@@ -82,13 +82,15 @@ format: $(DEV) ## bring the code into that style
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m iterlin_book.lint --fix
 
-test: lint browser suite ## everything: style, book, its links and looks, tests, pages against their references
+test: lint browser suite nbval ## everything: style, book, its links and looks, tests, pages against their references
 
-# All pages ran in `book` and are compared by the tests; nbval itself runs one again, all of them at
-# night.
 suite: book $(DEV)
 	@$(PYTEST)
-	@$(NBVAL) tests/notebooks/convergence/damping.ipynb
+
+# All pages ran in `book` and are compared by the suite; nbval itself runs one again, all of them at
+# night.
+nbval: $(DEV)
+	@$(NBVAL) -n 0 tests/notebooks/convergence/damping.ipynb
 
 nightly: lint browser ## the same at length: pages executed again, other tiers, random examples (hours)
 	@$(PYTEST) --nightly
