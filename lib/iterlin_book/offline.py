@@ -1,7 +1,7 @@
-"""Check the built book without a browser or a network: ``python -m iterlin_book.offline``.
+"""Check that the built book works without a network: ``python -m iterlin_book.offline``.
 
-Every internal link and anchor exists, no markup is left unrendered, and every picture has words.
-One line for each problem. What pages load is checked by `browser`.
+Nothing is loaded from elsewhere, every internal link and anchor exists, no markup is left
+unrendered, and every picture has words. One line for each problem.
 """
 
 import re
@@ -12,6 +12,10 @@ from urllib.parse import unquote, urlsplit
 
 from bs4 import BeautifulSoup
 
+LOADED = ("src", "srcset", "poster", "data")  # attributes whose target a browser fetches by itself
+LOADING_LINKS = {"stylesheet", "icon", "preload", "prefetch", "modulepreload", "manifest"}
+REMOTE_CSS = re.compile(r"""(?:url\(|@import)\s*['"]?((?:https?:)?//[^'")\s]+)""")
+REMOTE_SCRIPT = re.compile(r"""https?://[^'"\s]+\.(?:m?js|css|woff2?)\b""")
 LEFTOVER = re.compile(
     r"\{(?:cite|eq|numref|ref|doc|prf|term|math)\b[^}]*\}`?|\?\?|\[\?\]|\| (?:---|—) \|"
 )
@@ -19,7 +23,7 @@ FILE_NAME = re.compile(r"\S+\.(png|svg|jpe?g|gif)$")
 
 
 def check(folder="_build/html"):
-    """Yield all problems of the pages in a folder as lines of text."""
+    """Yield all problems of the pages and style sheets in a folder as lines of text."""
     folder = Path(folder).resolve()
     # Themes keep templates of their own among the static files: no reader opens them.
     html = [path for path in sorted(folder.rglob("*.html")) if "_static" not in path.parts]
@@ -27,8 +31,11 @@ def check(folder="_build/html"):
         yield f"{folder}: no pages"
     for path in html:
         page = parsed(path)
-        for problem in (*wordless(page), *unrendered(page), *dead(page, path)):
+        for problem in (*remote(page), *wordless(page), *unrendered(page), *dead(page, path)):
             yield f"{path.relative_to(folder)}: {problem}"
+    for path in sorted(folder.rglob("*.css")):
+        for address in REMOTE_CSS.findall(path.read_text("utf8", errors="replace")):
+            yield f"{path.relative_to(folder)}: loads {address}"
 
 
 @cache
@@ -40,6 +47,20 @@ def parsed(path):
 def anchors(path):
     tags = parsed(path).select("[id], a[name]")
     return {"", *(tag.get("id") or tag.get("name") for tag in tags)}
+
+
+def remote(page):
+    for tag in page.find_all(True):
+        addresses = [one for name in LOADED for one in re.split(r",\s+", tag.get(name, ""))]
+        if tag.name == "link" and LOADING_LINKS & {kind.lower() for kind in tag.get("rel", [])}:
+            addresses.append(tag.get("href", ""))
+        text = tag.get("style", "") + (tag.get_text() if tag.name == "style" else "")
+        addresses += REMOTE_CSS.findall(text)
+        if tag.name == "script":
+            addresses += REMOTE_SCRIPT.findall(tag.get_text())
+        for address in addresses:
+            if re.match(r"\s*(https?:)?//", address):
+                yield f"<{tag.name}> loads {address.strip()}"
 
 
 def dead(page, path):
@@ -74,5 +95,5 @@ def unrendered(page):
 
 if __name__ == "__main__":
     problems = list(check(*sys.argv[1:]))
-    print("\n".join(problems or ["no dead links or leftovers"]))
+    print("\n".join(problems or ["no remote files, dead links or leftovers"]))
     sys.exit(bool(problems))

@@ -28,12 +28,16 @@ def test_a_sound_page_passes(folder):
     assert problems(folder, f'{caption}<a href="">here</a><link rel="stylesheet">') == []
 
 
+FAR = "https://c.example/"
 PICTURE = '<img src="_static/a.png"{}>'
 
 
 @pytest.mark.parametrize(
     ("extra", "problem"),
     [
+        (f'<script src="{FAR}x.js"></script>', f"<script> loads {FAR}x.js"),
+        (f"<style>@import '{FAR}f';</style>", f"<style> loads {FAR}f"),
+        ('<p style="background: url(//c.example/f)">', "<p> loads //c.example/f"),
         ('<a href="gone.html">x</a>', "dead link gone.html"),
         ('<a href="other.html#gone">x</a>', "dead anchor other.html#gone"),
         ("See {eq}`eq-1`.", "unrendered: {eq}`"),
@@ -45,5 +49,8 @@ def test_each_planted_problem_is_one_line(folder, extra, problem):
     assert problems(folder, extra) == [f"page.html: {problem}"]
 
 
-def test_an_empty_folder_is_a_problem(tmp_path):
-    assert list(offline.check(tmp_path)) == [f"{tmp_path}: no pages"]
+def test_style_sheets_are_searched_and_an_empty_folder_is_a_problem(folder, tmp_path_factory):
+    (folder / "_static" / "a.css").write_text("@import url('https://fonts.example/f.css');")
+    assert problems(folder, "") == ["_static/a.css: loads https://fonts.example/f.css"]
+    empty = tmp_path_factory.mktemp("empty")
+    assert list(offline.check(empty)) == [f"{empty}: no pages"]
