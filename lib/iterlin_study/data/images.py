@@ -58,6 +58,7 @@ def load(
     (`iterlin_study.data.downloads`) for files that cannot be had.
     """
     check_one_of("image data set", name, _READERS)
+    check_non_negative_integer("validation", validation)
     for part, size in (("train", train), ("test", test)):
         if size is not None:
             check_positive_integer(part, size)
