@@ -114,9 +114,8 @@ references: $(INSTALLED) ## make tests/notebooks anew from the pages that run no
 picture: $(INSTALLED) ## take the README's picture from the book's landing page
 	@$(BIN)/python -m iterlin_book.picture
 
-bench: $(DEV) ## measure the library beside its peers [CASES=NTK] [ROUNDS=5] [TIER=gpu]
-	@$(BIN)/python -m bench --rounds $(ROUNDS) $(TIER:%=--tier %) $(if $(CASES),--cases $(CASES)) \
-	  $(if $(PEERS),--python $(PEERS))
+bench: $(DEV) ## measure the library beside its peers [CASES=NTK] [ROUNDS=5]
+	@$(BIN)/python -m bench --rounds $(ROUNDS) $(if $(CASES),--cases $(CASES))
 
 gpu: $(INSTALLED) ## add JAX for NVIDIA GPUs to the installation, as requirements-gpu.lock pins it
 	@touch $(VENV)/.gpu

@@ -1,14 +1,9 @@
-"""What is measured: cases, contestants and goals, for each tier."""
-
-from dataclasses import replace
+"""What is measured: cases, contestants and goals."""
 
 from iterlin_book import xla
 
 from bench.driver import Case, Contestant, Goal
-from bench.environments import PLATFORMS
 
-# Peers whose packages can be had for a GPU.
-GPU_PEERS = ("iterlin", "torch")
 # Compiling takes memory; a program from JAX's cache hardly any.
 UNCACHED = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 MLP_KERNEL = {"network": [64, 128, 128, 1], "form": "full"}
@@ -223,40 +218,19 @@ def growths() -> list[Case]:
     ]
 
 
-def gpu_growths() -> list[Case]:
-    """LeNets of 50 channels at once, as the image experiments train them."""
-    settings = LENET | {"batch": 256, "examples": 4096, "steps": 200, "step_size": 0.01}
-    runs = {n: {"seeds": n} for n in (1, 4, 16)}
-    return [
-        growth(f"LeNets, {kind}", f"{kind} runs", "sweep", settings | {"period": period}, runs)
-        for kind, period in (("plain", 1), ("linearised", 50))
-    ]
+def all_cases() -> list[Case]:
+    """Return all cases, in the order in which they are measured."""
+    found = [stepping(), *small_steps(), transformer(), *first_results(), *posteriors()]
+    return [*found, quintic(), *growths(), *kernels()]
 
 
-def on_gpu(case: Case) -> Case:
-    """Return the case without peers pinned to a CPU."""
-    kept = [c for c in case.contestants if c.peer in GPU_PEERS]
-    labels = {c.label for c in kept}
-    goals = [goal for goal in case.goals if {goal.of, goal.to} <= labels]
-    return replace(case, contestants=kept, goals=goals, tolerance=min(case.tolerance, 1e-3))
-
-
-def all_cases(tier: str = "laptop") -> list[Case]:
-    """Return the cases of a tier: laptop on a CPU, gpu on one GPU."""
-    first, last = stepping(), [*growths(), *kernels()]
-    if PLATFORMS[tier] == "cpu":
-        new = [transformer(), *first_results(), *posteriors()]
-        return [first, *small_steps(), *new, quintic(), *last]
-    return [on_gpu(case) for case in (first, *last)] + gpu_growths()
-
-
-def chosen(words: list[str], tier: str = "laptop") -> list[Case]:
-    """Return the tier's cases whose names contain one of the words, or all without any word.
+def chosen(words: list[str]) -> list[Case]:
+    """Return the cases whose names contain one of the words, or all without any word.
 
     Raises:
         ValueError: if no name contains one of the words.
     """
-    cases = all_cases(tier)
+    cases = all_cases()
     for word in words:
         if not any(word.lower() in case.name.lower() for case in cases):
             names = ", ".join(case.name for case in cases)

@@ -13,32 +13,24 @@ from pathlib import Path
 from iterlin_book import xla
 
 from bench.driver import PeerFailed, Worker
-from bench.worker import DEVICE
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILT = ROOT / "_build" / "bench"
 OWN = "iterlin"
-PEERS = (OWN, "torch", "neural_tangents", "optimistix", "laplace_torch")
-# What each tier is measured on, as JAX and PyTorch call it.
-PLATFORMS = {"laptop": "cpu", "gpu": "cuda"}
-# On a GPU processes share the memory, and products are computed in full precision.
-GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
 
 
 def lock_of(peer: str) -> Path:
     return ROOT / "bench" / f"{peer}.lock"
 
 
-def interpreter(peer: str, given: Mapping[str, str], platform: str = "cpu") -> str:
+def interpreter(peer: str) -> str:
     """Return the Python that has the peer; install its lock if that has not been done.
 
     Raises:
-        PeerFailed: if the lock cannot be installed, or there is none for the platform.
+        PeerFailed: if the lock cannot be installed.
     """
-    if peer in given or peer == OWN:
-        return given.get(peer, sys.executable)
-    if platform != "cpu":
-        raise PeerFailed(f"its lock is for a CPU: name a Python that has it, PEERS={peer}=...")
+    if peer == OWN:
+        return sys.executable
     lock, folder = lock_of(peer), BUILT / peer
     python = str(folder / "bin" / "python")
     stamp = folder / f".installed-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
@@ -57,17 +49,13 @@ def interpreter(peer: str, given: Mapping[str, str], platform: str = "cpu") -> s
     return python
 
 
-def variables(
-    peer: str, threads: int, extra: Mapping[str, str], platform: str = "cpu"
-) -> dict[str, str]:
-    """Return the environment of a peer's process: its threads, platform and own packages only."""
+def variables(peer: str, threads: int, extra: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a peer's process: its threads and own packages only."""
     found = dict(os.environ if peer == OWN else _theirs())
     found |= dict.fromkeys(xla.THREADS, str(threads))
-    found["JAX_PLATFORMS"] = found[DEVICE] = platform
+    found["JAX_PLATFORMS"] = "cpu"
     found.pop("XLA_FLAGS", None)
-    if platform != "cpu":
-        found |= GPU
-    elif _jaxlib(peer).startswith(xla.KNOWN_TO):
+    if _jaxlib(peer).startswith(xla.KNOWN_TO):
         found["XLA_FLAGS"] = xla.NO_DEADLOCK
     if peer == OWN:  # as in the book: what was compiled once serves the next run
         found.setdefault("JAX_COMPILATION_CACHE_DIR", str(BUILT / "jax"))
@@ -86,15 +74,13 @@ def _theirs() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-def starter(
-    threads: int, given: Mapping[str, str], platform: str = "cpu"
-) -> Callable[[str, Mapping[str, str]], Worker]:
+def starter(threads: int) -> Callable[[str, Mapping[str, str]], Worker]:
     """Return start(peer, variables) for `driver.compare`; each environment is tried once."""
 
     @functools.cache
     def found(peer):
         try:
-            return interpreter(peer, given, platform)
+            return interpreter(peer)
         except PeerFailed as failure:
             return failure
 
@@ -102,6 +88,6 @@ def starter(
         if isinstance(python := found(peer), PeerFailed):
             raise python
         command = [python, "-m", f"bench.peers.{peer}"]
-        return Worker(command, variables(peer, threads, extra, platform), ROOT)
+        return Worker(command, variables(peer, threads, extra), ROOT)
 
     return start

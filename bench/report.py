@@ -78,8 +78,6 @@ class Report:
         self.record = record
         self.rows = rows = frame(record, "contestant", "seconds")
         rows["time"] = rows["median"].map(time_text)
-        rows["rate"] = texts(rows["operations"] / rows["median"] / 1e12, ".3g")
-        rows["differs"] = texts(rows["disagreement"], ".1e")
         rows["peak"] = texts(rows["peak_bytes"] / 2**20, ".0f")
         rows["growth"] = texts((rows["peak_bytes"] - rows["start_bytes"]) / 2**20, ".0f")
         self.curves = frame(record, "curve", "slope")
@@ -111,11 +109,11 @@ class Report:
                 "and the ranges show by how much."
             )
 
-    def show_ratios(self, names=None) -> None:
-        """Show the comparisons in these cases, or in all."""
+    def show_ratios(self, names) -> None:
+        """Show the comparisons in these cases."""
         body = []
         for row in self.compared.itertuples():
-            if names is None or row.compared_in in names:
+            if row.compared_in in names:
                 spread = f"{row.median:.3g} [{row.samples.min():.3g}, {row.samples.max():.3g}]"
                 goal = f"at {'most' if row.at_most else 'least'} {row.limit:g}"
                 met = "yes" if row.met else "no"
@@ -236,16 +234,6 @@ class Report:
             text = f"{found.estimate:.2f} [{found.lower:.2f}, {found.upper:.2f}]"
             body.append([row.curve_in, row.curve, text])
         show(["case", "against, or engine", "slope [95 %, over rounds]"], body)
-
-    def show_all(self) -> None:
-        """Show every contestant, ratio and slope of a record without sections of its own."""
-        note(f"Shown: {records.caption(self.record)}.")
-        self.show_ratios()
-        head = ["case", "contestant", "median time", "10¹² operations a second", "differs by"]
-        body = self.rows[["case", "label", "time", "rate", "differs", "peak"]]
-        show([*head, "peak (MiB of the GPU)"], body.to_numpy())
-        self.show_slopes()
-        self.show_conditions()
 
     def show_conditions(self) -> None:
         """Show the peers' versions, and who was left out."""

@@ -4,7 +4,6 @@ A request is a tuple (name, *arguments) over the pipe whose descriptor is the fi
 process. Only NumPy is imported, so that this module works in every peer's environment.
 """
 
-import os
 import re
 import sys
 import time
@@ -16,8 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-# The environment variable that names what a peer computes on: "cpu" or "cuda".
-DEVICE = "BENCH_DEVICE"
 # A shorter run is repeated until so much time has passed.
 SAMPLE_SECONDS = 0.1
 
@@ -92,13 +89,7 @@ def serve(
 
 
 def memory() -> tuple[int, int]:
-    """Bytes in use now and at most since the start: the process's, or on a GPU the library's."""
-    if os.environ.get(DEVICE, "cpu") == "cpu":
-        status = Path("/proc/self/status").read_text()
-        sizes = (re.search(rf"{name}:\s*(\d+) kB", status)[1] for name in ("VmRSS", "VmHWM"))
-        return tuple(1024 * int(size) for size in sizes)
-    if "torch" in sys.modules:
-        cuda = sys.modules["torch"].cuda
-        return cuda.memory_allocated(), cuda.max_memory_allocated()
-    found = sys.modules["jax"].local_devices()[0].memory_stats()
-    return found["bytes_in_use"], found["peak_bytes_in_use"]
+    """Return the bytes that this process uses now, and at most since it started."""
+    status = Path("/proc/self/status").read_text()
+    sizes = (re.search(rf"{name}:\s*(\d+) kB", status)[1] for name in ("VmRSS", "VmHWM"))
+    return tuple(1024 * int(size) for size in sizes)

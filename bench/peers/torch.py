@@ -11,9 +11,8 @@ from torch import func
 from torch.nn import functional as F
 
 from bench import worker
-from bench.worker import DEVICE, Prepared
+from bench.worker import Prepared
 
-PLACE = os.environ.get(DEVICE, "cpu")
 HEADS = 4  # of attention
 
 
@@ -46,7 +45,7 @@ def transformer(params, tokens):
         parts = F.linear(x, params[f"{b}/in"]).chunk(3, -1)
         q, k, v = (part.reshape(*x.shape[:2], HEADS, -1).transpose(1, 2) for part in parts)
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).tril()
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         values = scores.masked_fill(~seen, -1e9).softmax(-1) @ v
         return F.linear(values.transpose(1, 2).reshape(x.shape), params[f"{b}/out"])
 
@@ -85,7 +84,7 @@ class Model:
         if chosen := settings.get("outputs"):
             self.network = lambda params, x: network(params, x)[:, -1, :chosen]
         self.channels, self.shapes = settings.get("channels", 50), {}
-        x = torch.from_numpy(arrays["x"]).to(PLACE)
+        x = torch.from_numpy(arrays["x"])
         self.x = x.permute(0, 3, 1, 2).contiguous(memory_format=self.layout) if x.ndim == 4 else x
 
     def parameters(self, params) -> dict[str, torch.Tensor]:
@@ -97,7 +96,7 @@ class Model:
                 self.shapes[name] = array.shape
                 tensor = torch.from_numpy(np.ascontiguousarray(self._converted(name, array)))
                 layout = self.layout if array.ndim == 4 else torch.contiguous_format
-                found[name] = tensor.to(PLACE, memory_format=layout)
+                found[name] = tensor.contiguous(memory_format=layout)
         return found
 
     def flat(self, tensors) -> np.ndarray:
@@ -106,7 +105,7 @@ class Model:
         for name, tensor in tensors.items():
             places = np.arange(tensor.numel()).reshape(self.shapes[name])
             part = np.empty(tensor.numel(), np.float32)
-            part[self._converted(name, places).ravel()] = tensor.detach().cpu().numpy().ravel()
+            part[self._converted(name, places).ravel()] = tensor.detach().numpy().ravel()
             parts.append(part)
         return np.concatenate(parts)
 
@@ -123,18 +122,11 @@ class Model:
         return array.T
 
 
-def done(outcome):
-    """Return the outcome when the device has computed it."""
-    if PLACE != "cpu":
-        torch.cuda.synchronize()
-    return outcome
-
-
 def step(settings, arrays):
     """A step of plain gradient descent, or of the linearised network; some of them make a run."""
     model = Model(settings, arrays)
     network, x, size = model.network, model.x, settings["step_size"]
-    y = torch.from_numpy(arrays["y"]).long().to(PLACE)
+    y = torch.from_numpy(arrays["y"]).long()
     anchor = model.parameters(arrays["anchor"])
     leaves = leaves_of(anchor)
     start = anchor if settings["step"] == "plain" else model.parameters(arrays["params"])
@@ -157,7 +149,7 @@ def step(settings, arrays):
         for _ in range(steps):
             pairs = zip(params.items(), gradient(params), strict=True)
             params = {name: p - size * g for (name, p), g in pairs}
-        return done(params)
+        return params
 
     def results(after):
         reached = after if settings.get("all") else run(1)
@@ -175,7 +167,7 @@ def training(settings, arrays):
 def product(settings, arrays):
     """The gradient of the loss, or the product of its GGN matrix or its Hessian with a step."""
     model = Model(settings, arrays)
-    y = torch.from_numpy(arrays["y"]).long().to(PLACE)
+    y = torch.from_numpy(arrays["y"]).long()
     anchor, params = (model.parameters(arrays[name]) for name in ("anchor", "params"))
     vector, leaves = {name: params[name] - anchor[name] for name in anchor}, leaves_of(anchor)
 
@@ -191,7 +183,7 @@ def product(settings, arrays):
             p = outputs.detach().softmax(-1)
             weighted = p * image
             cotangent = (weighted - p * weighted.sum(-1, keepdim=True)) / y.numel()
-        return done(torch.autograd.grad(outputs, tuple(leaves.values()), cotangent))
+        return torch.autograd.grad(outputs, tuple(leaves.values()), cotangent)
 
     def results(found):
         return {"product": model.flat(dict(zip(leaves, found, strict=True)))}
@@ -213,17 +205,15 @@ def kernel(settings, arrays):
         with torch.no_grad():
             rows = func.vmap(func.jacrev(single), (None, 0))(params, model.x)
             parts = [row.flatten(2) for row in rows.values()]
-            return done(sum(torch.einsum(contraction, part, part) for part in parts))
+            return sum(torch.einsum(contraction, part, part) for part in parts)
 
-    return Prepared(run=run, results=lambda found: {"kernel": found.cpu().numpy()})
+    return Prepared(run=run, results=lambda found: {"kernel": found.numpy()})
 
 
 if __name__ == "__main__":
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = True  # the fastest algorithm, as XLA looks for it too
     worker.serve(
         {"step": step, "ntk": kernel, "product": product, "training": training},
         packages=("torch", "numpy"),
-        first=lambda: torch.ones(2, device=PLACE) + 1,
+        first=lambda: torch.ones(2) + 1,
     )

@@ -20,7 +20,6 @@ from bench import report as page
 from bench.driver import Case, Contestant, Goal, Outcome, PeerFailed, Worker, compare
 from bench.peers import iterlin as library
 from bench.record import dataset
-from bench.worker import DEVICE
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = {"gradient": np.array([3.0, 4.0])}
@@ -131,7 +130,7 @@ def test_a_record_holds_what_was_measured_if_anything_was(monkeypatch, tmp_path,
     made_up = [Case(name, "kind", growth, **settings) for name in ("first", "second")]
     target, built = tmp_path / "laptop.nc", tmp_path / "built" / "laptop.nc"
     monkeypatch.setattr(command, "BUILT", built.parent)
-    monkeypatch.setattr(command.cases, "chosen", lambda words, tier: made_up)
+    monkeypatch.setattr(command.cases, "chosen", lambda words: made_up)
     monkeypatch.setattr(command.records, "path_of", lambda *_: target)
 
     def measured(seconds):
@@ -144,7 +143,7 @@ def test_a_record_holds_what_was_measured_if_anything_was(monkeypatch, tmp_path,
     found = records.load("performance", "laptop", target)
     assert json.loads(found.attrs["peers"]) == {"iterlin": {"numpy": "0"}}
     np.testing.assert_allclose(found.slope, 0, atol=1e-12)
-    page.Report(found).show_all()
+    page.Report(found).show_times(["second"])
     assert sum("second" in text and "125 ms" in text for text in shown) == 1
 
 
@@ -163,21 +162,21 @@ def test_the_summary_names_the_cases_in_which_a_peer_is_faster(shown):
     assert "quick" not in text
 
 
-@pytest.mark.parametrize("tier", environments.PLATFORMS)
-def test_the_cases_are_consistent(tier):
-    found = cases.all_cases(tier)
+def test_the_cases_are_consistent():
+    found = cases.all_cases()
     assert len({case.name for case in found}) == len(found)
     for case in found:
         labels = [contestant.label for contestant in case.contestants]
         assert len(set(labels)) == len(labels)
         for number, contestant in enumerate(case.contestants):
-            assert contestant.peer in (environments.PEERS if tier == "laptop" else cases.GPU_PEERS)
+            own = contestant.peer == environments.OWN
+            assert own or environments.lock_of(contestant.peer).is_file()
             # Compared with one that comes before it.
             assert not contestant.like or contestant.like in labels[: number + 1]
         assert {label for goal in case.goals for label in (goal.of, goal.to)} <= set(labels)
-        assert case.name in [c.name for c in cases.chosen([case.name.upper()], tier)]
+        assert case.name in [c.name for c in cases.chosen([case.name.upper()])]
     with pytest.raises(ValueError, match="'speed'"):
-        cases.chosen(["speed"], tier)
+        cases.chosen(["speed"])
 
 
 SMALL = {"network": [64, 8, 10], "examples": 12, "batch": 4, "step_size": 0.01}
@@ -195,13 +194,13 @@ def test_the_library_can_prepare_every_kind_of_case(kind):
     assert all(np.all(np.isfinite(array)) for array in found.values())
 
 
-def test_a_peer_sees_its_own_packages_threads_flags_and_device(monkeypatch):
+def test_a_peer_sees_its_own_packages_threads_and_flags(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/ours")
     theirs = environments.variables("torch", 3, {"A": "b"})
     assert "PYTHONPATH" not in theirs
     assert (theirs["OMP_NUM_THREADS"], theirs["NPROC"], theirs["A"]) == ("3", "3", "b")
-    ours = environments.variables("iterlin", 3, {}, "cuda")
-    assert (ours["PYTHONPATH"], ours["JAX_PLATFORMS"], ours[DEVICE]) == ("/ours", "cuda", "cuda")
+    ours = environments.variables("iterlin", 3, {})
+    assert (ours["PYTHONPATH"], ours["JAX_PLATFORMS"]) == ("/ours", "cpu")
     # XLA aborts on a flag that it does not know, as jaxlib 0.4 does not know this one.
     for peer, flags in (("optimistix", xla.NO_DEADLOCK), ("neural_tangents", None)):
         assert environments.variables(peer, 1, {}).get("XLA_FLAGS") == flags
@@ -211,9 +210,7 @@ def test_an_environment_that_cannot_be_made_says_why(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setattr(environments, "BUILT", tmp_path / "file")
     with pytest.raises(PeerFailed, match="cannot be installed: "):
-        environments.starter(1, {})("torch", {})
-    with pytest.raises(PeerFailed, match="PEERS=torch="):
-        environments.starter(1, {}, "cuda")("torch", {})
+        environments.starter(1)("torch", {})
 
 
 PEER = """

@@ -102,10 +102,3 @@ def test_a_share_records_nothing(tmp_path, share, monkeypatch):
 def test_a_share_is_one_of_so_many(text):
     with pytest.raises(ValueError, match=re.escape(repr(text))):
         environment.parse(text)
-
-
-@pytest.mark.parametrize("variable", [environment.DEADLINE, environment.SHARE])
-def test_a_variable_that_cannot_be_read_is_named(tmp_path, monkeypatch, variable):
-    monkeypatch.setenv(variable, "soon")
-    with pytest.raises(ValueError, match=f"^{variable}.*'soon'$"):
-        grids.run_all(problem(), [grids.Run(0, 2, 0.1, (1,))], folder=tmp_path)

@@ -59,7 +59,6 @@ def load(
     """
     check_one_of("image data set", name, _READERS)
     check_non_negative_integer("validation", validation)
-    check_non_negative_integer("seed", seed)
     for part, size in (("train", train), ("test", test)):
         if size is not None:
             check_positive_integer(part, size)
@@ -83,7 +82,6 @@ def load(
 
 def describe(name: str) -> str:
     """Return one line for a record: the images' title and the SHA-256 of their files."""
-    check_one_of("image data set", name, _READERS)
     if name == "digits":
         return "scikit-learn's digits, 8x8"
     entry = downloads.registry()[name]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import xarray as xr
 from iterlin.linearise.precision import matmul_precision
-from iterlin.linearise.validation import check_non_negative_integer, check_one_of
+from iterlin.linearise.validation import check_one_of
 from iterlin.training.files import atomic_write
 from iterlin.training.loop import OutOfTime
 
@@ -62,8 +62,6 @@ def save(
         if environment.out_of_time():
             raise OutOfTime("{}: the deadline came before share {}/{}".format(experiment, *share))
         raise environment.ShareDone("all runs of share {}/{} are kept".format(*share))
-    check_one_of("tier", tier, TIERS)
-    check_non_negative_integer("missing", missing)
     stamped = dataset.assign_attrs(
         format=FORMAT,
         experiment=experiment,

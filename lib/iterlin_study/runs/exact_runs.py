@@ -134,4 +134,4 @@ def _integrate(
     except OutOfTime:
         return None
     del history["engine"]  # The caller has chosen it.
-    return Result(run, history, int(state.diverged_at))
+    return Result(history, int(state.diverged_at))

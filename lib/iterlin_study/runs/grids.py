@@ -29,7 +29,6 @@ from iterlin.linearise.validation import (
 from iterlin.training.checks import check_functions
 from iterlin.training.loop import OutOfTime
 from iterlin.training.schedules import as_schedule
-from iterlin.training.watching import check_unique_names
 
 from iterlin_study.records import environment, provenance
 from iterlin_study.records.extension import unless_recorded
@@ -188,13 +187,11 @@ def tabulate(
 ) -> xr.Dataset:
     """Return the results of a grid, in the order of `combined`, as a data set (see `grid`).
 
-    A result is None if the run is not finished; unknown() -> the history of such a run. Raises
-    ValueError if an axis has the name of a recorded variable.
+    A result is None if the run is not finished; unknown() -> the history of such a run.
     """
     sizes = [len(values) for values in axes.values()]
     finished = [result for result in results if result is not None]
     known = finished[0].history if finished else unknown()
-    check_unique_names(known, ["diverged_at", *axes])
     variables = {}
     for name, example in known.items():
         empty = np.full(example.shape, np.nan)

@@ -111,12 +111,11 @@ class Problem:
 
 
 class Result(NamedTuple):
-    """A run, its history and the step at which it diverged; -1 if it did not.
+    """The history of a run, and the step at which it diverged; -1 if it did not.
 
     The history has "step" (T,) and the recorded values (..., T).
     """
 
-    run: Run
     history: History
     diverged_at: int
 
@@ -272,11 +271,11 @@ def trainer(problem: Problem, example: Run) -> Callable[..., tuple[list[Result],
         )
         diverged_at = np.asarray(running.state.diverged_at)
         if size == 1:  # without an axis of runs
-            return [Result(runs[0], history, int(diverged_at))], seconds
+            return [Result(history, int(diverged_at))], seconds
         results = []
-        for place, one in enumerate(runs):
+        for place in range(size):
             own = {name: v if name == "step" else v[place] for name, v in history.items()}
-            results.append(Result(one, own, int(diverged_at[place])))
+            results.append(Result(own, int(diverged_at[place])))
         return results, seconds
 
     return run

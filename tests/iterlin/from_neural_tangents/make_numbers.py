@@ -19,7 +19,7 @@ def elsewhere():
     sys.path.insert(0, str(rows.ROOT))
     from bench import environments
 
-    python = environments.interpreter("neural_tangents", {})
+    python = environments.interpreter("neural_tangents")
     os.execve(python, [python, __file__, "here"], environments.variables("neural_tangents", 1, {}))
 
 
