@@ -89,6 +89,12 @@ def test_the_command_lists_and_keeps(record, capsys):
     assert "other has no record" in capsys.readouterr().err
 
 
+def test_a_kept_quick_run_whose_record_was_deleted_is_not_listed(record, capsys):
+    records.path_of("trial", "laptop").unlink()
+    assert comparison.main([]) == 0
+    assert capsys.readouterr().out == ""
+
+
 def test_the_quick_runs_that_the_project_keeps_belong_to_its_records(monkeypatch):
     monkeypatch.chdir(experiment_pages.__file__.rpartition("/lib/")[0])
     kept = comparison.experiments()

@@ -48,8 +48,9 @@ def read(path: Path) -> xr.Dataset:
 
 
 def experiments() -> list[str]:
-    """Return the experiments that have a kept quick run."""
-    return sorted(path.parent.name for path in kept_path("x").parents[1].glob("*/quick.nc"))
+    """Return the experiments that have a kept quick run beside a record."""
+    names = sorted(path.parent.name for path in kept_path("x").parents[1].glob("*/quick.nc"))
+    return [name for name in names if records.best(name) is not None]
 
 
 def keep(experiment: str) -> None:
