@@ -8,13 +8,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from iterlin import cached_ntk, empirical_ntk, ntk_matrix
+from iterlin import cached_ntk, empirical_ntk, losses, mlp, ntk_matrix
 from iterlin.exact import linear_model
 from iterlin.exact.flow import Objective
 from iterlin.linearise.parameters import combine, partition
 from iterlin.networks.convolution import conv2d
-from iterlin.networks.mlp import mlp
-from iterlin.training import losses
 
 CASES = {  # examples, outputs, parameters, rank: N O < P, = P, > P, and rank deficient
     "wide": (3, 2, 11, 6),

@@ -9,10 +9,8 @@ import math
 
 import iterlin
 import jax
+from iterlin import Algorithm, Step, Watch
 from iterlin.exact.integrator import Integrator
-from iterlin.training.algorithm import Algorithm
-from iterlin.training.step import Step
-from iterlin.training.watching import Watch
 from iterlin_study.runs import grids
 from iterlin_study.runs.groups import Problem
 from problems import bare

@@ -8,9 +8,7 @@ import iterlin as il
 import jax
 import jax.numpy as jnp
 import numpy as np
-from iterlin.linearise.slices import in_slices
-from iterlin.training import losses
-from iterlin.training.step import Step
+from iterlin import Step, in_slices, losses
 from iterlin.training.steps import with_data_mesh
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from problems import by_factor, network, start

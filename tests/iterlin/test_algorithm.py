@@ -7,12 +7,9 @@ import numpy as np
 import optax
 import pytest
 import roads
-from iterlin import linearize
+from iterlin import Algorithm, Step, linearize, losses
 from iterlin.networks.normalization import Normalization
-from iterlin.training import losses
-from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import Solved, every, never, when_solved
-from iterlin.training.step import Step
 from iterlin_study.networks.convnets import normalize
 from problems import dense, flat, network, normal
 

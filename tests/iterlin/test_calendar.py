@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from iterlin import Algorithm, Step, losses, schedules
 from iterlin.exact import calendar
 from iterlin.exact.calendar import Calendar
-from iterlin.training import losses, schedules
-from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import as_schedule, reads_params
-from iterlin.training.step import Step
 from jax import lax
 
 ALGORITHM = Algorithm(lambda p, x: p["a"] * x + p["b"], losses.squared_error, 0.1)

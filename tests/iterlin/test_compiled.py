@@ -10,12 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin import empirical_ntk
+from iterlin import empirical_ntk, jacobian, losses
 from iterlin.linearise import compiled
 from iterlin.linearise.compiled import SharedJit
 from iterlin.linearise.devices import to_array
-from iterlin.linearise.linearization import jacobian
-from iterlin.training import losses
 from problems import compilations, flat, network, normal
 
 F, PARAMS, X, Y = network((3, 6, 2), examples=10)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import linearize
+from iterlin import linearize, losses
 from iterlin.curvature.products import (
     empirical_fisher_product,
     ggn_product,
@@ -14,7 +14,6 @@ from iterlin.curvature.products import (
     largest_coupling,
 )
 from iterlin.linearise.parameters import partition
-from iterlin.training import losses
 from problems import bare, dense, flat, network, paired, quartic
 from refusals import refused
 

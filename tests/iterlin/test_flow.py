@@ -5,11 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from iterlin import flow_filter
+from iterlin import flow_filter, losses
 from iterlin.exact import linear_model
 from iterlin.exact.flow import REACH, Objective, _stages, advance, begin
 from iterlin.kernels import gradient_flow
-from iterlin.training import losses
 from numpy.polynomial import Chebyshev
 from scipy.integrate import solve_ivp
 

@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin import Status, every, gauss_newton, truncated_gauss_newton
-from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
-from iterlin.training import losses
+from iterlin import LevenbergMarquardt, Status, every, gauss_newton, losses, truncated_gauss_newton
 from problems import affine, affine_problem, bare, dense, flat, network, paired, single
 from refusals import refused
 from roads import train

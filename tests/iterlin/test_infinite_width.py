@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import empirical_ntk, relu_mlp_ntk
-from iterlin.networks.mlp import mlp
+from iterlin import empirical_ntk, mlp, relu_mlp_ntk
 from problems import bare, normal
 from refusals import refused
 

@@ -8,9 +8,7 @@ import numpy as np
 import optax
 import problems
 import pytest
-from iterlin.training import losses
-from iterlin.training.schedules import when
-from iterlin.training.watching import Watch
+from iterlin import Watch, losses, when
 
 by_engine = partial(iterlin.train, engine="auto")
 F, PARAMS, X, Y = problems.network((3, 6, 4), examples=12)

@@ -9,8 +9,7 @@ import numpy as np
 import optax
 import pytest
 import scipy.linalg
-from iterlin.curvature.laplace import laplace
-from iterlin.training import losses
+from iterlin import laplace, losses
 from problems import bare, compilations, dense, flat, network, normal, paired, single
 from refusals import refused
 from scipy.stats import multivariate_normal

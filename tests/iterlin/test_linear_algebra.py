@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterlin import ggn_product
+from iterlin import ggn_product, hutchinson, losses
 from iterlin.linearise.decomposition import ASPECT, blocked_qr, thin_svd
-from iterlin.linearise.hutchinson import hutchinson
 from iterlin.linearise.krylov import conjugate_gradients, power_iteration
 from iterlin.linearise.parameters import partition
-from iterlin.training import losses
 from problems import bare, dense, flat, normal, paired, with_singular_values
 from refusals import refused
 

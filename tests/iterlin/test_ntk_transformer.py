@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import ntk_matrix
+from iterlin import jacobian, ntk_matrix
 from iterlin.kernels.factors import TracedNetwork
-from iterlin.linearise.linearization import jacobian
 from iterlin.linearise.parameters import bind_fixed, partition
 from iterlin.linearise.programs import trace_program
 from problems import assert_forms, normal

@@ -10,8 +10,7 @@ import pytest
 import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
-from iterlin import eigenmodes, empirical_ntk, linearize
-from iterlin.kernels.prediction import predict
+from iterlin import eigenmodes, empirical_ntk, linearize, predict
 from problems import bare, network, normal
 from refusals import refused
 

@@ -10,12 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterlin import every, for_time, never
-from iterlin.algorithm3 import train, train_sweep
-from iterlin.training import losses
-from iterlin.training.algorithm import Algorithm
+from iterlin import Algorithm, Watch, every, for_time, losses, never, train, train_sweep
 from iterlin.training.schedules import NEVER, Solved, as_schedule, periods_array, when, when_solved
-from iterlin.training.watching import Watch
 from problems import bare
 from refusals import refused
 from roads import doors

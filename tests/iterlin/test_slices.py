@@ -6,14 +6,11 @@ import numpy as np
 import optax
 import problems
 import pytest
-from iterlin import cached_ntk, jacobian_products
+from iterlin import Algorithm, Step, cached_ntk, jacobian_products, losses
 from iterlin.exact.linear_model import from_kernel
 from iterlin.linearise import slices
 from iterlin.networks.normalization import Normalization
-from iterlin.training import losses
-from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import Solved, every, when_solved
-from iterlin.training.step import Step
 from problems import flat, normal
 from refusals import refused
 

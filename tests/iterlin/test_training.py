@@ -9,12 +9,7 @@ import numpy as np
 import optax
 import pytest
 import roads
-from iterlin import every, linearize, never
-from iterlin.networks.mlp import mlp
-from iterlin.training import losses, schedules
-from iterlin.training.algorithm import Algorithm
-from iterlin.training.state import TrainState
-from iterlin.training.step import Step
+from iterlin import Algorithm, Step, TrainState, every, linearize, losses, mlp, never, schedules
 from iterlin.training.watching import UPDATES, Watch, check_watch, log_steps, observer
 from problems import bare, by_factor, flat, network, start
 from refusals import refused

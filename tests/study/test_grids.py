@@ -8,10 +8,8 @@ import numpy as np
 import optax
 import pytest
 import roads
-from iterlin.networks.mlp import mlp
-from iterlin.training import losses, schedules
+from iterlin import every, losses, mlp, schedules
 from iterlin.training.loop import OutOfTime
-from iterlin.training.schedules import every
 from iterlin_study.records import environment
 from iterlin_study.runs import grids, groups
 from iterlin_study.runs.grids import Run
