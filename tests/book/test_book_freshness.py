@@ -7,7 +7,6 @@ import nbformat
 import pytest
 import toy_book
 from iterlin_book import freshness, merge, pages, xla
-from iterlin_book.pages import BookError
 from nbformat.v4 import new_output
 
 
@@ -101,7 +100,7 @@ def test_outputs_move_to_the_current_prose_with_words_unless_the_page_has_its_ow
     words = [cell.metadata["mystnb"]["image"]["alt"] for cell in merged.cells[1:3]]
     assert words == ["Figure computed in the section “Title”", "Own words"]
     current.cells[1].source = "a = 2"
-    with pytest.raises(BookError, match="page: its code"):
+    with pytest.raises(pages.BookError, match="page: its code"):
         merge.with_outputs("page", current, ran)
 
 

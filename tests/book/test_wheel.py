@@ -15,7 +15,6 @@ import iterlin
 import pytest
 import yaml
 from iterlin_book import dist, pages
-from iterlin_book.pages import BookError
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from toy_book import ROOT
@@ -98,7 +97,7 @@ def test_there_is_one_version():
 
 
 def test_the_book_s_zip_holds_the_book_the_records_and_their_sums(tmp_path):
-    with pytest.raises(BookError, match="make book"):
+    with pytest.raises(pages.BookError, match="make book"):
         dist.archive(tmp_path, tmp_path)
     places = {"html/index.html": "_build/html/index.html", "iterlin.pdf": "_build/iterlin.pdf"}
     places["records/xor/laptop.nc"] = "data/results/xor/laptop.nc"

@@ -20,6 +20,7 @@ import pytest
 import xarray as xr
 from iterlin.training import checkpoints, loop, losses
 from iterlin.training.checkpoints import CheckpointError
+from refusals import fails
 
 A, B = {"run": "a"}, {"run": "b"}
 TREE = {"params": [jnp.arange(6.0).reshape(2, 3)], "key": jax.random.key(3), "step": jnp.int32(4)}
@@ -98,8 +99,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
             checkpoints.load(path, TREE, identity=A)
     np.save(path.with_suffix(".npy"), np.zeros(9))
     for other, named in ((path.with_suffix(".npy"), "no .npz archive"), (tmp_path, "is a folder")):
-        with pytest.raises(CheckpointError, match=named):
-            checkpoints.load(other, TREE, identity=A)
+        fails(named, checkpoints.load, other, TREE, identity=A, error=CheckpointError)
 
 
 def test_a_file_that_cannot_be_written_leaves_the_last_checkpoint(tmp_path, monkeypatch):
@@ -114,8 +114,7 @@ def test_a_file_that_cannot_be_written_leaves_the_last_checkpoint(tmp_path, monk
     assert checkpoints.load(path, TREE, identity=A)["step"] == 4
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.npz"]
     message = r"cannot write .*run\.npz/deeper\.npz.*there is none before it"
-    with pytest.raises(CheckpointError, match=message):
-        checkpoints.save(path / "deeper.npz", TREE, identity=A)
+    fails(message, checkpoints.save, path / "deeper.npz", TREE, identity=A, error=CheckpointError)
 
 
 Going = namedtuple("Going", ["step", "diverged_at", "converged_at"])

@@ -172,14 +172,3 @@ def test_half_precision_is_rounded_more():
     require_independent(net.apply, *given)
     with pytest.raises(ValueError, match="couples its examples"):
         require_independent(lambda p, x: jnp.cumsum(net.apply(p, x), 0), *given)
-
-
-def test_fixed_parameters_may_be_arrays_of_numpy_that_are_indexed():
-    params = {"table": np.ones((4, 3)), "w": np.ones((3, 2))}
-    f = lambda p, x: p["table"][x] @ p["w"]  # noqa: E731
-    ids = np.array([0, 3, 1])
-    whole, *parts = (
-        il.empirical_ntk(f, params, ids, trace=True, trainable=trainable)
-        for trainable in (None, {"table": True, "w": False}, {"table": False, "w": True})
-    )
-    np.testing.assert_allclose(sum(parts), whole)

@@ -31,7 +31,7 @@ from problems import (
     single,
     with_singular_values,
 )
-from refusals import refused
+from refusals import fails, refused
 
 
 def parts(f, params, x, y):
@@ -114,10 +114,7 @@ def test_gram_route_equals_the_svd_route(case):
     np.testing.assert_allclose(found, by_svd.flow(2.0), atol=1e-5)
 
 
-SHAPES = drawn.shapes(
-    [(2, 2, 3, 0), (4, 3, 5, 5), (3, 2, 8, 4)],
-    *(st.integers(low, high) for low, high in [(1, 4), (1, 3), (1, 8), (0, 8)]),
-)
+SHAPES = drawn.shapes([(2, 2, 3, 0), (4, 3, 5, 5), (3, 2, 8, 4)], 4, 3, 8, (0, 8))
 
 
 @given(SHAPES, st.integers(0, 99))
@@ -254,8 +251,7 @@ def test_the_largest_stable_step_is_refused_and_any_below_it_is_not():
     modes = modes._replace(singular_values=modes.singular_values.astype("float32"))
     with pytest.raises(ValueError, match="step_size must be below"):  # it rounds to the largest
         steps_for_tolerance(modes, step_size=0.5 - 1e-9, beta=0.9)
-    with pytest.raises(ValueError, match="beta must"):
-        steps_for_tolerance(modes, step_size=0.1, beta=1.0)
+    fails("beta must", steps_for_tolerance, modes, step_size=0.1, beta=1.0)
 
 
 test_bad_settings_are_refused_by_name = refused(

@@ -11,7 +11,7 @@ import pytest
 import scipy.linalg
 from iterlin import laplace, losses
 from problems import bare, compilations, dense, flat, network, normal, paired, single
-from refusals import refused
+from refusals import fails, refused
 from scipy.stats import multivariate_normal
 
 # More outputs than parameters, and fewer; where J, of 24 * 45 numbers, does not fit, the kernel is
@@ -195,8 +195,7 @@ def test_class_probabilities_average_the_softmax_of_normal_logits(out):
     np.testing.assert_allclose(found, expected, atol=0.02)
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-12)
     for other in (losses.squared_error, partial(losses.squared_error)):
-        with pytest.raises(ValueError, match="probabilities need the loss"):
-            fit(f, params, x, y, loss=other).probabilities(x_new)
+        fails("probabilities need the loss", fit(f, params, x, y, loss=other).probabilities, x_new)
 
 
 @pytest.mark.parametrize(("examples", "precision", "noise"), [(100, 1e-4, 1e-2), (8, 1e-5, 1e-4)])
@@ -267,11 +266,8 @@ def test_a_bad_replacement_and_examples_of_another_shape_are_refused():
     posterior = fit(**PROBLEM)
     classifier = posterior._replace(loss=losses.cross_entropy)
     for call in (posterior.variance, classifier.probabilities):
-        with pytest.raises(ValueError, match=r"an example of x_new must have shape .*got \(5,\)"):
-            call(jnp.ones((2, 5)))
+        fails(r"an example of x_new must have shape .*got \(5,\)", call, jnp.ones((2, 5)))
     for precision in (-1.0, jnp.ones(2)):
         bad = posterior._replace(prior_precision=precision)
-        with pytest.raises(ValueError, match="prior_precision must be"):
-            bad.variance(PROBLEM["x"])
-        with pytest.raises(ValueError, match="prior_precision must be"):
-            bad.log_marginal_likelihood()
+        fails("prior_precision must be", bad.variance, PROBLEM["x"])
+        fails("prior_precision must be", bad.log_marginal_likelihood)

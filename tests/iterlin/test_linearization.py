@@ -55,15 +55,7 @@ def test_jacobian_equals_forward_mode(problem, independent):
     np.testing.assert_allclose(found, dense(*problem), atol=1e-13)
 
 
-@given(
-    drawn.shapes(
-        [(1, 1, 1), (3, 2, 9), (3, 2, 6), (5, 3, 4)],
-        st.integers(1, 5),
-        st.integers(1, 3),
-        st.integers(1, 9),
-    ),
-    st.integers(0, 99),
-)
+@given(drawn.shapes([(1, 1, 1), (3, 2, 9), (3, 2, 6), (5, 3, 4)], 5, 3, 9), st.integers(0, 99))
 def test_jacobian_products_are_those_of_the_dense_jacobian(shape, seed):
     examples, outputs, parameters = shape
     rank = min(examples * outputs, parameters)

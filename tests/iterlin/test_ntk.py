@@ -12,6 +12,7 @@ from iterlin.kernels import blocks, factors, ntk
 from iterlin.kernels.blocks import assemble_kernel
 from iterlin.kernels.ntk import kernel_matrix
 from iterlin_study.networks import convnets
+from jax import lax
 from problems import (
     FORMS,
     affine,
@@ -42,12 +43,12 @@ def test_kernel_equals_products_of_dense_jacobians():
 
 
 def scanned(p, x):
-    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, p["layers"])[0] @ p["w"]
+    return lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, p["layers"])[0] @ p["w"]
 
 
 def convolved(x, w):
     layout = ("NWC", "WIO", "NWC")
-    return jax.lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=layout)
+    return lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=layout)
 
 
 def residual(p, x):
@@ -70,11 +71,9 @@ ANYTHING = {
     "scan": scanned,
     "relaid": lambda p, x: (p["w"].T.reshape(9)[::-1].reshape(3, 3) @ x.T).T,
     "positions": lambda p, x: jnp.tanh(squares(x) @ p["w"] + p["b"][None, None]).sum(1),
-    "kernel on the left": lambda p, x: jnp.tanh(jnp.einsum("ab,nbc->nac", p["w"], squares(x))).sum(
-        1
-    ),
-    "one bias for all hidden features": lambda p, x: jnp.tanh(x @ p["w"] + p["b"][None]) @ p["v"],
-    "biases at more positions than the product": lambda p, x: jnp.tanh(
+    "on the left": lambda p, x: jnp.tanh(jnp.einsum("ab,nbc->nac", p["w"], squares(x))).sum(1),
+    "a bias for all features": lambda p, x: jnp.tanh(x @ p["w"] + p["b"][None]) @ p["v"],
+    "more biases than products": lambda p, x: jnp.tanh(
         x[:, None] @ p["w"] + jnp.broadcast_to(p["b"], (1, 5, 3))
     ).sum(1),
     "remembered less": lambda p, x: jax.checkpoint(lambda h: jnp.tanh(h @ p["w"]))(x) @ W,
@@ -83,18 +82,16 @@ ANYTHING = {
     "repeated": lambda p, x: jnp.einsum("ni,ijk->nj", x, jnp.repeat(p["w"][..., None], 2, axis=2)),
     "through integers": lambda p, x: x @ p["w"].astype(int).astype(float),
     "a number that all features share": lambda p, x: x @ p["w"] + jnp.tile(p["b"], (1, 3)),
-    "a branch": lambda p, x: jax.lax.cond(
+    "a branch": lambda p, x: lax.cond(
         p["b"][0] > 9, lambda: x, lambda: jax.jit(jnp.tanh)(x @ p["w"])
     ),
     # There relu's own rule (0) and that of the maximum in it (1/2) differ.
-    "relu at zero": lambda p, x: (
-        jax.nn.relu(x @ (p["w"] - jax.lax.stop_gradient(p["w"]))) + x @ p["w"]
-    ),
+    "relu at zero": lambda p, x: jax.nn.relu(x @ (p["w"] - lax.stop_gradient(p["w"]))) + x @ p["w"],
 }
 OTHERS = {
     "residual": {"w": normal(2, 1, 3), "v": normal(3, 3, 3)},
     "scan": {"layers": normal(2, 3, 3), "w": W},
-    "one bias for all hidden features": {"w": W, "b": B[:1], "v": W},
+    "a bias for all features": {"w": W, "b": B[:1], "v": W},
     "a number that all features share": {"w": W, "b": B[:1]},
 }
 
@@ -139,7 +136,7 @@ def test_any_convolution_gives_the_products_of_dense_jacobians(stride, spread, h
     steps, pads, spreads = (stride, 1), [(pad, 1), (0, pad)], ((1, spread), (hole, 1))
 
     def f(w, x):
-        found = [jax.lax.conv_general_dilated(e, w, steps, pads, *spreads, layout) for e in x]
+        found = [lax.conv_general_dilated(e, w, steps, pads, *spreads, layout) for e in x]
         return jnp.stack([jnp.tanh(each).ravel()[::9] for each in found])
 
     weight, x = normal(*map(kernel.get, layout[1])), normal(2, *map(sizes.get, layout[0]))
@@ -174,13 +171,7 @@ def rows_of(x, outputs):
 
 @drawn.at_most(5)
 @given(
-    drawn.shapes(
-        [(1, 1, 1, 1), (6, 4, 3, 4), (5, 6, 2, 2), (4, 3, 1, 9)],
-        st.integers(1, 6),
-        st.integers(1, 6),
-        st.integers(1, 4),
-        st.integers(1, 9),
-    ),
+    drawn.shapes([(1, 1, 1, 1), (6, 4, 3, 4), (5, 6, 2, 2), (4, 3, 1, 9)], 6, 6, 4, 9),
     st.booleans(),
     st.sampled_from(sorted(FORMS)),
 )
@@ -250,12 +241,7 @@ def test_examples_of_two_types():
     np.testing.assert_allclose(flipped, expected, atol=1e-13)
 
 
-@given(
-    drawn.shapes(
-        [(3, 2, 9), (3, 2, 6), (5, 3, 4)], st.integers(1, 5), st.integers(1, 3), st.integers(1, 9)
-    ),
-    st.integers(0, 99),
-)
+@given(drawn.shapes([(3, 2, 9), (3, 2, 6), (5, 3, 4)], 5, 3, 9), st.integers(0, 99))
 def test_kernel_product_and_matrix_agree(shape, seed):
     examples, outputs, parameters = shape
     rank = min(examples * outputs, parameters)
@@ -270,8 +256,7 @@ def test_kernel_product_and_matrix_agree(shape, seed):
 
 
 def test_alignment_and_drift():
-    rng = np.random.default_rng(0)
-    kernel = jnp.asarray(rng.normal(size=(3, 3, 2, 2)))
+    kernel = normal(3, 3, 2, 2)
     assert float(kernel_alignment(kernel, 3 * kernel)) == pytest.approx(1, rel=1e-12)
     assert float(kernel_alignment(kernel, -kernel)) == pytest.approx(-1, rel=1e-12)
     orthogonal = jnp.asarray([[1.0, 0.0], [0.0, 0.0]]), jnp.asarray([[0.0, 0.0], [0.0, 2.0]])

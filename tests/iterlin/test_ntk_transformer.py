@@ -71,7 +71,9 @@ TRAINABLE = {
 
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_fixed_parameters_give_nothing(name):
-    assert_forms(pooled, PARAMS, X, forms=("full",), trainable=TRAINABLE[name])
+    """They may be arrays of NumPy that are indexed."""
+    params = PARAMS | {"words": np.asarray(PARAMS["words"])}
+    assert_forms(pooled, params, X, forms=("full",), trainable=TRAINABLE[name])
 
 
 def factors_of(f, params, x):

@@ -12,7 +12,7 @@ import optax
 import pytest
 from iterlin.training import losses, schedules, timed
 from problems import bare, flat, normal, single
-from refusals import refused
+from refusals import fails, refused
 
 N, T, CLASSES = 12, 3, 4
 KEY = jax.random.key(7)
@@ -251,8 +251,7 @@ def test_a_schedule_looks_at_the_network_now_and_then():
     close(state.params, params)
     assert len(updates) >= 2
     # A look at step t sees the updates of the steps before it.
-    found = np.flatnonzero(np.diff(history["updates"]))
-    assert found.tolist() == updates
+    assert np.flatnonzero(np.diff(history["updates"])).tolist() == updates
 
 
 def test_a_schedule_may_be_a_number_and_data_a_list():
@@ -313,5 +312,4 @@ def test_a_fixed_time_needs_a_known_curvature():
     chained = run(classifier, PARAMS, (X, LABELS), optimizer=chain, **settings)[0].params
     jax.tree.map(np.testing.assert_array_equal, chained, alone)
     for settings in ({"time": 0.0}, {"time": 1.0, "fraction": 1.0}):
-        with pytest.raises(ValueError, match="must"):
-            timed.for_time(**settings)
+        fails("must", timed.for_time, **settings)

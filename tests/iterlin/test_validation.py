@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from iterlin.linearise import validation
 from problems import bare
-from refusals import refused
+from refusals import fails, refused
 
 BIG = 10**30  # which no type of NumPy holds
 THREE, KEYS = np.array([3]), jax.random.split(jax.random.PRNGKey(0))
@@ -72,8 +72,7 @@ def test_a_check_names_the_offender_and_what_is_allowed(name, settings, passing,
         check("setting", value)
     for allowed, values in refused.items():
         for value in values:
-            with pytest.raises(ValueError, match=f"^setting must be {allowed}"):
-                check("setting", value)
+            fails(f"^setting must be {allowed}", check, "setting", value)
 
 
 def test_leaves_that_are_not_finite_are_named():

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
+from refusals import fails
 
 from book.beyond import fine_tuning_helpers as helpers
 
@@ -101,8 +102,7 @@ def test_sentences_become_ids_of_the_longest_pieces_with_a_mask():
 )
 def test_what_cannot_be_encoded_is_refused(make, message, monkeypatch):
     monkeypatch.setattr(helpers, "PACKAGE", "no_such_package")
-    with pytest.raises(ValueError, match=message):
-        make()
+    fails(message, make)
 
 
 def as_file(arrays):
@@ -145,8 +145,7 @@ def test_a_file_of_weights_becomes_the_parameters(tmp_path, monkeypatch):
     (folder / "model.safetensors").write_bytes(data)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(helpers, "PACKAGE", "toy_weights")
-    with pytest.raises(ValueError, match="is not the published file"):
-        helpers.load_encoder("all-MiniLM-L6-v2")
+    fails("is not the published file", helpers.load_encoder, "all-MiniLM-L6-v2")
     monkeypatch.setattr(helpers, "WEIGHTS_SHA256", hashlib.sha256(data).hexdigest())
 
     encoder = helpers.load_encoder("all-MiniLM-L6-v2")
@@ -225,8 +224,7 @@ def test_sets_are_balanced_and_share_no_function_and_no_sentence(packages):
 
 @pytest.mark.parametrize(("train", "message"), [(7, "multiples"), (64, "too few sentences")])
 def test_sizes_that_do_not_fit_are_refused(packages, train, message):
-    with pytest.raises(ValueError, match=message):
-        helpers.load_sentences(packages, train=train, validation=4, test=4)
+    fails(message, helpers.load_sentences, packages, train=train, validation=4, test=4)
 
 
 def test_the_step_size_is_chosen_by_validation_alone():

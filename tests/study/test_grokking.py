@@ -135,8 +135,7 @@ def test_the_transformer_tells_first_from_second_number_and_treats_pairs_alone()
     transformer = jax.jit(grokking_schedules_helpers.transformer)
     logits = transformer(params, pairs)
     assert not np.allclose(logits[0], logits[1])
-    alone = transformer(params, pairs[:1])
-    np.testing.assert_allclose(alone, logits[:1], rtol=1e-6)
+    np.testing.assert_allclose(transformer(params, pairs[:1]), logits[:1], rtol=1e-6)
 
 
 def test_a_seed_draws_a_training_set_and_all_other_sums():
@@ -202,5 +201,4 @@ def test_solves_are_judged_by_the_longest_period_and_the_judged_penalties():
     assert_statistics(found, expected | {"adamw_squared_best": 96, "adamw_entropy_best": 40})
     # A run that does not train has no linearised network that generalises.
     np.testing.assert_allclose(derived.proxy_at_long_period(found), 40)
-    never = found.updates.sel(loss=helpers.ENTROPY, time=3.0)
-    assert (never == 3).all()
+    assert (found.updates.sel(loss=helpers.ENTROPY, time=3.0) == 3).all()

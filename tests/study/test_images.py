@@ -162,8 +162,7 @@ def test_mnist_files(folder):
 
 def test_cifar_binary_archive(folder):
     x, y, members = cifar_like(np.random.default_rng(1), 4)
-    archive = {"cifar-10-binary.tar.gz": tar_gz(members)}
-    store(folder, "cifar10", archive)
+    store(folder, "cifar10", {"cifar-10-binary.tar.gz": tar_gz(members)})
     split = images.load("cifar10", train=20)
     assert_images(split.train, normalised(x[:20], x[:20]), y[:20])
     assert_images(split.test, normalised(x[20:], x[:20]), y[20:])

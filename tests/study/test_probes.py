@@ -10,6 +10,7 @@ from iterlin.training import losses
 from iterlin_study.networks import convnets
 from iterlin_study.runs import probes
 from problems import bare, normal, start
+from refusals import fails
 from sklearn.linear_model import LogisticRegression
 
 from book.experiments.probes_helpers import add_statistics
@@ -80,8 +81,7 @@ def test_a_probe_ignores_the_scale_of_features_and_those_constant_in_training():
     for (x, y), elsewhere in zip(sets(), (0.0, 1e12, 1e12), strict=True):
         added = constant + elsewhere * jnp.cos(jnp.arange(3.0 * len(x))).reshape(-1, 3)
         moved.append((jnp.concatenate([(x + 3) * scale[None, :], added], 1), y))
-    again = probe(*moved, classes=4)
-    np.testing.assert_allclose(found[:3], again[:3], rtol=1e-12)
+    np.testing.assert_allclose(found[:3], probe(*moved, classes=4)[:3], rtol=1e-12)
 
 
 def test_a_probe_fits_the_standardised_features_and_one_constant_column():
@@ -130,10 +130,8 @@ def test_features_are_the_flat_activations():
 
 def test_wrong_penalties_and_labels_are_refused():
     train, validation, (x, y) = sets()
-    with pytest.raises(ValueError, match="l2 must"):
-        probes.probe(*sets(), l2=[0.1, 0.0], classes=4)
-    with pytest.raises(ValueError, match="got 4"):
-        probes.probe(train, validation, (x, y + 4), classes=4)
+    fails("l2 must", probes.probe, *sets(), l2=[0.1, 0.0], classes=4)
+    fails("got 4", probes.probe, train, validation, (x, y + 4), classes=4)
 
 
 def test_layers_are_probed_by_their_features():

@@ -10,6 +10,7 @@ import pytest
 import xarray as xr
 from iterlin_study.records import csv_files, experiment_pages, records
 from iterlin_study.report import intervals
+from refusals import fails
 
 EXPERIMENT = "trial"
 pytestmark = pytest.mark.usefixtures("root")
@@ -79,8 +80,7 @@ def test_a_failed_save_leaves_the_old_record_and_nothing_else(monkeypatch, failu
         raise failure
 
     monkeypatch.setattr(xr.Dataset, "to_netcdf", half)
-    with pytest.raises(records.NotWritten, match=str(path)):
-        save(value=2.0)
+    fails(str(path), save, value=2.0, error=records.NotWritten)
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == ["laptop.nc"]
 
@@ -93,8 +93,7 @@ def craft(change):
 
 
 def refused(named):
-    with pytest.raises(ValueError, match=rf"laptop\.nc is damaged or not a record: .*{named}"):
-        records.load(EXPERIMENT, "laptop")
+    fails(rf"laptop\.nc is damaged or not a record: .*{named}", records.load, EXPERIMENT, "laptop")
 
 
 @pytest.mark.parametrize(
@@ -125,11 +124,9 @@ def test_a_record_of_another_format_experiment_or_tier_is_refused():
     craft(lambda file: None)
     path = records.path_of(EXPERIMENT, "laptop")
     for asked in (("xor", "laptop"), (EXPERIMENT, "gpu")):
-        with pytest.raises(ValueError, match=f"holds trial at tier laptop, not {'/'.join(asked)}"):
-            records.load(*asked, path=path)
+        fails(f"holds trial at tier laptop, not {'/'.join(asked)}", records.load, *asked, path=path)
     craft(lambda file: file.attrs.update(format="iterlin record 1"))
-    with pytest.raises(ValueError, match="not a record of this library"):
-        records.load(EXPERIMENT, "laptop")
+    fails("not a record of this library", records.load, EXPERIMENT, "laptop")
 
 
 def test_as_csv_every_value_stands_beside_its_variable_and_its_coordinates():
