@@ -50,10 +50,6 @@ def train_sweep(f, init, data, **settings):
     return iterlin.train_sweep(algorithm, init, data, watch=watch, **rest)
 
 
-def by_engine(f, params, data, *, engine="auto", **settings):
-    return train(f, params, data, engine=engine, **settings)
-
-
 def integrator(f, data, *, schedule, target_loss=None, **settings):
     algorithm, watch, rest = sorted_out(f, settings)
     step = Step(algorithm, schedule, target_loss=target_loss)

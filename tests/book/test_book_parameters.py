@@ -64,11 +64,9 @@ def test_fitting_values_pass_and_those_of_a_file_that_it_is_like_and_the_tier_ar
 )
 def test_the_parameters_cell_is_found_by_its_tag_alone(tmp_path, tags):
     page = tmp_path / "page.md"
-    other = [
-        ":caption: Runs with few parameters\n:tags: [hide-input]",
-        "---\ntags:\n- hide-input\nalt: parameters\n---",
-    ]
-    cells = [(option, "undefined") for option in other] + [(tags, "width = 8")]
+    first = ":caption: Runs with few parameters\n:tags: [hide-input]"
+    second = "---\ntags:\n- hide-input\nalt: parameters\n---"
+    cells = [(first, "undefined"), (second, "undefined"), (tags, "width = 8")]
     text = (f"```{{code-cell}} ipython3\n{option}\n\n{code}\n```\n" for option, code in cells)
     page.write_text("\n".join(text))
     assert experiment_pages.defaults(page) == {"width": 8}

@@ -68,9 +68,7 @@ ENDS = {
 }
 
 
-def test_the_others_run_when_one_ends_and_the_same_command_goes_on_until_all_is_done(
-    book, monkeypatch, capfd
-):
+def test_the_others_run_when_one_ends_and_the_same_command_goes_on(book, monkeypatch, capfd):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     add(book, "grows", SAVES, "missing: 7\n")
     add(book, "shows", WAITS)

@@ -19,9 +19,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from toy_book import ROOT
 
-SOURCES = {
-    path.relative_to(ROOT / "lib").as_posix() for path in (ROOT / "lib" / "iterlin").rglob("*.py")
-}
+LIB = ROOT / "lib"
+SOURCES = {path.relative_to(LIB).as_posix() for path in (LIB / "iterlin").rglob("*.py")}
 DATA = {"iterlin/py.typed"}
 IS_BARE = """
 import importlib, sys, warnings
@@ -116,9 +115,7 @@ def test_the_book_s_zip_holds_the_book_the_records_and_their_sums(tmp_path):
 
 
 @pytest.mark.nightly
-def test_the_library_imports_and_the_readme_s_python_runs_with_the_library_alone(
-    installed, tmp_path
-):
+def test_the_library_and_the_readme_s_python_run_with_the_library_alone(installed, tmp_path):
     text = (ROOT / "README.md").read_text("utf8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert blocks

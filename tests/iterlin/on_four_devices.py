@@ -151,11 +151,8 @@ def sweep(data, **settings):
 
 
 def training():
-    axes = ("rows", "columns")
-    auto, explicit = (
-        jax.make_mesh((2, 2), axes, axis_types=(kind,) * 2)
-        for kind in (AxisType.Auto, AxisType.Explicit)
-    )
+    axes, kinds = ("rows", "columns"), (AxisType.Auto, AxisType.Explicit)
+    auto, explicit = (jax.make_mesh((2, 2), axes, axis_types=(kind,) * 2) for kind in kinds)
     parts, here = PartitionSpec(axes), (jnp.asarray(x), jnp.asarray(y))
     for train, place, settings in (
         (run, NamedSharding(auto, parts), {"mesh": explicit, "batch_size": 18}),

@@ -329,13 +329,17 @@ def test_equinox_s_own_modules_take_a_key_where_there_is_dropout():
     close(drawn[kept] * (1 - RATE), np.asarray(outputs)[kept])
 
 
+ADAPTED = from_nnx(NNX((), 0, nnx.Rngs(0)))
+COMPILED = eqx.filter_jit(lambda params, x: x @ params["weight"].T)  # no module
 test_other_objects_are_refused = refused(
-    lambda adapter, *given: adapter(*given),
+    lambda call, *given: bare(call)(*given),
     (from_nnx, nn.Dense(2), "takes a flax.nnx.Module, got Dense$"),
     (from_nnx, nnx.Dropout(RATE), "no nnx.Param to train"),
     (from_linen, nn.Dense(2), {"kernel": 1}, "must be what module.init gives"),
     (from_equinox, jnp.tanh, "takes an equinox.Module that can be called"),
     (from_equinox, Equinox(MOMENTA, jax.random.key(0)), "nn.make_with_state"),
+    (output_shape, ADAPTED, ADAPTED.params, X, r"^f must .* Adapted; .* give .f, and .params"),
+    (il.empirical_ntk, COMPILED, {"weight": jnp.ones((3, 2))}, X, r"^f\(params, x\) of inp[^;]*$"),
 )
 
 
@@ -392,15 +396,3 @@ def test_a_module_in_the_place_of_a_network_is_told_its_adapter(module, adapter)
         lambda: il.empirical_ntk(module, {"weight": jnp.ones((3, 2))}, X),
     ):
         fails(rf"^f[^\n]*; il.{adapter} gives f[^\n]*$", call)
-
-
-def test_an_adapted_module_in_the_place_of_a_network_is_told_its_parts():
-    adapted = from_nnx(NNX((), 0, nnx.Rngs(0)))
-    with pytest.raises(ValueError, match=r"^f must .* got Adapted; .* give .f, and .params"):
-        bare(output_shape)(adapted, adapted.params, X)
-
-
-def test_a_function_that_equinox_wraps_is_no_module():
-    wrong = eqx.filter_jit(lambda params, x: x @ params["weight"].T)
-    with pytest.raises(ValueError, match=r"^f\(params, x\) of inputs [^;]*$"):
-        il.empirical_ntk(wrong, {"weight": jnp.ones((3, 2))}, X)

@@ -39,10 +39,9 @@ def test_numbers_of_numpy_and_jax_are_those_of_python(number):
     params, x = jax.tree.map(jnp.float32, (params, data[0]))
     for engine in ("steps", "kept_steps"):
         settings = {"schedule": 2, "num_steps": 4, "engine": engine, "progress": False}
-        found, expected = (
-            il.train(Algorithm(f, ENTROPY, a, penalty=b), params, (x, data[1]), **settings)[0]
-            for a, b in ((number(0.5), number(0.25)), (0.5, 0.25))
-        )
+        pairs = (number(0.5), number(0.25)), (0.5, 0.25)
+        runs = (Algorithm(f, ENTROPY, a, penalty=b) for a, b in pairs)
+        found, expected = (il.train(run, params, (x, data[1]), **settings)[0] for run in runs)
         jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
 
 
@@ -172,10 +171,7 @@ def test_plain_steps_ask_a_network_for_its_reverse_derivative_alone():
     square = jax.custom_vjp(jnp.square)
     square.defvjp(lambda u: (u**2, u), lambda u, slope: (2 * u * slope,))
     f, params, data = affine()
-    runs = [
-        Algorithm(lambda p, x, g=g: g(f(p, x)), losses.squared_error, 0.01)
-        for g in (square, jnp.square)
-    ]
+    runs = [Algorithm(lambda p, x, g=g: g(f(p, x)), SQUARED, 0.01) for g in (square, jnp.square)]
     found, expected = (stepped(run, params, data, every(1)).params["w"] for run in runs)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 

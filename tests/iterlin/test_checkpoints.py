@@ -9,7 +9,6 @@ import sys
 import time
 import zipfile
 from collections import namedtuple
-from contextlib import contextmanager
 from unittest.mock import Mock
 
 import iterlin
@@ -193,7 +192,7 @@ for name, kept in ((folder.name, folder), ("alone", None)):
 """
 
 
-@contextmanager
+@contextlib.contextmanager
 def launched(tmp_path, folder):
     """The grid in a process of its own, which keeps its runs there, and once more without them."""
     script = tmp_path / "grid.py"
@@ -201,10 +200,8 @@ def launched(tmp_path, folder):
     environment = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")} | os.environ
     command = [sys.executable, str(script), str(folder)]
     with (tmp_path / "errors").open("w+") as errors:
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
-        )
-        with process:
+        pipes = {"stdout": subprocess.PIPE, "stderr": errors, "text": True}
+        with subprocess.Popen(command, env=environment, **pipes) as process:
             try:
                 assert process.stdout.readline() == "ready\n", (tmp_path / "errors").read_text()
                 yield process

@@ -23,18 +23,14 @@ def test_operations_count_products_convolutions_and_loops(function, arguments, e
     assert costs.count_flops(jax.make_jaxpr(function)(*arguments).jaxpr) == expected
 
 
+LIMIT = {"bytes_limit": 100}
+
+
 @pytest.mark.parametrize(
     ("platform", "stats", "expected"),
-    [
-        ("cpu", {"bytes_limit": 100}, 7),
-        ("gpu", {"bytes_limit": 100}, 50),
-        ("gpu", {}, 7),
-        ("tpu", None, 7),
-    ],
+    [("cpu", LIMIT, 7), ("gpu", LIMIT, 50), ("gpu", {}, 7), ("tpu", None, 7)],
 )
-def test_memory_of_a_device_that_does_not_say_is_that_of_a_cpu(
-    monkeypatch, platform, stats, expected
-):
+def test_a_device_that_does_not_say_has_a_cpu_s_memory(monkeypatch, platform, stats, expected):
     device = SimpleNamespace(platform=platform, memory_stats=lambda: stats)
     other = SimpleNamespace(platform="gpu", memory_stats=lambda: {"bytes_limit": 1000})
     monkeypatch.setattr(jax, "devices", lambda: [device, other])  # computed on is the first

@@ -28,8 +28,7 @@ def assert_equal(gpu, function, *arrays):
     found = []
     for device in (gpu, jax.devices("cpu")[0]):
         with jax.default_device(device), full_precision():
-            there = jax.device_put(arrays, device)
-            result = jax.jit(function)(*there)
+            result = jax.jit(function)(*jax.device_put(arrays, device))
         assert {d for leaf in jax.tree.leaves(result) for d in leaf.devices()} == {device}
         found.append(flat(jax.device_get(result)))
     theirs, ours = found

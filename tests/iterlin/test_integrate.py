@@ -18,8 +18,9 @@ from iterlin.kernels.gradient_flow import eigenmodes
 from iterlin.training import loop, losses, schedules
 from iterlin.training.schedules import Solved
 from refusals import fails, refused
-from roads import by_engine, integrator
+from roads import integrator
 
+by_engine = roads.train
 STEP_SIZE, LENGTH, PERIOD = 0.05, 60, 20
 EVAL_STEPS = [0, 3, 7, 20, 45, 60]
 CROSS_ENTROPY = losses.mean(losses.cross_entropy)
@@ -342,7 +343,6 @@ def test_resume_is_bit_identical(schedule, stopped_by, tmp_path, monkeypatch):
 
 HALF = optax.tree.cast(setting()[0][1], jnp.bfloat16)
 
-
 GIVEN = dict(zip(("f", "params", "data"), setting()[0], strict=True)) | setting()[1]
 GIVEN |= {"step_size": STEP_SIZE, "engine": "flow"}
 test_bad_input_is_refused_by_name = refused(
@@ -363,7 +363,7 @@ test_bad_input_is_refused_by_name = refused(
 def test_auto_says_what_it_takes_and_is_cheap_for_long_periods(capsys):
     long = 10**6
     changes = {"num_steps": long, "eval_steps": [long], "schedule": schedules.never()}
-    problem, settings = setting(progress=None, **changes)
+    problem, settings = setting(progress=None, engine="auto", **changes)
     # A key that nothing draws from does no harm, whichever engine is taken.
     _, history = by_engine(*problem, step_size=0.01, key=jax.random.key(0), **settings)
     assert "engine function_space_flow: " in capsys.readouterr().err
@@ -372,16 +372,12 @@ def test_auto_says_what_it_takes_and_is_cheap_for_long_periods(capsys):
     assert history["test_loss_proxy"][-1] < 5e-2
 
 
-J_BYTES = 8 * 6 * 6
+SIZE = 8 * 6 * 6  # of J, in bytes
 
 
 @pytest.mark.parametrize(
     ("period", "memory_limit", "engine"),
-    [
-        (999, 2**30, "steps"),
-        (1000, J_BYTES, "closed_form"),
-        (10**4, J_BYTES - 1, "function_space_flow"),
-    ],
+    [(999, 2**30, "steps"), (1000, SIZE, "closed_form"), (10**4, SIZE - 1, "function_space_flow")],
 )
 def test_auto_takes_a_closed_form_of_a_long_period_that_fits(period, memory_limit, engine):
     params, task = linear(jnp.eye(3), jnp.ones((3, 2)), step_size=1e-3, memory_limit=memory_limit)

@@ -66,7 +66,6 @@ def test_events_of_a_flow_are_those_of_small_steps_within_one_check():
 
 def test_a_flow_stops_at_the_first_check_after_the_event():
     def first(check_every):
-        """The only event."""
         once = lambda state: moved_far(state) & (state.updates == 0)  # noqa: E731
         schedule = when(once, check_every=check_every)
         return events(by_engine, check_every, [0, 500], **FLOW, schedule=schedule).item()

@@ -14,16 +14,10 @@ from problems import bare, compilations, dense, flat, network, normal, paired, s
 from refusals import fails, refused
 from scipy.stats import multivariate_normal
 
-# More outputs than parameters, and fewer; where J, of 24 * 45 numbers, does not fit, the kernel is
-# decomposed.
-J_BYTES = 24 * 45 * 8
-PROBLEMS = {
-    "primal": ((2, 2, 3), 20000),
-    "dual": ((3, 6, 3), J_BYTES),
-    "kernel": ((3, 6, 3), J_BYTES - 1),
-}
+# More outputs than parameters, and fewer; where J does not fit, the kernel is decomposed.
+SIZE = 24 * 45 * 8  # of J, in bytes
+PROBLEMS = {"primal": ((2, 2, 3), 9999), "dual": ((3, 6, 3), SIZE), "kernel": ((3, 6, 3), SIZE - 1)}
 SETTINGS = {"loss": losses.squared_error, "prior_precision": 1.0}
-
 
 fit = partial(laplace, **SETTINGS)
 
@@ -48,15 +42,15 @@ def test_the_squared_error_gives_the_gaussian_process_with_the_ntk(widths, limit
     cross = test @ train.T / precision
     covariance = test @ test.T / precision - cross @ np.linalg.solve(data, cross.T)
     settings = {"prior_precision": precision, "noise_variance": noise, "memory_limit": limit}
-    posterior = fit(f, params, x, y, prior_mean=params if limit == J_BYTES else None, **settings)
-    assert posterior.dual == (limit == J_BYTES - 1)
+    posterior = fit(f, params, x, y, prior_mean=params if limit == SIZE else None, **settings)
+    assert posterior.dual == (limit == SIZE - 1)
     narrow = lambda p, x: f(p, x).astype("float32")  # noqa: E731  (rows of J are of the wider type)
     assert fit(narrow, params, x, y, **settings).dual == posterior.dual
     squared = np.linalg.svd(train, compute_uv=False) ** 2
     np.testing.assert_allclose(np.sort(posterior.eigenvalues)[::-1], squared, atol=1e-10)
     expected = np.stack([covariance[3 * i : 3 * i + 3, 3 * i : 3 * i + 3] for i in range(3)])
     np.testing.assert_allclose(posterior.variance(x_new), expected, atol=1e-10)
-    mean = np.ravel(f(params, x)) - (0 if limit == J_BYTES else train @ flat(params))
+    mean = np.ravel(f(params, x)) - (0 if limit == SIZE else train @ flat(params))
     evidence = multivariate_normal(mean, data).logpdf(np.ravel(y))
     assert float(posterior.log_marginal_likelihood()) == pytest.approx(evidence, rel=1e-9)
 

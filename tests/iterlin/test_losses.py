@@ -107,7 +107,6 @@ test_other_targets_are_refused = refused(
     (losses.accuracy, jnp.array([0, 3]), "labels of 3 classes, 0 to 2: got 3"),
 )
 
-
 ENTROPY = losses.cross_entropy
 
 

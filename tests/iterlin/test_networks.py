@@ -69,7 +69,6 @@ test_bad_settings_are_refused = refused(
     ((3, 1), {"output_bias": "no"}, "output_bias must be True or False"),
 )
 
-
 NET = il.mlp((3, 12, 2), activation="tanh", parameterization="ntk", bias_scale=0.3)
 X = jnp.asarray(np.random.default_rng(1).normal(size=(7, 3)))
 Y = jnp.asarray(np.random.default_rng(2).normal(size=(7, 2)))

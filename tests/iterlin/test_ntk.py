@@ -4,28 +4,15 @@ import drawn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import problems
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import empirical_ntk, in_slices, kernel_alignment, kernel_drift, ntk_product
 from iterlin.kernels import blocks, factors, ntk
-from iterlin.kernels.blocks import assemble_kernel
-from iterlin.kernels.ntk import kernel_matrix
 from iterlin_study.networks import convnets
 from jax import lax
-from problems import (
-    FORMS,
-    affine,
-    affine_problem,
-    assert_forms,
-    bare,
-    convolutional,
-    dense_kernel,
-    network,
-    normal,
-    single,
-    start,
-)
+from problems import FORMS, affine, assert_forms, bare, dense_kernel, network, normal, single
 from refusals import refused
 
 compiled_ntk = jax.jit(empirical_ntk, static_argnums=0)
@@ -95,7 +82,6 @@ OTHERS = {
     "a number that all features share": {"w": W, "b": B[:1]},
 }
 
-
 # Of one example (3, 3). A bias is added to each feature of a product; with as many positions as
 # features its shape alone does not tell it from another vector.
 BIASES = {
@@ -147,11 +133,9 @@ def test_any_convolution_gives_the_products_of_dense_jacobians(stride, spread, h
     ("size", "channels", "features", "kind", "method"),
     [(2, 8, 16, "positions", "patches"), (6, 2, 2, "rows", "direct")],
 )
-def test_convolution_takes_the_cheaper_way_and_both_are_right(
-    size, channels, features, kind, method
-):
+def test_convolution_takes_the_cheaper_of_two_right_ways(size, channels, features, kind, method):
     """4 positions with 72 x 16 weights take less time by positions; 36 with 18 x 2 by rows."""
-    f, params, x = convolutional(4, size, channels, features, method)
+    f, params, x = problems.convolutional(4, size, channels, features, method)
     network = ntk.trace_network(f, params, x)
     found = network.factors(x, jnp.arange(3), form="full", count=4, total=3)
     assert {name for name in found._fields if getattr(found, name)} == {"dense", kind}
@@ -161,7 +145,7 @@ def test_convolution_takes_the_cheaper_way_and_both_are_right(
 def test_lenet():
     settings = {"channels": 3, "kernel_size": 3, "hidden": (5,), "classes": 3}
     model = convnets.lenet((12, 12, 1), method="patches", **settings)
-    params = start(model.init)
+    params = problems.start(model.init)
     assert_forms(in_slices(model.apply, 2), params, normal(3, 12, 12, 1), forms=["full"])
 
 
@@ -182,7 +166,7 @@ def test_groups_of_any_size_change_nothing(sizes, two_sided, form):
     basis = jnp.eye(outputs)
     side = (second, basis) if two_sided else None
     expected = np.einsum("iop,jqp->ijoq", first, second if two_sided else first)
-    found = assemble_kernel(rows_of, (first, basis), side, group, form, first.dtype)
+    found = blocks.assemble_kernel(rows_of, (first, basis), side, group, form, first.dtype)
     np.testing.assert_allclose(found, np.einsum(FORMS[form], expected), atol=1e-13)
 
 
@@ -192,7 +176,7 @@ def test_overlapping_blocks_of_a_group_change_nothing(monkeypatch, form):
     monkeypatch.setattr(blocks, "LEAST_ROWS", 5)
     monkeypatch.setattr(blocks, "BLOCKS", 3)
     rows = normal(7, 2, 5)
-    found = assemble_kernel(rows_of, (rows, jnp.eye(2)), None, 7, form, rows.dtype)
+    found = blocks.assemble_kernel(rows_of, (rows, jnp.eye(2)), None, 7, form, rows.dtype)
     expected = np.einsum(FORMS[form], np.einsum("iop,jqp->ijoq", rows, rows))
     np.testing.assert_allclose(found, expected, atol=1e-13)
 
@@ -245,9 +229,9 @@ def test_examples_of_two_types():
 def test_kernel_product_and_matrix_agree(shape, seed):
     examples, outputs, parameters = shape
     rank = min(examples * outputs, parameters)
-    params, x, v = affine_problem((examples, outputs, parameters, rank), seed)
+    params, x, v = problems.affine_problem((examples, outputs, parameters, rank), seed)
     jacobian = np.asarray(x).reshape(-1, parameters)
-    matrix = kernel_matrix(empirical_ntk(affine, params, x))
+    matrix = ntk.kernel_matrix(empirical_ntk(affine, params, x))
     np.testing.assert_allclose(matrix, jacobian @ jacobian.T, atol=1e-13)
     product = ntk_product(affine, params, x)(v)
     np.testing.assert_allclose(np.ravel(product), jacobian @ (jacobian.T @ np.ravel(v)), atol=1e-13)
@@ -281,8 +265,7 @@ def test_a_kernel_has_a_derivative_by_a_fixed_parameter():
 
 
 def test_uneven_parts_of_the_outputs_agree_on_rows_and_positions():
-    """A layer of several positions takes rows or positions for all parts alike: of 3 outputs, two
-    parts of 2 and 1 would choose differently by themselves."""
+    """Of 3 outputs, parts of 2 and 1 would by themselves choose differently."""
     rng = np.random.default_rng(0)
     shapes = {"e": (2000, 16), "w": (16, 32), "b": (32,), "v": (32, 3)}
     params = {name: jnp.asarray(rng.normal(size=shape)) / 4 for name, shape in shapes.items()}

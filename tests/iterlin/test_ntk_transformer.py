@@ -5,13 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin import jacobian, ntk_matrix
-from iterlin.kernels.factors import TracedNetwork
-from iterlin.linearise.parameters import bind_fixed, partition
-from iterlin.linearise.programs import trace_program
+from iterlin.kernels import ntk
 from problems import assert_forms, normal
 
 WORDS, LENGTH, WIDTH, CLASSES = 40, 3, 4, 3
-
 
 PARAMS = {
     "words": normal(WORDS, WIDTH),
@@ -77,10 +74,7 @@ def test_fixed_parameters_give_nothing(name):
 
 
 def factors_of(f, params, x):
-    moving, fixed = partition(params)
-    one = jax.tree.map(lambda leaf: leaf[:1], x)
-    program = trace_program(bind_fixed(f, fixed), moving, one)
-    network = TracedNetwork(program, jax.tree.leaves(moving))
+    network = ntk.trace_network(f, params, x)
     return network.factors(x, jnp.arange(CLASSES), form="full", count=5, total=CLASSES)
 
 

@@ -21,10 +21,8 @@ X = jnp.asarray(RNG.normal(size=(N, 5)))
 LABELS = jnp.asarray(RNG.integers(CLASSES, size=N))
 TOKEN_LABELS = jnp.asarray(RNG.integers(CLASSES, size=(N, T)))
 ENTROPY = losses.mean(losses.cross_entropy)
-PARAMS = {
-    "body": jnp.asarray(RNG.normal(size=(5, 6)) / 2),
-    "head": jnp.asarray(RNG.normal(size=(6, CLASSES)) / 2),
-}
+SHAPES = {"body": (5, 6), "head": (6, CLASSES)}
+PARAMS = {name: jnp.asarray(RNG.normal(size=shape) / 2) for name, shape in SHAPES.items()}
 
 
 def classifier(params, x):
@@ -242,8 +240,7 @@ def test_a_schedule_looks_at_the_network_now_and_then():
     params = anchor = PARAMS
     anchored, updates = 0, []
     for step in range(30):
-        since = step - anchored
-        looked = since > 0 and since % 3 == 0
+        looked = step > anchored and (step - anchored) % 3 == 0
         if looked and drift(state._replace(params=params, anchor=anchor)) > 0.15:
             anchor, anchored = params, step
             updates.append(step)

@@ -102,7 +102,6 @@ test_a_look_that_cannot_be_taken_is_refused = refused(
     ({"predicate": bool, "check_every": 0}, "check_every must be a positive integer"),
 )
 
-
 DATA, START = (jnp.eye(2), jnp.array([1.0, 0.0])), jnp.zeros(2)
 ALGORITHM = Algorithm(lambda p, x: jnp.tanh(x @ p), losses.squared_error, 0.1)
 
@@ -130,7 +129,6 @@ def test_a_schedule_that_returns_no_bool_is_refused_before_compute(schedule, mes
 
 
 def test_a_plain_function_may_answer_in_python_and_numpy():
-    """True and False of any kind; two engines then agree on the updates."""
     for answer in (True, np.bool_(True), np.asarray(True), jnp.asarray(True)):
         schedule = as_schedule(lambda step, state, answer=answer: answer)
         assert bool(schedule(3, None))

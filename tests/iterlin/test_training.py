@@ -220,7 +220,6 @@ def test_log_steps():
 
 
 def test_labels_outside_the_classes_are_refused():
-    """By training, by sweeps and by all else that takes the cross-entropy."""
     model, x = mlp((3, 2)), jnp.ones((4, 3))
     params, y, total = start(model.init), jnp.asarray([0, 1, 2, 1]), losses.cross_entropy
     algorithm = Algorithm(model.apply, MEAN_ENTROPY, 0.1)
@@ -239,7 +238,6 @@ def test_labels_outside_the_classes_are_refused():
 
 X3, TWO = jnp.ones((4, 3)), jnp.asarray([0, 1, 0, 1])
 
-
 SUMS = dict.fromkeys(("b_c", "c", "loss", "loss_proxy"), lambda outputs, y: outputs.sum())
 
 
@@ -251,7 +249,6 @@ SUMS = dict.fromkeys(("b_c", "c", "loss", "loss_proxy"), lambda outputs, y: outp
     ],
 )
 def test_wrong_labels_and_a_name_twice_are_refused_by_every_call(watch, message):
-    """By runs, sweeps, exact runs of any engine and grids, before compute."""
     model = mlp((3, 2))
     for call in doors(Algorithm(model.apply, MEAN_ENTROPY, 0.1), model.init, (X3, TWO), watch):
         fails(message, call)
@@ -335,7 +332,6 @@ MISTAKES = [
     (TRAIN, {"watch": Watch(at=[0, 1.5])}, "watch.at must be .* list of whole steps"),
 ]
 
-
 test_a_mistake_is_told_in_one_line = refused(
     mistaken, *((door, *case) for called, *case in MISTAKES for door in called.split())
 )
@@ -381,18 +377,12 @@ def test_a_run_leaves_its_start_alone():
 
 
 def test_a_set_is_measured_as_it_is_alone():
-    """Also where others of its shape go through the same program, and by a network that couples the
-    examples of a set."""
+    """Also beside others of its shape, and by a network that couples the examples of a set."""
     f, params, (x, labels) = classification()
     coupled = lambda p, x: f(p, x) - f(p, x).mean(0, keepdims=True)  # noqa: E731
     anchor = jax.tree.map(lambda leaf: 0.9 * leaf, params)
-    sets = {
-        "first": (x[:4], labels[:4]),
-        "long": (x, labels),
-        "second": (x[4:8], labels[4:8]),
-        "other": (x[:4], jax.nn.one_hot(labels[:4], 3)),
-        "third": [x[6:], labels[6:]],
-    }
+    sets = {"first": (x[:4], labels[:4]), "long": (x, labels), "second": (x[4:8], labels[4:8])}
+    sets |= {"other": (x[:4], jax.nn.one_hot(labels[:4], 3)), "third": [x[6:], labels[6:]]}
 
     def entropy(outputs, y):
         y = y if y.ndim > 1 else jax.nn.one_hot(y, 3)

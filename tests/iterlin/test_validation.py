@@ -50,7 +50,6 @@ CHECKS = {
     ),
 }
 
-
 LIMIT = {"below 2147483648$": [2**31, 10**400]}
 LIMITED = [
     ("check_positive", {"scalar": True}, ONE, {r"one number, .* of shape \(": NOT_ONE}),
@@ -103,7 +102,6 @@ TRAINED = partial(il.train, ALGORITHM, PARAMS, num_steps=10)
 PAIR = jnp.ones(2)
 SWEPT = partial(il.train_sweep, ALGORITHM, lambda key: PARAMS, **SWEEP)
 LAPLACE = {"loss": SQUARED, "prior_precision": 1.0}
-
 
 test_a_mistake_in_a_call_is_told_in_one_line = refused(
     lambda call: call(),

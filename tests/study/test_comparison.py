@@ -102,4 +102,5 @@ def test_the_quick_runs_that_the_project_keeps_belong_to_its_records(monkeypatch
 
 def test_a_damaged_file_is_named(record):
     comparison.kept_path("trial").write_bytes(b"half")
-    fails(r"quick\.nc is damaged or not a record", comparison.kept, "trial")
+    with pytest.raises(ValueError, match=r"quick\.nc is damaged or not a record"):
+        comparison.kept("trial")

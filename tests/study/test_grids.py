@@ -27,12 +27,8 @@ def subset(size, seed):
     return np.random.default_rng(seed).permutation(24)[:size]
 
 
-COMMON = {
-    "loss": ENTROPY,
-    "evaluate": {"test": (X[:7], Y[:7])},
-    "metrics": {"loss": ENTROPY, "accuracy": losses.accuracy},
-    "batch_size": 6,
-}
+COMMON = {"loss": ENTROPY, "evaluate": {"test": (X[:7], Y[:7])}, "batch_size": 6}
+COMMON |= {"metrics": {"loss": ENTROPY, "accuracy": losses.accuracy}}
 
 
 def problem(**changes):

@@ -41,9 +41,8 @@ def test_fit_is_that_of_scikit_learn_and_its_gradient_vanishes():
     x, y = problem()
     found = fit(x, y, jnp.asarray([1.0, 0.1, 0.01]), classes=4, tolerance=1e-16)
     for weights, l2 in zip(found.weights, (1.0, 0.1, 0.01), strict=True):
-        oracle = LogisticRegression(
-            C=1 / (len(y) * l2), fit_intercept=False, tol=1e-10, max_iter=2000
-        ).fit(x, y)
+        settings = {"fit_intercept": False, "tol": 1e-10, "max_iter": 2000}
+        oracle = LogisticRegression(C=1 / (len(y) * l2), **settings).fit(x, y)
         np.testing.assert_allclose(weights, oracle.coef_.T, atol=1e-6)
         assert np.abs(slope(weights, x, y, l2)).max() < 1e-7
 

@@ -24,7 +24,6 @@ def steps(folder):
 
 
 def engines(folder):
-    """Runs by an exact engine."""
     return by_engines(axes={"period": (5,), "seed": (0, 1)}, folder=folder)
 
 
