@@ -127,7 +127,7 @@ FORMS = {"full": "ijoq->ijoq", "matrix": "ijoq->iojq", "diagonal": "ijoo->ijo", 
 
 def dense_kernel(f, params, x1, x2=None, trainable=None):
     """J(x1) J(x2)^T as (N1, N2, O, O), of the parameters that are trained."""
-    moving, fixed = partition(params, trainable)
+    moving, fixed = partition(jax.tree.map(jnp.asarray, params), trainable)
 
     def rows(x):
         found = dense(lambda moving, x: f(combine(moving, fixed), x), moving, x)

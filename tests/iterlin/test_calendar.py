@@ -10,8 +10,7 @@ from iterlin.exact.calendar import Calendar
 from iterlin.training.schedules import as_schedule, reads_params
 
 ALGORITHM = Algorithm(lambda p, x: p["a"] * x + p["b"], losses.squared_error, 0.1)
-DATA = jnp.ones(2), jnp.ones(2)
-STATE = Step(ALGORITHM, 1).start({"a": jnp.ones(()), "b": jnp.ones(())}, DATA)
+STATE = Step(ALGORITHM, 1).start({"a": jnp.ones(()), "b": jnp.ones(())}, (jnp.ones(2), jnp.ones(2)))
 
 
 def at(step, anchored):

@@ -7,6 +7,7 @@ from iterlin.linearise import costs
 
 A, B, C = jnp.ones((3, 4)), jnp.ones((4, 5)), jnp.ones((3, 5))
 IMAGES, FILTERS = jnp.ones((2, 3, 8, 8)), jnp.ones((6, 3, 3, 3))
+LIMIT = {"bytes_limit": 100}
 
 
 @pytest.mark.parametrize(
@@ -21,9 +22,6 @@ IMAGES, FILTERS = jnp.ones((2, 3, 8, 8)), jnp.ones((6, 3, 3, 3))
 )
 def test_operations_count_products_convolutions_and_loops(function, arguments, expected):
     assert costs.count_flops(jax.make_jaxpr(function)(*arguments).jaxpr) == expected
-
-
-LIMIT = {"bytes_limit": 100}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from iterlin import jacobian, ntk_matrix
-from iterlin.kernels import ntk
+from iterlin.kernels.factors import TracedNetwork
+from iterlin.linearise.programs import trace_program
 from problems import assert_forms, normal
 
 WORDS, LENGTH, WIDTH, CLASSES = 40, 3, 4, 3
@@ -74,7 +75,8 @@ def test_fixed_parameters_give_nothing(name):
 
 
 def factors_of(f, params, x):
-    network = ntk.trace_network(f, params, x)
+    program = trace_program(f, params, jax.tree.map(lambda leaf: leaf[:1], x))
+    network = TracedNetwork(program, jax.tree.leaves(params))
     return network.factors(x, jnp.arange(CLASSES), form="full", count=5, total=CLASSES)
 
 
