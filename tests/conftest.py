@@ -28,11 +28,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Before the library is imported: its shape annotations are checked at every call, in tests only.
 LIB = Path(__file__).resolve().parents[1] / "lib"
 paths = [p for name in ("iterlin", "iterlin_study") for p in (LIB / name).rglob("*.py")]
-names = (p.relative_to(LIB) for p in paths)
+names = [".".join(p.relative_to(LIB).with_suffix("").parts) for p in paths]
 jaxtyping.jaxtyped = where_shapes_are(jaxtyping.jaxtyped)
-jaxtyping.install_import_hook(
-    ["book", *(".".join(p.with_suffix("").parts) for p in names)], "type_checks.check"
-)
+jaxtyping.install_import_hook(["book", *names], "type_checks.check")
 
 # A shell's background job ignores Ctrl-C, and so would the commands under test, which inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -50,20 +48,8 @@ settings.load_profile(FEW)
 SWITCH = "jax_disable_most_optimizations"
 
 # Started first, so that no worker is left with a long file at the end.
-LONGEST = (
-    "test_book_build.py",
-    "test_tiers.py",
-    "test_more_seeds.py",
-    "test_mutations.py",
-    "test_book_results.py",
-    "test_four_devices.py",
-    "test_integrate.py",
-    "test_training.py",
-    "test_checkpoints.py",
-    "test_gradient_flow.py",
-    "test_own_networks.py",
-    "test_ntk.py",
-)
+LONGEST = "book_build tiers more_seeds mutations book_results four_devices integrate training"
+LONGEST += " checkpoints gradient_flow own_networks ntk"
 
 
 def pytest_collectstart(collector):
@@ -92,7 +78,7 @@ def pytest_collection_modifyitems(config, items):
         late = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=late)
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
-    rank = {name: place for place, name in enumerate(LONGEST)}
+    rank = {f"test_{name}.py": place for place, name in enumerate(LONGEST.split())}
 
     def place(item):
         first = -1 if item.path.suffix == ".ipynb" else rank.get(item.path.name, len(rank))

@@ -20,10 +20,8 @@ def runs(axes, test, **others):
         histories[f"{name}_proxy"] = histories[name]
     histories |= {"test_accuracy": test, **others}
     diverged = histories.pop("diverged_at", -1)
-    full = {
-        name: ((*axes, "evaluation"), np.array(np.broadcast_to(values, shape)))
-        for name, values in histories.items()
-    }
+    dims = *axes, "evaluation"
+    full = {name: (dims, np.array(np.broadcast_to(v, shape))) for name, v in histories.items()}
     full["diverged_at"] = tuple(axes), np.array(np.broadcast_to(diverged, shape[:-1]))
     return xr.Dataset(full, axes, {"seconds": 1.5, "missing": 1})
 

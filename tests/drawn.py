@@ -9,9 +9,17 @@ from hypothesis import strategies as st
 NIGHTLY = settings.get_current_profile_name() == "nightly"
 
 
-def shapes(few, *anything):
-    """One of a few tuples; nightly a tuple of what these strategies draw."""
-    return st.tuples(*anything) if NIGHTLY else st.sampled_from(few)
+def shapes(few, *sizes):
+    """One of a few tuples; nightly a tuple of a size each, from 1 to the given number.
+
+    Or from the first of two numbers to the second; or what else a strategy draws.
+    """
+
+    def size(given):
+        given = (1, given) if isinstance(given, int) else given
+        return st.integers(*given) if isinstance(given, tuple) else given
+
+    return st.tuples(*map(size, sizes)) if NIGHTLY else st.sampled_from(few)
 
 
 def at_most(count):

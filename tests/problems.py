@@ -3,18 +3,15 @@
 import functools
 import inspect
 from contextlib import contextmanager
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from iterlin import cached_ntk, empirical_ntk, ntk_matrix
+from iterlin import cached_ntk, empirical_ntk, losses, mlp, ntk_matrix
 from iterlin.exact import linear_model
 from iterlin.exact.flow import Objective
 from iterlin.linearise.parameters import combine, partition
 from iterlin.networks.convolution import conv2d
-from iterlin.networks.mlp import mlp
-from iterlin.training import losses
 
 CASES = {  # examples, outputs, parameters, rank: N O < P, = P, > P, and rank deficient
     "wide": (3, 2, 11, 6),
@@ -130,7 +127,7 @@ FORMS = {"full": "ijoq->ijoq", "matrix": "ijoq->iojq", "diagonal": "ijoo->ijo", 
 
 def dense_kernel(f, params, x1, x2=None, trainable=None):
     """J(x1) J(x2)^T as (N1, N2, O, O), of the parameters that are trained."""
-    moving, fixed = partition(params, trainable)
+    moving, fixed = partition(jax.tree.map(jnp.asarray, params), trainable)
 
     def rows(x):
         found = dense(lambda moving, x: f(combine(moving, fixed), x), moving, x)
@@ -175,7 +172,7 @@ def assert_same_run(found, expected, tolerance=0.0):
     To the bit, if there is no tolerance.
     """
     (state, history), (other, reference) = found, expected
-    equal = partial(np.testing.assert_allclose, atol=tolerance)
+    equal = functools.partial(np.testing.assert_allclose, atol=tolerance)
     equal = equal if tolerance else np.testing.assert_array_equal
     for name in ("params", "anchor", "step", "updates", "anchored_at", "converged_at"):
         equal(*(flat(getattr(s, name)) for s in (state, other)), err_msg=name)
@@ -192,16 +189,10 @@ def paired(out=(), seed=0, examples=5):
     """f, params, x, y of a smooth network of two inputs, with outputs of any shape."""
     rng = np.random.default_rng(seed)
     size = int(np.prod(out))
-    x = {
-        "a": jnp.asarray(rng.normal(size=(examples, 3))),
-        "b": jnp.asarray(rng.normal(size=(examples, 2))),
-    }
-    params = {
-        "in": {
-            name: jnp.asarray(rng.normal(size=(width, 3))) for name, width in (("a", 3), ("b", 2))
-        },
-        "out": jnp.asarray(rng.normal(size=(3, size))),
-    }
+    widths = {"a": 3, "b": 2}
+    x = {name: jnp.asarray(rng.normal(size=(examples, n))) for name, n in widths.items()}
+    first = {name: jnp.asarray(rng.normal(size=(n, 3))) for name, n in widths.items()}
+    params = {"in": first, "out": jnp.asarray(rng.normal(size=(3, size)))}
 
     def f(params, x):
         hidden = jnp.tanh(x["a"] @ params["in"]["a"] + x["b"] @ params["in"]["b"])

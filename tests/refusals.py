@@ -1,6 +1,13 @@
-"""Tests that a call with a mistake is refused in one line, one for each mistake."""
+"""Calls with a mistake are refused in one line."""
 
 import pytest
+
+
+def fails(message, call, *arguments, error=ValueError, **settings):
+    """Require that the call is refused in one line, in which the pattern is found."""
+    with pytest.raises(error, match=message) as raised:
+        call(*arguments, **settings)
+    assert "\n" not in str(raised.value)
 
 
 def refused(call, *cases):
@@ -9,8 +16,6 @@ def refused(call, *cases):
     @pytest.mark.parametrize("case", cases, ids=lambda case: case[-1])
     def test(case):
         *arguments, message = case
-        with pytest.raises(ValueError, match=message) as error:
-            call(*arguments)
-        assert "\n" not in str(error.value)
+        fails(message, call, *arguments)
 
     return test

@@ -9,10 +9,8 @@ import math
 
 import iterlin
 import jax
+from iterlin import Algorithm, Step, Watch
 from iterlin.exact.integrator import Integrator
-from iterlin.training.algorithm import Algorithm
-from iterlin.training.step import Step
-from iterlin.training.watching import Watch
 from iterlin_study.runs import grids
 from iterlin_study.runs.groups import Problem
 from problems import bare
@@ -50,10 +48,6 @@ def train(f, params, data, **settings):
 def train_sweep(f, init, data, **settings):
     algorithm, watch, rest = sorted_out(f, settings)
     return iterlin.train_sweep(algorithm, init, data, watch=watch, **rest)
-
-
-def by_engine(f, params, data, *, engine="auto", **settings):
-    return train(f, params, data, engine=engine, **settings)
 
 
 def integrator(f, data, *, schedule, target_loss=None, **settings):

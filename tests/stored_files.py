@@ -18,10 +18,7 @@ def digest(content: bytes) -> str:
 
 def write_registry(path, name, contents, *, url="http://127.0.0.1:9/"):
     """A registry with one data set, whose files (name -> bytes) come from the given address."""
-    files = [
-        {"name": file, "sha256": digest(content), "url": url + file}
-        for file, content in contents.items()
-    ]
+    files = [{"name": n, "sha256": digest(c), "url": url + n} for n, c in contents.items()]
     entry = {"title": name.upper(), "files": files}
     path.write_text(yaml.safe_dump({name: entry}), "utf8")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 
 LIBRARY = {
     "__init__.py": f"""\
@@ -78,8 +79,7 @@ ax.plot([0, 1]);
     "from iterlin import negate\n\nnegate(7)\n```\n",
     "last.md": "# Last page\n\n<!-- the time of each page -->\n\n```{bibliography}\n```\n",
     "experiments/xor.laptop.yml": "step_size: 0.25\nperiods: [5]\n",
-    "references.bib": "@book{someone, title={A Title}, author={Some One}, year={2000},"
-    " publisher={P}}\n",
+    "references.bib": "@book{someone, title={A}, author={Some One}, year={2000}, publisher={P}}\n",
     "claims.yml": "[]\n",
 }
 CONTENTS = ("experiments/xor", "other", "last")
@@ -119,15 +119,9 @@ def run(root, module, *arguments):
 
 def begin(root, *arguments, before=(), stderr=subprocess.PIPE):
     """`run`'s process, under way in a session of its own; `before`: the command that runs it."""
-    return subprocess.Popen(
-        [*before, *command(*arguments)],
-        cwd=root,
-        env=environment(root),
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        start_new_session=True,
-    )
+    settings = PIPES | {"stderr": stderr, "start_new_session": True}
+    whole = [*before, *command(*arguments)]
+    return subprocess.Popen(whole, cwd=root, env=environment(root), **settings)
 
 
 def here(root, capfd, main, *arguments):

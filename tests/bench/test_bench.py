@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from iterlin_book import xla
 from iterlin_study.records import records
+from refusals import fails
 
 from bench import __main__ as command
 from bench import cases, environments
@@ -54,10 +55,7 @@ class Fake:
 def compared(peers, *, rounds=5, **settings):
     """Compare one contestant for each of peers = {name: (seconds, ...)}; return the diary, too."""
     diary = []
-
-    def start(peer, variables):
-        return Fake(peer, *peers[peer], diary=diary)
-
+    start = lambda peer, variables: Fake(peer, *peers[peer], diary=diary)  # noqa: E731
     case = Case("made up", "kind", [Contestant(peer, peer) for peer in peers], **settings)
     return compare(case, start, rounds=rounds), diary
 
@@ -175,8 +173,7 @@ def test_the_cases_are_consistent():
             assert not contestant.like or contestant.like in labels[: number + 1]
         assert {label for goal in case.goals for label in (goal.of, goal.to)} <= set(labels)
         assert case.name in [c.name for c in cases.chosen([case.name.upper()])]
-    with pytest.raises(ValueError, match="'speed'"):
-        cases.chosen(["speed"])
+    fails("'speed'", cases.chosen, ["speed"])
 
 
 SMALL = {"network": [64, 8, 10], "examples": 12, "batch": 4, "step_size": 0.01}
@@ -209,8 +206,7 @@ def test_a_peer_sees_its_own_packages_threads_and_flags(monkeypatch):
 def test_an_environment_that_cannot_be_made_says_why(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setattr(environments, "BUILT", tmp_path / "file")
-    with pytest.raises(PeerFailed, match="cannot be installed: "):
-        environments.starter(1)("torch", {})
+    fails("cannot be installed: ", environments.starter(1), "torch", {}, error=PeerFailed)
 
 
 PEER = """
@@ -248,6 +244,5 @@ def test_a_worker_answers_whatever_it_prints_or_raises(tmp_path):
     assert worker.ask("inputs", "single", {}) == {}
     assert worker.ask("peak") >= start
     worker.process.kill()
-    with pytest.raises(PeerFailed, match="its process ended with status"):
-        worker.ask("peak")
+    fails("its process ended with status", worker.ask, "peak", error=PeerFailed)
     worker.close()

@@ -19,10 +19,7 @@ num_steps = 20
 ```{code-cell} ipython3
 import jax
 import jax.numpy as jnp
-import numpy as np
-from iterlin import Algorithm, Watch
-from iterlin.training import losses
-from iterlin.networks.mlp import mlp
+from iterlin import Algorithm, Watch, losses, mlp
 from iterlin_study.runs import exact_runs, groups, grids
 from iterlin_study.report.page import Page
 

@@ -26,10 +26,8 @@ TURNS = DIAL.replace("TURNED", 'document.querySelector("#shown").textContent = e
 ADDS = 'document.querySelector("p").after(document.createElement("button"))'
 DRAWN = '<svg width="{}" viewBox="0 0 {} 30"><text y="20" font-size="12">text</text></svg>'
 # A figure in a file of its own, 590 pixels wide: its print is known, not seen.
-FIGURE = (
-    '<img id="figure" alt="A figure" style="width: {}px" src="data:image/svg+xml,'
-    "%3Csvg xmlns='http://www.w3.org/2000/svg' width='590' height='20'/%3E\">"
-)
+FIGURE = '<img id="figure" alt="A figure" style="width: {}px" src="data:image/svg+xml,'
+FIGURE += "%3Csvg xmlns='http://www.w3.org/2000/svg' width='590' height='20'/%3E\">"
 WIDE = """<p><b id="wide" style="display: inline-block; width: 500px">wide</b></p>
 <div style="overflow-x: auto" tabindex="0"><p style="width: 900px">scrolls</p></div>"""
 PALE = '<details><summary>More</summary><p id="pale" style="color: #999">folded</p></details>'

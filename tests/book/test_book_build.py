@@ -27,8 +27,7 @@ display(tables.table([text], [[text]], text), tables.said(text))"""
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A book built once, in a folder of any name, without home, git or locale; `book` hands out
-    copies."""
+    """Built once, in a folder of any name, without home, git or locale; `book` hands out copies."""
     root = toy_book.create(tmp_path_factory.mktemp("toy") / "zum Üben, 100 % of $HOME's {book}")
     edit(root, f"book/{OTHER}.md", "negate(7)", 'print("Größe ≤ 3")\nnegate(7)')
     edit(root, f"book/{OTHER}.md", "from iterlin import", f"{CRAFTED}\nfrom iterlin import")
@@ -106,14 +105,8 @@ def test_references_hold_no_pictures(reference):
 @pytest.mark.nightly
 def test_nbval_compares_what_cells_print(book, reference):
     edit(book, "lib/iterlin/__init__.py", "4 * x", "4 * x + 1")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", str(reference)],
-        cwd=book,
-        env=toy_book.environment(book),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", reference]
+    done = subprocess.run(command, cwd=book, env=toy_book.environment(book), **toy_book.PIPES)
     assert "1 failed, 2 passed" in done.stdout
 
 

@@ -7,7 +7,6 @@ import nbformat
 import pytest
 import toy_book
 from iterlin_book import freshness, merge, pages, xla
-from iterlin_book.pages import BookError
 from nbformat.v4 import new_output
 
 
@@ -28,12 +27,11 @@ def test_digests_follow_code_tags_parameters_tier_library_and_lock_but_not_prose
     assert len(found) == 4
     toy_book.edit(root, "book/other.md", "# Second page", "# Another title\n\nProse.")
     assert digest(root) == first
-    edits = {
-        "lib/iterlin/gamma.py": ("-x", "-x - 1"),
-        "requirements.lock": ("numpy==1", "numpy==2"),
-    }
-    edits["book/other.md"] = "ipython3\n", "ipython3\n:tags: [hide-input]\n\n"
-    for file, (old, new) in edits.items():
+    for file, old, new in (
+        ("lib/iterlin/gamma.py", "-x", "-x - 1"),
+        ("requirements.lock", "numpy==1", "numpy==2"),
+        ("book/other.md", "ipython3\n", "ipython3\n:tags: [hide-input]\n\n"),
+    ):
         toy_book.edit(root, file, old, new)
         assert digest(root) not in found
         found.add(digest(root))
@@ -101,7 +99,7 @@ def test_outputs_move_to_the_current_prose_with_words_unless_the_page_has_its_ow
     words = [cell.metadata["mystnb"]["image"]["alt"] for cell in merged.cells[1:3]]
     assert words == ["Figure computed in the section “Title”", "Own words"]
     current.cells[1].source = "a = 2"
-    with pytest.raises(BookError, match="page: its code"):
+    with pytest.raises(pages.BookError, match="page: its code"):
         merge.with_outputs("page", current, ran)
 
 
@@ -109,9 +107,7 @@ def test_outputs_move_to_the_current_prose_with_words_unless_the_page_has_its_ow
     ("version", "quick", "count"),
     [("0.10.1", True, len(xla.QUICKER)), ("0.10.1", False, 0), ("0.11.0", True, 0)],
 )
-def test_flags_depend_on_the_version_and_keep_those_of_the_caller(
-    monkeypatch, version, quick, count
-):
+def test_flags_depend_on_the_version_and_keep_the_caller_s(monkeypatch, version, quick, count):
     asked = "--xla_cpu_enable_concurrency_optimized_scheduler=true"
     environment = {"XLA_FLAGS": asked}
     monkeypatch.setattr(xla, "os", SimpleNamespace(environ=environment))

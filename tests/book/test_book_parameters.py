@@ -6,8 +6,8 @@ import re
 import pytest
 import toy_book
 from iterlin_book import execute, pages, parameters
-from iterlin_book.pages import BookError
 from iterlin_study.records import experiment_pages, records
+from refusals import fails
 from toy_book import ROOT
 
 CELL = """
@@ -64,11 +64,9 @@ def test_fitting_values_pass_and_those_of_a_file_that_it_is_like_and_the_tier_ar
 )
 def test_the_parameters_cell_is_found_by_its_tag_alone(tmp_path, tags):
     page = tmp_path / "page.md"
-    other = [
-        ":caption: Runs with few parameters\n:tags: [hide-input]",
-        "---\ntags:\n- hide-input\nalt: parameters\n---",
-    ]
-    cells = [(option, "undefined") for option in other] + [(tags, "width = 8")]
+    first = ":caption: Runs with few parameters\n:tags: [hide-input]"
+    second = "---\ntags:\n- hide-input\nalt: parameters\n---"
+    cells = [(first, "undefined"), (second, "undefined"), (tags, "width = 8")]
     text = (f"```{{code-cell}} ipython3\n{option}\n\n{code}\n```\n" for option, code in cells)
     page.write_text("\n".join(text))
     assert experiment_pages.defaults(page) == {"width": 8}
@@ -87,16 +85,12 @@ def test_the_parameters_cell_is_found_by_its_tag_alone(tmp_path, tags):
     ],
 )
 def test_each_mistake_is_told_in_one_line(book, text, named):
-    with pytest.raises(BookError, match=re.escape(named)) as error:
-        load(book, text)
-    assert "experiments/xor.laptop.yml: " in str(error.value)
-    assert "\n" not in str(error.value)
+    fails(f"experiments/xor.laptop.yml: .*{named}", load, book, text, error=pages.BookError)
 
 
 def test_a_tier_that_cannot_be_recorded_is_refused(book):
     assert pages.TIERS == records.TIERS
-    with pytest.raises(BookError, match="'mine'"):
-        load(book, "num_steps: 3", tier="mine")
+    fails("'mine'", load, book, "num_steps: 3", tier="mine", error=pages.BookError)
 
 
 def test_every_shipped_parameter_file_fits_its_page():

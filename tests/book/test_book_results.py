@@ -11,7 +11,6 @@ import toy_book
 import xarray as xr
 import yaml
 from iterlin_book import build, execute, pages, states
-from iterlin_book.pages import BookError
 from toy_book import edit, run, started
 
 PARAMETERS = '```{code-cell} ipython3\n:tags: [parameters]\n\ntier = "quick"\nmissing = 0\n```\n'
@@ -69,9 +68,7 @@ ENDS = {
 }
 
 
-def test_the_others_run_when_one_ends_and_the_same_command_goes_on_until_all_is_done(
-    book, monkeypatch, capfd
-):
+def test_the_others_run_when_one_ends_and_the_same_command_goes_on(book, monkeypatch, capfd):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     add(book, "grows", SAVES, "missing: 7\n")
     add(book, "shows", WAITS)
@@ -141,7 +138,7 @@ def test_pages_without_priority_come_last_in_the_order_of_the_contents(book):
     prioritise(book, "last", "xor")
     assert pages.by_priority(book, names) == ["last", "experiments/xor", "index", "other"]
     prioritise(book, "nowhere")
-    with pytest.raises(BookError, match="unknown page 'nowhere'"):
+    with pytest.raises(pages.BookError, match="unknown page 'nowhere'"):
         pages.by_priority(book, names)
 
 

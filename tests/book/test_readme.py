@@ -22,10 +22,9 @@ GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "book").
 def told(names, link=""):
     """The findings of rows, each behind a link to its page."""
     rows = {row["id"]: row for row in claims.load_claims()}
-    links = {
-        name: link.format(title=CARDS.get(name, ""), page=rows[name]["page"]) for name in names
-    }
-    return [link + claims.judge(rows[name]).finding for name, link in links.items()]
+    links = [link.format(title=CARDS.get(name, ""), page=rows[name]["page"]) for name in names]
+    found = [claims.judge(rows[name]).finding for name in names]
+    return [link + finding for link, finding in zip(links, found, strict=True)]
 
 
 def test_findings_are_what_the_records_say():

@@ -23,10 +23,8 @@ DAEMONS = ("munged", "slurmctld", "slurmd")
 PLUGIN = "snakemake_executor_plugin_slurm"
 lacking = [name for name in (*DAEMONS, "sbatch") if shutil.which(name) is None]
 lacking += [PLUGIN.replace("_", "-")] if find_spec(PLUGIN) is None else []
-pytestmark = [
-    pytest.mark.nightly,
-    pytest.mark.skipif(bool(lacking), reason=f"not installed: {', '.join(lacking)}"),
-]
+unless_lacking = pytest.mark.skipif(bool(lacking), reason=f"not installed: {', '.join(lacking)}")
+pytestmark = [pytest.mark.nightly, unless_lacking]
 
 CONFIGURATION = """\
 ClusterName=toy
@@ -155,14 +153,8 @@ def test_jobs_that_are_cancelled_or_out_of_time_go_on_and_the_record_is_the_same
     path, ask = slurm
     root = shared_page.create(tmp_path / "far" / "book", num_steps=200, between=BETWEEN)
     command = toy_book.command("build", "results", "--tier", "gpu", "--shares", "4")
-    with subprocess.Popen(
-        [*command, "--profile", profile(root)],
-        cwd=root,
-        env={**toy_book.environment(root), "PATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+    settings = {"cwd": root, "env": {**toy_book.environment(root), "PATH": path}} | toy_book.PIPES
+    with subprocess.Popen([*command, "--profile", profile(root)], **settings) as process:
         try:
             wait_for("the second share", 300, lambda: written(root / "met-2"))
             runs = (root / "_build" / "runs").glob("*.npz")

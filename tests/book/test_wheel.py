@@ -15,14 +15,12 @@ import iterlin
 import pytest
 import yaml
 from iterlin_book import dist, pages
-from iterlin_book.pages import BookError
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from toy_book import ROOT
 
-SOURCES = {
-    path.relative_to(ROOT / "lib").as_posix() for path in (ROOT / "lib" / "iterlin").rglob("*.py")
-}
+LIB = ROOT / "lib"
+SOURCES = {path.relative_to(LIB).as_posix() for path in (LIB / "iterlin").rglob("*.py")}
 DATA = {"iterlin/py.typed"}
 IS_BARE = """
 import importlib, sys, warnings
@@ -98,7 +96,7 @@ def test_there_is_one_version():
 
 
 def test_the_book_s_zip_holds_the_book_the_records_and_their_sums(tmp_path):
-    with pytest.raises(BookError, match="make book"):
+    with pytest.raises(pages.BookError, match="make book"):
         dist.archive(tmp_path, tmp_path)
     places = {"html/index.html": "_build/html/index.html", "iterlin.pdf": "_build/iterlin.pdf"}
     places["records/xor/laptop.nc"] = "data/results/xor/laptop.nc"
@@ -117,9 +115,7 @@ def test_the_book_s_zip_holds_the_book_the_records_and_their_sums(tmp_path):
 
 
 @pytest.mark.nightly
-def test_the_library_imports_and_the_readme_s_python_runs_with_the_library_alone(
-    installed, tmp_path
-):
+def test_the_library_and_the_readme_s_python_run_with_the_library_alone(installed, tmp_path):
     text = (ROOT / "README.md").read_text("utf8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert blocks

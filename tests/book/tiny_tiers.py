@@ -199,14 +199,9 @@ def checkout(tmp_path_factory):
 
 def run(root, page, **variables):
     told = {"ITERLIN_DATA": str(root / "images"), "XDG_CACHE_HOME": str(root / "cache")}
-    return subprocess.run(
-        toy_book.command("execute", page, "--tier", TIER),
-        cwd=root,
-        env={**toy_book.environment(root), **told, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    variables = {**toy_book.environment(root), **told, **variables}
+    command = toy_book.command("execute", page, "--tier", TIER)
+    return subprocess.run(command, cwd=root, env=variables, **toy_book.PIPES)
 
 
 def record_path(root, page):

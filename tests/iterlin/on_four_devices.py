@@ -8,9 +8,7 @@ import iterlin as il
 import jax
 import jax.numpy as jnp
 import numpy as np
-from iterlin.linearise.slices import in_slices
-from iterlin.training import losses
-from iterlin.training.step import Step
+from iterlin import Step, in_slices, losses
 from iterlin.training.steps import with_data_mesh
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from problems import by_factor, network, start
@@ -153,11 +151,8 @@ def sweep(data, **settings):
 
 
 def training():
-    axes = ("rows", "columns")
-    auto, explicit = (
-        jax.make_mesh((2, 2), axes, axis_types=(kind,) * 2)
-        for kind in (AxisType.Auto, AxisType.Explicit)
-    )
+    axes, kinds = ("rows", "columns"), (AxisType.Auto, AxisType.Explicit)
+    auto, explicit = (jax.make_mesh((2, 2), axes, axis_types=(kind,) * 2) for kind in kinds)
     parts, here = PartitionSpec(axes), (jnp.asarray(x), jnp.asarray(y))
     for train, place, settings in (
         (run, NamedSharding(auto, parts), {"mesh": explicit, "batch_size": 18}),

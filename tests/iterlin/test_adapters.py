@@ -18,7 +18,7 @@ from iterlin.linearise.parameters import warn_about_batch_stats
 from iterlin.networks.adapters import Adapted, from_equinox, from_linen, from_nnx
 from iterlin.training.losses import mean, squared_error
 from problems import bare
-from refusals import refused
+from refusals import fails, refused
 
 RATE, MOMENTA = 0.4, (0.99, 0.5)
 rng = np.random.default_rng(0)
@@ -136,8 +136,7 @@ def linen_case(momenta=(), rate=0.0):
 
 
 def equinox_case(momenta=(), rate=0.0):
-    key = jax.random.key(0)
-    module, state = eqx.nn.make_with_state(Equinox)(momenta, key)
+    module, state = eqx.nn.make_with_state(Equinox)(momenta, jax.random.key(0))
     module, state = NoisyEquinox(module) if rate else module, state if momenta else None
     params, fixed = eqx.partition(module, eqx.is_inexact_array)
 
@@ -219,8 +218,7 @@ def test_only_training_couples_examples_and_statistics_have_no_derivative(make):
     outputs, after = called(*start, True)
     close(f(net.params, X), outputs)
     require_independent(looked_at, net.params, X)
-    with pytest.raises(ValueError, match="couples its examples"):
-        require_independent(f, net.params, X)
+    fails("couples its examples", require_independent, f, net.params, X)
 
     def statistics(params):
         found = jax.tree.leaves(apply(params, initial, X)[1])
@@ -285,8 +283,7 @@ def test_linen_streams_are_named_have_keys_of_their_own_and_match_its_apply():
     own = module.apply({"params": net.params}, X, train=True, rngs=rngs)
     close(net.f(net.params, X, key), own)
     net = from_linen(module, {"params": net.params}, train=True)
-    with pytest.raises(ValueError, match='streams="dropout"'):
-        net.f(net.params, X)
+    fails('streams="dropout"', net.f, net.params, X)
 
 
 class Counted(nn.Module):
@@ -332,13 +329,17 @@ def test_equinox_s_own_modules_take_a_key_where_there_is_dropout():
     close(drawn[kept] * (1 - RATE), np.asarray(outputs)[kept])
 
 
+ADAPTED = from_nnx(NNX((), 0, nnx.Rngs(0)))
+COMPILED = eqx.filter_jit(lambda params, x: x @ params["weight"].T)  # no module
 test_other_objects_are_refused = refused(
-    lambda adapter, *given: adapter(*given),
+    lambda call, *given: bare(call)(*given),
     (from_nnx, nn.Dense(2), "takes a flax.nnx.Module, got Dense$"),
     (from_nnx, nnx.Dropout(RATE), "no nnx.Param to train"),
     (from_linen, nn.Dense(2), {"kernel": 1}, "must be what module.init gives"),
     (from_equinox, jnp.tanh, "takes an equinox.Module that can be called"),
     (from_equinox, Equinox(MOMENTA, jax.random.key(0)), "nn.make_with_state"),
+    (output_shape, ADAPTED, ADAPTED.params, X, r"^f must .* Adapted; .* give .f, and .params"),
+    (il.empirical_ntk, COMPILED, {"weight": jnp.ones((3, 2))}, X, r"^f\(params, x\) of inp[^;]*$"),
 )
 
 
@@ -394,17 +395,4 @@ def test_a_module_in_the_place_of_a_network_is_told_its_adapter(module, adapter)
         lambda: il.Algorithm(module, LOSS, 0.1),
         lambda: il.empirical_ntk(module, {"weight": jnp.ones((3, 2))}, X),
     ):
-        with pytest.raises(ValueError, match=rf"^f[^\n]*; il.{adapter} gives f[^\n]*$"):
-            call()
-
-
-def test_an_adapted_module_in_the_place_of_a_network_is_told_its_parts():
-    adapted = from_nnx(NNX((), 0, nnx.Rngs(0)))
-    with pytest.raises(ValueError, match=r"^f must .* got Adapted; .* give .f, and .params"):
-        bare(output_shape)(adapted, adapted.params, X)
-
-
-def test_a_function_that_equinox_wraps_is_no_module():
-    wrong = eqx.filter_jit(lambda params, x: x @ params["weight"].T)
-    with pytest.raises(ValueError, match=r"^f\(params, x\) of inputs [^;]*$"):
-        il.empirical_ntk(wrong, {"weight": jnp.ones((3, 2))}, X)
+        fails(rf"^f[^\n]*; il.{adapter} gives f[^\n]*$", call)

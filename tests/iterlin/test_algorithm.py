@@ -7,12 +7,9 @@ import numpy as np
 import optax
 import pytest
 import roads
-from iterlin import linearize
+from iterlin import Algorithm, Step, linearize, losses
 from iterlin.networks.normalization import Normalization
-from iterlin.training import losses
-from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import Solved, every, never, when_solved
-from iterlin.training.step import Step
 from iterlin_study.networks.convnets import normalize
 from problems import dense, flat, network, normal
 
@@ -36,25 +33,15 @@ def stepped(algorithm, params, data, schedule, **settings):
     return jax.jit(step)(step.start(params, data, jax.random.key(0)), data)
 
 
-def test_steps_start_without_a_key_if_they_draw_nothing():
-    f, params, data = classified()
-    descent = Algorithm(f, ENTROPY, 0.1)
-    step = Step(descent, 2)
-    state = step.advance(step.start(params, data), data, 4)
-    expected, _ = il.train(descent, params, data, schedule=2, num_steps=4, progress=False)
-    np.testing.assert_allclose(flat(state.params), flat(expected.params), rtol=1e-12)
-
-
 @pytest.mark.parametrize("number", [np.float64, np.float32, jnp.float64, jnp.asarray])
 def test_numbers_of_numpy_and_jax_are_those_of_python(number):
     f, params, data = classified()
     params, x = jax.tree.map(jnp.float32, (params, data[0]))
     for engine in ("steps", "kept_steps"):
         settings = {"schedule": 2, "num_steps": 4, "engine": engine, "progress": False}
-        found, expected = (
-            il.train(Algorithm(f, ENTROPY, a, penalty=b), params, (x, data[1]), **settings)[0]
-            for a, b in ((number(0.5), number(0.25)), (0.5, 0.25))
-        )
+        pairs = (number(0.5), number(0.25)), (0.5, 0.25)
+        runs = (Algorithm(f, ENTROPY, a, penalty=b) for a, b in pairs)
+        found, expected = (il.train(run, params, (x, data[1]), **settings)[0] for run in runs)
         jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
 
 
@@ -174,8 +161,7 @@ def test_a_linear_problem_is_left_when_it_is_solved(rule, batch_size):
         assert int(state.updates) == left
         met = bool(is_solved(state))
         due = met or int(state.step - state.anchored_at) >= 60
-        after = advance(state, 1)
-        assert int(after.updates) - int(state.updates) == due
+        assert int(advance(state, 1).updates) - int(state.updates) == due
         early, left = early + met, left + due
     assert early >= 2
 
@@ -185,10 +171,7 @@ def test_plain_steps_ask_a_network_for_its_reverse_derivative_alone():
     square = jax.custom_vjp(jnp.square)
     square.defvjp(lambda u: (u**2, u), lambda u, slope: (2 * u * slope,))
     f, params, data = affine()
-    runs = [
-        Algorithm(lambda p, x, g=g: g(f(p, x)), losses.squared_error, 0.01)
-        for g in (square, jnp.square)
-    ]
+    runs = [Algorithm(lambda p, x, g=g: g(f(p, x)), SQUARED, 0.01) for g in (square, jnp.square)]
     found, expected = (stepped(run, params, data, every(1)).params["w"] for run in runs)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 

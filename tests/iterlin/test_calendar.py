@@ -4,18 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from iterlin import Algorithm, Step, losses, schedules
 from iterlin.exact import calendar
 from iterlin.exact.calendar import Calendar
-from iterlin.training import losses, schedules
-from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import as_schedule, reads_params
-from iterlin.training.step import Step
-from jax import lax
 
 ALGORITHM = Algorithm(lambda p, x: p["a"] * x + p["b"], losses.squared_error, 0.1)
-STATE = Step(ALGORITHM, 1).start(
-    {"a": jnp.ones(()), "b": jnp.ones(())}, (jnp.ones(2), jnp.ones(2)), jax.random.key(0)
-)
+STATE = Step(ALGORITHM, 1).start({"a": jnp.ones(()), "b": jnp.ones(())}, (jnp.ones(2), jnp.ones(2)))
 
 
 def at(step, anchored):
@@ -60,7 +55,7 @@ def test_finds_the_next_yes_at_once_or_in_blocks(monkeypatch, due):
         (schedules.when(moved, check_every=2), True),
         # The whole state goes through jit and cond, and the step alone decides.
         (jax.jit(lambda step, state: (step > 0) & (state.step > 1)), False),
-        (lambda step, s: lax.cond(s.params["b"] > 3, lambda: True, lambda: False), True),
+        (lambda step, s: jax.lax.cond(s.params["b"] > 3, lambda: True, lambda: False), True),
         (lambda step, s: (s.params["a"] == 1) | (s.solved == step), True),
     ],
 )

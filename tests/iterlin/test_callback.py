@@ -8,7 +8,7 @@ import pytest
 from iterlin.training import losses
 from iterlin.training.checkpoints import CheckpointError
 from problems import assert_same_run, bare, by_factor, network
-from refusals import refused
+from refusals import fails, refused
 
 F, PARAMS, X, Y = network((3, 6, 2), examples=10)
 DATA = X, Y
@@ -91,8 +91,7 @@ def test_an_exception_in_a_callback_loses_nothing_of_a_checkpoint(tmp_path):
         if row["step"] == 30:
             raise RuntimeError("no connection")
 
-    with pytest.raises(RuntimeError, match="no connection"):
-        run(**settings, callback=failing)
+    fails("no connection", run, **settings, callback=failing, error=RuntimeError)
     seen = []
     found = run(**settings, callback=lambda state, row: seen.append(row["step"]))
     assert seen == [20, 30]

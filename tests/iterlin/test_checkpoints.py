@@ -9,7 +9,6 @@ import sys
 import time
 import zipfile
 from collections import namedtuple
-from contextlib import contextmanager
 from unittest.mock import Mock
 
 import iterlin
@@ -20,6 +19,7 @@ import pytest
 import xarray as xr
 from iterlin.training import checkpoints, loop, losses
 from iterlin.training.checkpoints import CheckpointError
+from refusals import fails
 
 A, B = {"run": "a"}, {"run": "b"}
 TREE = {"params": [jnp.arange(6.0).reshape(2, 3)], "key": jax.random.key(3), "step": jnp.int32(4)}
@@ -98,8 +98,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
             checkpoints.load(path, TREE, identity=A)
     np.save(path.with_suffix(".npy"), np.zeros(9))
     for other, named in ((path.with_suffix(".npy"), "no .npz archive"), (tmp_path, "is a folder")):
-        with pytest.raises(CheckpointError, match=named):
-            checkpoints.load(other, TREE, identity=A)
+        fails(named, checkpoints.load, other, TREE, identity=A, error=CheckpointError)
 
 
 def test_a_file_that_cannot_be_written_leaves_the_last_checkpoint(tmp_path, monkeypatch):
@@ -114,8 +113,7 @@ def test_a_file_that_cannot_be_written_leaves_the_last_checkpoint(tmp_path, monk
     assert checkpoints.load(path, TREE, identity=A)["step"] == 4
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.npz"]
     message = r"cannot write .*run\.npz/deeper\.npz.*there is none before it"
-    with pytest.raises(CheckpointError, match=message):
-        checkpoints.save(path / "deeper.npz", TREE, identity=A)
+    fails(message, checkpoints.save, path / "deeper.npz", TREE, identity=A, error=CheckpointError)
 
 
 Going = namedtuple("Going", ["step", "diverged_at", "converged_at"])
@@ -194,7 +192,7 @@ for name, kept in ((folder.name, folder), ("alone", None)):
 """
 
 
-@contextmanager
+@contextlib.contextmanager
 def launched(tmp_path, folder):
     """The grid in a process of its own, which keeps its runs there, and once more without them."""
     script = tmp_path / "grid.py"
@@ -202,10 +200,8 @@ def launched(tmp_path, folder):
     environment = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")} | os.environ
     command = [sys.executable, str(script), str(folder)]
     with (tmp_path / "errors").open("w+") as errors:
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
-        )
-        with process:
+        pipes = {"stdout": subprocess.PIPE, "stderr": errors, "text": True}
+        with subprocess.Popen(command, env=environment, **pipes) as process:
             try:
                 assert process.stdout.readline() == "ready\n", (tmp_path / "errors").read_text()
                 yield process

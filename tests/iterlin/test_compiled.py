@@ -10,12 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin import empirical_ntk
+from iterlin import empirical_ntk, jacobian, losses
 from iterlin.linearise import compiled
-from iterlin.linearise.compiled import SharedJit
 from iterlin.linearise.devices import to_array
-from iterlin.linearise.linearization import jacobian
-from iterlin.training import losses
 from problems import compilations, flat, network, normal
 
 F, PARAMS, X, Y = network((3, 6, 2), examples=10)
@@ -216,10 +213,10 @@ def test_functions_that_close_over_other_numbers_are_told_apart():
     for wrapped in (lambda g: g, jax.jit):
         for value in (2.0, 3.0):
             inner = wrapped(plus(value))
-            found = SharedJit(lambda x, g=inner: {"sum": g(x)})(jnp.ones(3))
+            found = compiled.SharedJit(lambda x, g=inner: {"sum": g(x)})(jnp.ones(3))
             np.testing.assert_array_equal(found["sum"], np.full(3, 2 * value))
     for constant in (jnp.arange(3), jnp.arange(3.0)):  # alike in text but for their types
-        doubled = SharedJit(lambda c=constant: c + c)()
+        doubled = compiled.SharedJit(lambda c=constant: c + c)()
         np.testing.assert_array_equal(doubled, 2 * constant)
         assert doubled.dtype == constant.dtype
 

@@ -7,6 +7,7 @@ from iterlin.linearise import costs
 
 A, B, C = jnp.ones((3, 4)), jnp.ones((4, 5)), jnp.ones((3, 5))
 IMAGES, FILTERS = jnp.ones((2, 3, 8, 8)), jnp.ones((6, 3, 3, 3))
+LIMIT = {"bytes_limit": 100}
 
 
 @pytest.mark.parametrize(
@@ -25,16 +26,9 @@ def test_operations_count_products_convolutions_and_loops(function, arguments, e
 
 @pytest.mark.parametrize(
     ("platform", "stats", "expected"),
-    [
-        ("cpu", {"bytes_limit": 100}, 7),
-        ("gpu", {"bytes_limit": 100}, 50),
-        ("gpu", {}, 7),
-        ("tpu", None, 7),
-    ],
+    [("cpu", LIMIT, 7), ("gpu", LIMIT, 50), ("gpu", {}, 7), ("tpu", None, 7)],
 )
-def test_memory_of_a_device_that_does_not_say_is_that_of_a_cpu(
-    monkeypatch, platform, stats, expected
-):
+def test_a_device_that_does_not_say_has_a_cpu_s_memory(monkeypatch, platform, stats, expected):
     device = SimpleNamespace(platform=platform, memory_stats=lambda: stats)
     other = SimpleNamespace(platform="gpu", memory_stats=lambda: {"bytes_limit": 1000})
     monkeypatch.setattr(jax, "devices", lambda: [device, other])  # computed on is the first

@@ -6,15 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import linearize
-from iterlin.curvature.products import (
-    empirical_fisher_product,
-    ggn_product,
-    hessian_product,
-    largest_coupling,
-)
+from iterlin import empirical_fisher_product, ggn_product, hessian_product, linearize, losses
+from iterlin.curvature.products import largest_coupling
 from iterlin.linearise.parameters import partition
-from iterlin.training import losses
 from problems import bare, dense, flat, network, paired, quartic
 from refusals import refused
 
@@ -123,7 +117,6 @@ test_a_vector_of_another_structure_or_shape_is_refused = refused(
     (jnp.ones(3), "v must be a pytree of structure"),
     (jax.tree.map(lambda leaf: jnp.ones(1), PROBLEM[1]), r"v.* must have shape .*, got \(1,\)"),
 )
-
 
 test_bad_input_is_refused = refused(
     lambda loss, size, n: bare(ggn_product)(*PROBLEM[:3], PROBLEM[3][:n], loss, slice_size=size),

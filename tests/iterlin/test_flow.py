@@ -5,11 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from iterlin import flow_filter
+from iterlin import flow_filter, losses
 from iterlin.exact import linear_model
 from iterlin.exact.flow import REACH, Objective, _stages, advance, begin
 from iterlin.kernels import gradient_flow
-from iterlin.training import losses
 from numpy.polynomial import Chebyshev
 from scipy.integrate import solve_ivp
 
@@ -121,8 +120,7 @@ def test_a_step_is_its_polynomial_and_stable_to_its_reach(stages):
 def test_a_loss_without_curvature_is_followed_in_a_straight_line():
     model = linear_model.from_products(lambda p, x: 3 * p, jnp.zeros(3), None)
     slopes = jnp.array([1.0, -2.0, 3.0])
-    objective = Objective(model, jnp.vdot, slopes)
-    found = flow_for(objective, 100.0)
+    found = flow_for(Objective(model, jnp.vdot, slopes), 100.0)
     np.testing.assert_allclose(found.image, -900 * slopes)
 
 

@@ -11,10 +11,8 @@ import problems
 import pytest
 from refusals import refused
 
-FLAGS = (
-    "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 "
-    "--xla_llvm_disable_expensive_passes=true"
-)
+FLAGS = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+FLAGS += " --xla_llvm_disable_expensive_passes=true"
 
 
 @pytest.fixture(scope="module")
@@ -22,19 +20,15 @@ def printed():
     """What `on_four_devices.py` prints: name -> (difference from one device, sizes)."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"  # those that compile sooner, too
     path = os.pathsep.join([str(Path(problems.__file__).parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("on_four_devices.py")],
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, Path(__file__).with_name("on_four_devices.py")]
+    variables = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     return {name: (float(far), set(map(int, sizes))) for name, far, *sizes in lines}
 
 
 def test_four_devices_give_the_numbers_of_one(printed):
-    """By every call on Explicit axes, by sharded kernels and by each way of training."""
     bounds = {name: 1e-9 if name.startswith("explicit/") else 1e-5 for name in printed}
     assert 1e-9 in bounds.values()
     assert {"trace", "of_last", *SIZES} < printed.keys()
@@ -73,7 +67,6 @@ def test_one_device_gives_the_kernel_itself():
 
 
 X = jnp.ones((5, 3))
-
 
 test_bad_input_is_refused = refused(
     lambda x, settings: il.sharded_ntk(*problems.network((3, 6, 4))[:2], x, **settings),

@@ -8,15 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from iterlin import Status, every, gauss_newton, truncated_gauss_newton
-from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
-from iterlin.training import losses
+from iterlin import LevenbergMarquardt, Status, every, gauss_newton, losses, truncated_gauss_newton
 from problems import affine, affine_problem, bare, dense, flat, network, paired, single
 from refusals import refused
 from roads import train
 
 # NIST Statistical Reference Datasets, nonlinear regression: data, second start, certified values.
-
 MISRA1A = (
     [77.6, 114.9, 141.1, 190.8, 239.9, 289.0, 332.8,
      378.4, 434.8, 477.3, 536.8, 593.1, 689.1, 760.0],
@@ -335,6 +332,5 @@ def test_settling_above_the_start_is_divergence():
 def test_a_start_where_nothing_moves_has_converged():
     x, y = jnp.zeros((3, 2, 4)), jnp.ones((3, 2))
     solution = TRUNCATED(affine, jnp.ones(4), x, y, max_steps=5, tolerance=0.0)
-    assert int(solution.status) == Status.CONVERGED
-    assert int(solution.num_steps) == 1
+    assert (int(solution.status), int(solution.num_steps)) == (Status.CONVERGED, 1)
     assert solution.history["certificate"][0] == 0  # of a gradient of zero nothing is left

@@ -7,14 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import empirical_ntk, linearized_gradient_flow
+from iterlin import Algorithm, Step, empirical_ntk, every, linearized_gradient_flow, losses, mlp
 from iterlin.linearise import costs
 from iterlin.linearise.precision import full_precision
-from iterlin.networks.mlp import mlp
-from iterlin.training import losses
-from iterlin.training.algorithm import Algorithm
-from iterlin.training.schedules import every
-from iterlin.training.step import Step
 from iterlin_study.networks import convnets
 from iterlin_study.runs import grids
 from problems import flat, single
@@ -33,8 +28,7 @@ def assert_equal(gpu, function, *arrays):
     found = []
     for device in (gpu, jax.devices("cpu")[0]):
         with jax.default_device(device), full_precision():
-            there = jax.device_put(arrays, device)
-            result = jax.jit(function)(*there)
+            result = jax.jit(function)(*jax.device_put(arrays, device))
         assert {d for leaf in jax.tree.leaves(result) for d in leaf.devices()} == {device}
         found.append(flat(jax.device_get(result)))
     theirs, ours = found

@@ -13,6 +13,7 @@ from iterlin.linearise.digests import digest, program_digest
 from iterlin.training import identity, loop, losses, schedules
 from iterlin.training.checkpoints import CheckpointError
 from iterlin.training.watching import Watch
+from refusals import fails
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -138,10 +139,8 @@ def test_train_sweep_refuses_the_checkpoint_of_another_network(tmp_path):
         iterlin.train_sweep(algorithm, lambda key: start(), (X, Y), **settings)
 
     sweep(FIRST, [2, 3])
-    with pytest.raises(CheckpointError, match="differs in the step"):
-        sweep(SECOND, [2, 3])
-    with pytest.raises(CheckpointError, match=r"the periods \(\[2, 3\], here \[2, 5\]\)"):
-        sweep(FIRST, [2, 5])
+    fails("differs in the step", sweep, SECOND, [2, 3], error=CheckpointError)
+    fails(r"the periods \(\[2, 3\], here \[2, 5\]\)", sweep, FIRST, [2, 5], error=CheckpointError)
 
 
 def test_an_engine_refuses_the_file_of_another_run_and_finds_its_own_in_a_folder(tmp_path):
@@ -149,8 +148,7 @@ def test_an_engine_refuses_the_file_of_another_run_and_finds_its_own_in_a_folder
     pair = [network("jit", w) for w in (FIRST, SECOND)]
     wanted, file, folder = [by_engine(None, f) for f in pair], tmp_path / "run.npz", tmp_path / "in"
     by_engine(file, pair[0])
-    with pytest.raises(CheckpointError, match="differs in the step"):
-        by_engine(file, pair[1])
+    fails("differs in the step", by_engine, file, pair[1], error=CheckpointError)
     with pytest.raises(CheckpointError, match=r"engine \(function_space, here kept_steps\)"):
         by_engine(file, pair[0], engine="kept_steps")
     folder.mkdir()
@@ -172,8 +170,7 @@ def test_the_file_of_another_version_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "run.npz"
     train(path)
     monkeypatch.setattr(identity, "VERSION", "JAX 99")
-    with pytest.raises(CheckpointError, match=r"differs in version \(JAX .*, here JAX 99\): name"):
-        train(path)
+    fails(r"differs in version \(JAX .*, here JAX 99\): name", train, path, error=CheckpointError)
 
 
 def test_a_digest_sees_numbers_shapes_types_and_nesting():

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import empirical_ntk, relu_mlp_ntk
-from iterlin.networks.mlp import mlp
+from iterlin import empirical_ntk, mlp, relu_mlp_ntk
 from problems import bare, normal
 from refusals import refused
 
@@ -25,8 +24,7 @@ def expectations(covariance):
 
 
 def by_quadrature(x1, x2, depth, bias):
-    dim = len(x1)
-    covariance = np.array([[x1 @ x1, x1 @ x2], [x1 @ x2, x2 @ x2]]) / dim
+    covariance = np.array([[x1 @ x1, x1 @ x2], [x1 @ x2, x2 @ x2]]) / len(x1)
     kernel = covariance[0, 1] + bias
     for _ in range(depth):
         cross, derivative = expectations(covariance)
@@ -52,20 +50,16 @@ def test_deep_networks_and_small_inputs_do_not_underflow():
     np.testing.assert_allclose(small * 1e20, large, rtol=1e-5)
 
 
-def test_diagonal_and_symmetry():
-    x = normal(4, 3)
-    kernel = np.asarray(relu_mlp_ntk(x, depth=3))
-    np.testing.assert_allclose(kernel, kernel.T, rtol=1e-12)
-    assert np.linalg.eigvalsh(kernel)[0] > 0
+def test_the_kernel_is_symmetric_and_has_an_exact_diagonal_and_a_gradient():
+    x = normal(4, 3).at[1].set(0)
     # On the diagonal S = s/2 and S' = 1/2: Theta_d = (d + 1) s / 2^d + bias (2 - 2^-d).
     expected = 4 * np.sum(np.asarray(x) ** 2, 1) / 3 / 8 + 2 - 1 / 8
-    np.testing.assert_allclose(np.diag(kernel), expected, rtol=1e-12)
-
-
-def test_equal_inputs_have_an_exact_diagonal_and_a_gradient():
-    x = normal(4, 3).at[1].set(0)
-    single = jnp.diag(relu_mlp_ntk(x.astype(jnp.float32), depth=3))
-    np.testing.assert_allclose(single, jnp.diag(relu_mlp_ntk(x, depth=3)), rtol=1e-6)
+    expected[1] = 1  # of an input at zero
+    for dtype, tolerance in ((jnp.float64, 1e-12), (jnp.float32, 1e-6)):
+        kernel = np.asarray(relu_mlp_ntk(x.astype(dtype), depth=3))
+        np.testing.assert_allclose(np.diag(kernel), expected, rtol=tolerance)
+        np.testing.assert_allclose(kernel, kernel.T, rtol=tolerance)
+        assert np.linalg.eigvalsh(kernel)[0] > 0
 
     def of_pair(x):
         return relu_mlp_ntk(x, x, depth=3)[0, 0]

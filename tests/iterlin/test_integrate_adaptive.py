@@ -8,9 +8,8 @@ import numpy as np
 import optax
 import problems
 import pytest
-from iterlin.training import losses
-from iterlin.training.schedules import when
-from iterlin.training.watching import Watch
+from iterlin import Watch, losses, when
+from refusals import fails
 
 by_engine = partial(iterlin.train, engine="auto")
 F, PARAMS, X, Y = problems.network((3, 6, 4), examples=12)
@@ -67,7 +66,6 @@ def test_events_of_a_flow_are_those_of_small_steps_within_one_check():
 
 def test_a_flow_stops_at_the_first_check_after_the_event():
     def first(check_every):
-        """The only event."""
         once = lambda state: moved_far(state) & (state.updates == 0)  # noqa: E731
         schedule = when(once, check_every=check_every)
         return events(by_engine, check_every, [0, 500], **FLOW, schedule=schedule).item()
@@ -81,11 +79,9 @@ def test_looks_that_only_steps_follow_are_refused_and_left_to_them():
     problem, watch = setting()
     looks = lambda step, state: moved_far(state)  # noqa: E731
     settings = {"schedule": looks, "num_steps": LENGTH, "watch": watch}
-    with pytest.raises(ValueError, match="check_every"):
-        by_engine(*problem, engine="flow", **settings)
+    fails("check_every", by_engine, *problem, engine="flow", **settings)
     penalised, _ = setting(penalty=0.1)  # whose minimum takes no steps at which to look
     now_and_then = settings | {"schedule": when(moved_far, check_every=4)}
-    with pytest.raises(ValueError, match="look at the parameters"):
-        by_engine(*penalised, engine="minimum", **now_and_then)
+    fails("look at the parameters", by_engine, *penalised, engine="minimum", **now_and_then)
     _, history = by_engine(*problem, progress=False, **settings)
     assert set(history["engine"]) == {"steps"}

@@ -9,22 +9,15 @@ import numpy as np
 import optax
 import pytest
 import scipy.linalg
-from iterlin.curvature.laplace import laplace
-from iterlin.training import losses
+from iterlin import laplace, losses
 from problems import bare, compilations, dense, flat, network, normal, paired, single
-from refusals import refused
+from refusals import fails, refused
 from scipy.stats import multivariate_normal
 
-# More outputs than parameters, and fewer; where J, of 24 * 45 numbers, does not fit, the kernel is
-# decomposed.
-J_BYTES = 24 * 45 * 8
-PROBLEMS = {
-    "primal": ((2, 2, 3), 20000),
-    "dual": ((3, 6, 3), J_BYTES),
-    "kernel": ((3, 6, 3), J_BYTES - 1),
-}
+# More outputs than parameters, and fewer; where J does not fit, the kernel is decomposed.
+SIZE = 24 * 45 * 8  # of J, in bytes
+PROBLEMS = {"primal": ((2, 2, 3), 9999), "dual": ((3, 6, 3), SIZE), "kernel": ((3, 6, 3), SIZE - 1)}
 SETTINGS = {"loss": losses.squared_error, "prior_precision": 1.0}
-
 
 fit = partial(laplace, **SETTINGS)
 
@@ -49,15 +42,15 @@ def test_the_squared_error_gives_the_gaussian_process_with_the_ntk(widths, limit
     cross = test @ train.T / precision
     covariance = test @ test.T / precision - cross @ np.linalg.solve(data, cross.T)
     settings = {"prior_precision": precision, "noise_variance": noise, "memory_limit": limit}
-    posterior = fit(f, params, x, y, prior_mean=params if limit == J_BYTES else None, **settings)
-    assert posterior.dual == (limit == J_BYTES - 1)
+    posterior = fit(f, params, x, y, prior_mean=params if limit == SIZE else None, **settings)
+    assert posterior.dual == (limit == SIZE - 1)
     narrow = lambda p, x: f(p, x).astype("float32")  # noqa: E731  (rows of J are of the wider type)
     assert fit(narrow, params, x, y, **settings).dual == posterior.dual
     squared = np.linalg.svd(train, compute_uv=False) ** 2
     np.testing.assert_allclose(np.sort(posterior.eigenvalues)[::-1], squared, atol=1e-10)
     expected = np.stack([covariance[3 * i : 3 * i + 3, 3 * i : 3 * i + 3] for i in range(3)])
     np.testing.assert_allclose(posterior.variance(x_new), expected, atol=1e-10)
-    mean = np.ravel(f(params, x)) - (0 if limit == J_BYTES else train @ flat(params))
+    mean = np.ravel(f(params, x)) - (0 if limit == SIZE else train @ flat(params))
     evidence = multivariate_normal(mean, data).logpdf(np.ravel(y))
     assert float(posterior.log_marginal_likelihood()) == pytest.approx(evidence, rel=1e-9)
 
@@ -196,8 +189,7 @@ def test_class_probabilities_average_the_softmax_of_normal_logits(out):
     np.testing.assert_allclose(found, expected, atol=0.02)
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-12)
     for other in (losses.squared_error, partial(losses.squared_error)):
-        with pytest.raises(ValueError, match="probabilities need the loss"):
-            fit(f, params, x, y, loss=other).probabilities(x_new)
+        fails("probabilities need the loss", fit(f, params, x, y, loss=other).probabilities, x_new)
 
 
 @pytest.mark.parametrize(("examples", "precision", "noise"), [(100, 1e-4, 1e-2), (8, 1e-5, 1e-4)])
@@ -268,11 +260,8 @@ def test_a_bad_replacement_and_examples_of_another_shape_are_refused():
     posterior = fit(**PROBLEM)
     classifier = posterior._replace(loss=losses.cross_entropy)
     for call in (posterior.variance, classifier.probabilities):
-        with pytest.raises(ValueError, match=r"an example of x_new must have shape .*got \(5,\)"):
-            call(jnp.ones((2, 5)))
+        fails(r"an example of x_new must have shape .*got \(5,\)", call, jnp.ones((2, 5)))
     for precision in (-1.0, jnp.ones(2)):
         bad = posterior._replace(prior_precision=precision)
-        with pytest.raises(ValueError, match="prior_precision must be"):
-            bad.variance(PROBLEM["x"])
-        with pytest.raises(ValueError, match="prior_precision must be"):
-            bad.log_marginal_likelihood()
+        fails("prior_precision must be", bad.variance, PROBLEM["x"])
+        fails("prior_precision must be", bad.log_marginal_likelihood)

@@ -9,7 +9,7 @@ import optax
 import pytest
 from iterlin.training import losses
 from problems import bare, normal
-from refusals import refused
+from refusals import fails, refused
 
 OUTPUTS = jnp.asarray([[1.0, -2.0, 0.5], [0.0, 3.0, 1.0]])
 
@@ -38,13 +38,11 @@ def test_mean_is_over_the_targets_or_the_examples():
     assert float(mean(OUTPUTS, targets)) == pytest.approx(float(total) / 6, rel=1e-12)
     of_examples = losses.mean(losses.squared_error, over="examples")
     assert float(of_examples(OUTPUTS, targets)) == pytest.approx(float(total) / 2, rel=1e-12)
-    with pytest.raises(ValueError, match="a mean already: a mean of it would divide by N twice"):
-        losses.mean(mean)
+    fails("a mean already: a mean of it would divide by N twice", losses.mean, mean)
     with pytest.raises(ValueError, match="unknown over 'tokens'; allowed: examples, targets"):
         losses.mean(losses.squared_error, over="tokens")
     of_tree = losses.mean(lambda outputs, y: jnp.sum(y["weight"] * outputs))
-    with pytest.raises(ValueError, match="not one array: give mean"):
-        of_tree(OUTPUTS, {"weight": targets})
+    fails("not one array: give mean", of_tree, OUTPUTS, {"weight": targets})
 
 
 LOGITS = normal(3, 4, 5)
@@ -86,8 +84,7 @@ def test_ignored_labels_have_no_gradient_whatever_the_outputs_there():
     assert float(value) == float(slope(LOGITS, TOKENS)[0])
     assert jnp.all(gradient[TOKENS < 0] == 0)
     assert jnp.all(jnp.isfinite(gradient))
-    nothing = jnp.full_like(TOKENS, -100)
-    value, gradient = slope(LOGITS, nothing)
+    value, gradient = slope(LOGITS, jnp.full_like(TOKENS, -100))
     assert value == 0
     assert jnp.all(gradient == 0)
 
@@ -98,8 +95,7 @@ def test_other_labels_are_still_checked_where_some_are_ignored(loss):
     losses.check_labels(loss, shape, jnp.where(TOKENS == -100, -1, TOKENS))
     for label in (-2, 5):
         wrong = jnp.where(TOKENS < 0, -1, TOKENS).at[0, 0].set(label)
-        with pytest.raises(ValueError, match=f"labels of 5 classes, 0 to 4: got {label}"):
-            losses.check_labels(loss, shape, wrong)
+        fails(f"labels of 5 classes, 0 to 4: got {label}", losses.check_labels, loss, shape, wrong)
         assert jnp.isnan(jax.jit(lambda *given: loss(*given))(LOGITS, wrong))
 
 
@@ -110,7 +106,6 @@ test_other_targets_are_refused = refused(
     (losses.accuracy, jnp.zeros((2, 1), int), "targets must be 2 labels, got shape"),
     (losses.accuracy, jnp.array([0, 3]), "labels of 3 classes, 0 to 2: got 3"),
 )
-
 
 ENTROPY = losses.cross_entropy
 
@@ -142,8 +137,7 @@ def test_labels_outside_the_classes_are_found_in_any_loss(loss):
     for label in (-1, 3):
         targets = np.asarray([0, 2, label, 0])
         message = f"targets must be labels of 3 classes, 0 to 2: got {label}"
-        with pytest.raises(ValueError, match=message):
-            losses.check_labels(WRAPPED[loss], shape, targets)
+        fails(message, losses.check_labels, WRAPPED[loss], shape, targets)
         # Nothing can be raised for traced labels: the loss is NaN.
         traced = jax.jit(lambda *given: WRAPPED[loss](*given))
         assert jnp.isnan(traced(jnp.zeros((4, 3)), targets))
@@ -168,8 +162,7 @@ def test_a_loss_may_change_its_targets():
     losses.check_labels(within, shape, {"label": labels, "other": labels + 7})
     losses.check_labels(padded, shape, jnp.asarray([0, -100, 2]))
     losses.check_labels(counts, shape, jnp.asarray([0, 7, 2]))
-    with pytest.raises(ValueError, match="labels of 3 classes, 0 to 2: got -1"):
-        losses.check_labels(from_one, shape, labels)
+    fails("labels of 3 classes, 0 to 2: got -1", losses.check_labels, from_one, shape, labels)
     with pytest.raises(ValueError, match="labels of 3 classes, 0 to 2: got 3"):
         losses.check_labels(within, shape, {"label": labels + 1})
 
@@ -212,8 +205,7 @@ def test_the_curvature_of_a_loss_is_bounded_by_its_hessian():
     weighted = losses.mean(partial(PADDED, class_weights=WEIGHTS))
     hessian = jax.jit(jax.hessian(weighted))(LOGITS, TOKENS).reshape(60, 60)
     assert np.linalg.eigvalsh(hessian)[-1] <= losses.smoothness(weighted, TOKENS)
-    with pytest.raises(ValueError, match=r"no bound on the curvature of .* is known"):
-        losses.smoothness(jnp.sum, targets)
+    fails(r"no bound on the curvature of .* is known", losses.smoothness, jnp.sum, targets)
 
 
 @pytest.mark.parametrize("of", [losses.mean, lambda loss: loss])

@@ -5,11 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from iterlin import cached_ntk
+from iterlin import cached_ntk, losses
 from iterlin.exact import linear_model, newton
 from iterlin.exact.flow import Objective
 from iterlin.exact.newton import minimize
-from iterlin.training import losses
 from scipy.optimize import minimize as minimize_by_scipy
 
 ENTROPY = losses.mean(losses.cross_entropy)

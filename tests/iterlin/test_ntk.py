@@ -4,27 +4,15 @@ import drawn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import problems
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from iterlin import empirical_ntk, in_slices, kernel_alignment, kernel_drift, ntk_product
 from iterlin.kernels import blocks, factors, ntk
-from iterlin.kernels.blocks import assemble_kernel
-from iterlin.kernels.ntk import kernel_matrix
 from iterlin_study.networks import convnets
-from problems import (
-    FORMS,
-    affine,
-    affine_problem,
-    assert_forms,
-    bare,
-    convolutional,
-    dense_kernel,
-    network,
-    normal,
-    single,
-    start,
-)
+from jax import lax
+from problems import FORMS, affine, assert_forms, bare, dense_kernel, network, normal, single
 from refusals import refused
 
 compiled_ntk = jax.jit(empirical_ntk, static_argnums=0)
@@ -42,12 +30,12 @@ def test_kernel_equals_products_of_dense_jacobians():
 
 
 def scanned(p, x):
-    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, p["layers"])[0] @ p["w"]
+    return lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, p["layers"])[0] @ p["w"]
 
 
 def convolved(x, w):
     layout = ("NWC", "WIO", "NWC")
-    return jax.lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=layout)
+    return lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=layout)
 
 
 def residual(p, x):
@@ -70,11 +58,9 @@ ANYTHING = {
     "scan": scanned,
     "relaid": lambda p, x: (p["w"].T.reshape(9)[::-1].reshape(3, 3) @ x.T).T,
     "positions": lambda p, x: jnp.tanh(squares(x) @ p["w"] + p["b"][None, None]).sum(1),
-    "kernel on the left": lambda p, x: jnp.tanh(jnp.einsum("ab,nbc->nac", p["w"], squares(x))).sum(
-        1
-    ),
-    "one bias for all hidden features": lambda p, x: jnp.tanh(x @ p["w"] + p["b"][None]) @ p["v"],
-    "biases at more positions than the product": lambda p, x: jnp.tanh(
+    "on the left": lambda p, x: jnp.tanh(jnp.einsum("ab,nbc->nac", p["w"], squares(x))).sum(1),
+    "a bias for all features": lambda p, x: jnp.tanh(x @ p["w"] + p["b"][None]) @ p["v"],
+    "more biases than products": lambda p, x: jnp.tanh(
         x[:, None] @ p["w"] + jnp.broadcast_to(p["b"], (1, 5, 3))
     ).sum(1),
     "remembered less": lambda p, x: jax.checkpoint(lambda h: jnp.tanh(h @ p["w"]))(x) @ W,
@@ -83,21 +69,18 @@ ANYTHING = {
     "repeated": lambda p, x: jnp.einsum("ni,ijk->nj", x, jnp.repeat(p["w"][..., None], 2, axis=2)),
     "through integers": lambda p, x: x @ p["w"].astype(int).astype(float),
     "a number that all features share": lambda p, x: x @ p["w"] + jnp.tile(p["b"], (1, 3)),
-    "a branch": lambda p, x: jax.lax.cond(
+    "a branch": lambda p, x: lax.cond(
         p["b"][0] > 9, lambda: x, lambda: jax.jit(jnp.tanh)(x @ p["w"])
     ),
     # There relu's own rule (0) and that of the maximum in it (1/2) differ.
-    "relu at zero": lambda p, x: (
-        jax.nn.relu(x @ (p["w"] - jax.lax.stop_gradient(p["w"]))) + x @ p["w"]
-    ),
+    "relu at zero": lambda p, x: jax.nn.relu(x @ (p["w"] - lax.stop_gradient(p["w"]))) + x @ p["w"],
 }
 OTHERS = {
     "residual": {"w": normal(2, 1, 3), "v": normal(3, 3, 3)},
     "scan": {"layers": normal(2, 3, 3), "w": W},
-    "one bias for all hidden features": {"w": W, "b": B[:1], "v": W},
+    "a bias for all features": {"w": W, "b": B[:1], "v": W},
     "a number that all features share": {"w": W, "b": B[:1]},
 }
-
 
 # Of one example (3, 3). A bias is added to each feature of a product; with as many positions as
 # features its shape alone does not tell it from another vector.
@@ -139,7 +122,7 @@ def test_any_convolution_gives_the_products_of_dense_jacobians(stride, spread, h
     steps, pads, spreads = (stride, 1), [(pad, 1), (0, pad)], ((1, spread), (hole, 1))
 
     def f(w, x):
-        found = [jax.lax.conv_general_dilated(e, w, steps, pads, *spreads, layout) for e in x]
+        found = [lax.conv_general_dilated(e, w, steps, pads, *spreads, layout) for e in x]
         return jnp.stack([jnp.tanh(each).ravel()[::9] for each in found])
 
     weight, x = normal(*map(kernel.get, layout[1])), normal(2, *map(sizes.get, layout[0]))
@@ -150,11 +133,9 @@ def test_any_convolution_gives_the_products_of_dense_jacobians(stride, spread, h
     ("size", "channels", "features", "kind", "method"),
     [(2, 8, 16, "positions", "patches"), (6, 2, 2, "rows", "direct")],
 )
-def test_convolution_takes_the_cheaper_way_and_both_are_right(
-    size, channels, features, kind, method
-):
+def test_convolution_takes_the_cheaper_of_two_right_ways(size, channels, features, kind, method):
     """4 positions with 72 x 16 weights take less time by positions; 36 with 18 x 2 by rows."""
-    f, params, x = convolutional(4, size, channels, features, method)
+    f, params, x = problems.convolutional(4, size, channels, features, method)
     network = ntk.trace_network(f, params, x)
     found = network.factors(x, jnp.arange(3), form="full", count=4, total=3)
     assert {name for name in found._fields if getattr(found, name)} == {"dense", kind}
@@ -164,7 +145,7 @@ def test_convolution_takes_the_cheaper_way_and_both_are_right(
 def test_lenet():
     settings = {"channels": 3, "kernel_size": 3, "hidden": (5,), "classes": 3}
     model = convnets.lenet((12, 12, 1), method="patches", **settings)
-    params = start(model.init)
+    params = problems.start(model.init)
     assert_forms(in_slices(model.apply, 2), params, normal(3, 12, 12, 1), forms=["full"])
 
 
@@ -174,13 +155,7 @@ def rows_of(x, outputs):
 
 @drawn.at_most(5)
 @given(
-    drawn.shapes(
-        [(1, 1, 1, 1), (6, 4, 3, 4), (5, 6, 2, 2), (4, 3, 1, 9)],
-        st.integers(1, 6),
-        st.integers(1, 6),
-        st.integers(1, 4),
-        st.integers(1, 9),
-    ),
+    drawn.shapes([(1, 1, 1, 1), (6, 4, 3, 4), (5, 6, 2, 2), (4, 3, 1, 9)], 6, 6, 4, 9),
     st.booleans(),
     st.sampled_from(sorted(FORMS)),
 )
@@ -191,7 +166,7 @@ def test_groups_of_any_size_change_nothing(sizes, two_sided, form):
     basis = jnp.eye(outputs)
     side = (second, basis) if two_sided else None
     expected = np.einsum("iop,jqp->ijoq", first, second if two_sided else first)
-    found = assemble_kernel(rows_of, (first, basis), side, group, form, first.dtype)
+    found = blocks.assemble_kernel(rows_of, (first, basis), side, group, form, first.dtype)
     np.testing.assert_allclose(found, np.einsum(FORMS[form], expected), atol=1e-13)
 
 
@@ -201,7 +176,7 @@ def test_overlapping_blocks_of_a_group_change_nothing(monkeypatch, form):
     monkeypatch.setattr(blocks, "LEAST_ROWS", 5)
     monkeypatch.setattr(blocks, "BLOCKS", 3)
     rows = normal(7, 2, 5)
-    found = assemble_kernel(rows_of, (rows, jnp.eye(2)), None, 7, form, rows.dtype)
+    found = blocks.assemble_kernel(rows_of, (rows, jnp.eye(2)), None, 7, form, rows.dtype)
     expected = np.einsum(FORMS[form], np.einsum("iop,jqp->ijoq", rows, rows))
     np.testing.assert_allclose(found, expected, atol=1e-13)
 
@@ -250,18 +225,13 @@ def test_examples_of_two_types():
     np.testing.assert_allclose(flipped, expected, atol=1e-13)
 
 
-@given(
-    drawn.shapes(
-        [(3, 2, 9), (3, 2, 6), (5, 3, 4)], st.integers(1, 5), st.integers(1, 3), st.integers(1, 9)
-    ),
-    st.integers(0, 99),
-)
+@given(drawn.shapes([(3, 2, 9), (3, 2, 6), (5, 3, 4)], 5, 3, 9), st.integers(0, 99))
 def test_kernel_product_and_matrix_agree(shape, seed):
     examples, outputs, parameters = shape
     rank = min(examples * outputs, parameters)
-    params, x, v = affine_problem((examples, outputs, parameters, rank), seed)
+    params, x, v = problems.affine_problem((examples, outputs, parameters, rank), seed)
     jacobian = np.asarray(x).reshape(-1, parameters)
-    matrix = kernel_matrix(empirical_ntk(affine, params, x))
+    matrix = ntk.kernel_matrix(empirical_ntk(affine, params, x))
     np.testing.assert_allclose(matrix, jacobian @ jacobian.T, atol=1e-13)
     product = ntk_product(affine, params, x)(v)
     np.testing.assert_allclose(np.ravel(product), jacobian @ (jacobian.T @ np.ravel(v)), atol=1e-13)
@@ -270,8 +240,7 @@ def test_kernel_product_and_matrix_agree(shape, seed):
 
 
 def test_alignment_and_drift():
-    rng = np.random.default_rng(0)
-    kernel = jnp.asarray(rng.normal(size=(3, 3, 2, 2)))
+    kernel = normal(3, 3, 2, 2)
     assert float(kernel_alignment(kernel, 3 * kernel)) == pytest.approx(1, rel=1e-12)
     assert float(kernel_alignment(kernel, -kernel)) == pytest.approx(-1, rel=1e-12)
     orthogonal = jnp.asarray([[1.0, 0.0], [0.0, 0.0]]), jnp.asarray([[0.0, 0.0], [0.0, 2.0]])
@@ -296,8 +265,7 @@ def test_a_kernel_has_a_derivative_by_a_fixed_parameter():
 
 
 def test_uneven_parts_of_the_outputs_agree_on_rows_and_positions():
-    """A layer of several positions takes rows or positions for all parts alike: of 3 outputs, two
-    parts of 2 and 1 would choose differently by themselves."""
+    """Of 3 outputs, parts of 2 and 1 would by themselves choose differently."""
     rng = np.random.default_rng(0)
     shapes = {"e": (2000, 16), "w": (16, 32), "b": (32,), "v": (32, 3)}
     params = {name: jnp.asarray(rng.normal(size=shape)) / 4 for name, shape in shapes.items()}

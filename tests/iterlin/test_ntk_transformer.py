@@ -4,15 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import ntk_matrix
+from iterlin import jacobian, ntk_matrix
 from iterlin.kernels.factors import TracedNetwork
-from iterlin.linearise.linearization import jacobian
-from iterlin.linearise.parameters import bind_fixed, partition
 from iterlin.linearise.programs import trace_program
 from problems import assert_forms, normal
 
 WORDS, LENGTH, WIDTH, CLASSES = 40, 3, 4, 3
-
 
 PARAMS = {
     "words": normal(WORDS, WIDTH),
@@ -72,14 +69,14 @@ TRAINABLE = {
 
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_fixed_parameters_give_nothing(name):
-    assert_forms(pooled, PARAMS, X, forms=("full",), trainable=TRAINABLE[name])
+    """They may be arrays of NumPy that are indexed."""
+    params = PARAMS | {"words": np.asarray(PARAMS["words"])}
+    assert_forms(pooled, params, X, forms=("full",), trainable=TRAINABLE[name])
 
 
 def factors_of(f, params, x):
-    moving, fixed = partition(params)
-    one = jax.tree.map(lambda leaf: leaf[:1], x)
-    program = trace_program(bind_fixed(f, fixed), moving, one)
-    network = TracedNetwork(program, jax.tree.leaves(moving))
+    program = trace_program(f, params, jax.tree.map(lambda leaf: leaf[:1], x))
+    network = TracedNetwork(program, jax.tree.leaves(params))
     return network.factors(x, jnp.arange(CLASSES), form="full", count=5, total=CLASSES)
 
 

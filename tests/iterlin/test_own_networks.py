@@ -12,7 +12,7 @@ import optax
 import pytest
 from iterlin.training import losses, schedules, timed
 from problems import bare, flat, normal, single
-from refusals import refused
+from refusals import fails, refused
 
 N, T, CLASSES = 12, 3, 4
 KEY = jax.random.key(7)
@@ -21,10 +21,8 @@ X = jnp.asarray(RNG.normal(size=(N, 5)))
 LABELS = jnp.asarray(RNG.integers(CLASSES, size=N))
 TOKEN_LABELS = jnp.asarray(RNG.integers(CLASSES, size=(N, T)))
 ENTROPY = losses.mean(losses.cross_entropy)
-PARAMS = {
-    "body": jnp.asarray(RNG.normal(size=(5, 6)) / 2),
-    "head": jnp.asarray(RNG.normal(size=(6, CLASSES)) / 2),
-}
+SHAPES = {"body": (5, 6), "head": (6, CLASSES)}
+PARAMS = {name: jnp.asarray(RNG.normal(size=shape) / 2) for name, shape in SHAPES.items()}
 
 
 def classifier(params, x):
@@ -242,8 +240,7 @@ def test_a_schedule_looks_at_the_network_now_and_then():
     params = anchor = PARAMS
     anchored, updates = 0, []
     for step in range(30):
-        since = step - anchored
-        looked = since > 0 and since % 3 == 0
+        looked = step > anchored and (step - anchored) % 3 == 0
         if looked and drift(state._replace(params=params, anchor=anchor)) > 0.15:
             anchor, anchored = params, step
             updates.append(step)
@@ -251,8 +248,7 @@ def test_a_schedule_looks_at_the_network_now_and_then():
     close(state.params, params)
     assert len(updates) >= 2
     # A look at step t sees the updates of the steps before it.
-    found = np.flatnonzero(np.diff(history["updates"]))
-    assert found.tolist() == updates
+    assert np.flatnonzero(np.diff(history["updates"])).tolist() == updates
 
 
 def test_a_schedule_may_be_a_number_and_data_a_list():
@@ -313,5 +309,4 @@ def test_a_fixed_time_needs_a_known_curvature():
     chained = run(classifier, PARAMS, (X, LABELS), optimizer=chain, **settings)[0].params
     jax.tree.map(np.testing.assert_array_equal, chained, alone)
     for settings in ({"time": 0.0}, {"time": 1.0, "fraction": 1.0}):
-        with pytest.raises(ValueError, match="must"):
-            timed.for_time(**settings)
+        fails("must", timed.for_time, **settings)

@@ -23,7 +23,6 @@ def accelerator(monkeypatch):
 
 
 def program(function, *shape) -> str:
-    """Of an array of that shape."""
     return " ".join(str(jax.make_jaxpr(function)(jnp.ones(shape))).split())
 
 
@@ -102,9 +101,7 @@ def test_the_rule_of_a_custom_vjp_is_in_full_precision(accelerator, seen):
     ("train", "backend", "asked"),
     [(run_all, "gpu", "highest"), (integrating, "gpu", "highest"), (integrating, "cpu", None)],
 )
-def test_training_and_integration_ask_an_accelerator_alone(
-    train, backend, asked, seen, monkeypatch
-):
+def test_training_and_integration_ask_accelerators_alone(train, backend, asked, seen, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     f, found = seen
     train(f, {"weight": jnp.zeros((3, 2))})

@@ -4,17 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import problems
 import pytest
-from iterlin import cached_ntk, jacobian_products
+from iterlin import Algorithm, Step, cached_ntk, jacobian_products, losses
 from iterlin.exact.linear_model import from_kernel
 from iterlin.linearise import slices
 from iterlin.networks.normalization import Normalization
-from iterlin.training import losses
-from iterlin.training.algorithm import Algorithm
 from iterlin.training.schedules import Solved, every, when_solved
-from iterlin.training.step import Step
-from problems import flat, normal
+from problems import flat, network, normal
 from refusals import refused
 
 KEY = jax.random.key(5)
@@ -46,33 +42,21 @@ def test_a_displacement_in_function_space_is_pulled_back_in_slices():
     np.testing.assert_allclose(whole, flat(pulled), atol=1e-13)
 
 
-@pytest.mark.parametrize(("size", "parts"), [(3, {3, 1}), (8, {7})])
-def test_slices_are_of_the_size_asked_for(size, parts):
-    seen = []
-
-    def f(params, x):
-        seen.append(len(x))
-        return {"double": 2 * x, "sum": x.sum((1, 2)) + params}
-
-    x = jnp.arange(42.0).reshape(7, 2, 3)
-    outputs = slices.in_slices(f, size)(jnp.asarray(1.0), x)
-    assert set(seen) == parts
-    np.testing.assert_array_equal(outputs["double"], 2 * x)
-    np.testing.assert_array_equal(outputs["sum"], x.sum((1, 2)) + 1)
-
-
 def noisy(params, x, key):
     return params["scale"] * (x if key is None else x + jax.random.normal(key, x.shape))
 
 
-@pytest.mark.parametrize(("count", "parts"), [(7, (3, 3, 1)), (3, (3,))])
-def test_each_slice_draws_by_a_key_of_its_own(count, parts):
+@pytest.mark.parametrize(("count", "parts"), [(7, (3, 3, 1)), (3, (3,)), (2, (2,))])
+def test_slices_are_of_the_size_asked_for_and_each_draws_by_a_key_of_its_own(count, parts):
     params, x = {"scale": jnp.asarray(2.0)}, jnp.arange(2.0 * count).reshape(count, 2)
-    f = slices.in_slices(noisy, 3)
+    both = lambda params, x, key: {"drawn": noisy(params, x, key), "sum": x.sum(1)}  # noqa: E731
+    f = slices.in_slices(both, 3)
     keys = [KEY] if len(parts) == 1 else jax.random.split(KEY, 3)
     drawn = [jax.random.normal(k, (n, 2)) for k, n in zip(keys, parts, strict=False)]
-    np.testing.assert_allclose(f(params, x, KEY), 2 * (x + jnp.concatenate(drawn)), rtol=1e-12)
-    np.testing.assert_array_equal(f(params, x, None), 2 * x)
+    found, still = f(params, x, KEY), f(params, x, None)
+    np.testing.assert_allclose(found["drawn"], 2 * (x + jnp.concatenate(drawn)), rtol=1e-12)
+    np.testing.assert_array_equal(still["drawn"], 2 * x)
+    np.testing.assert_array_equal(found["sum"], x.sum(1))
 
 
 def largest(outputs, y):
@@ -85,7 +69,7 @@ def largest(outputs, y):
     [(losses.cross_entropy, 1), (losses.mean(losses.squared_error), 3), (largest, 3)],
 )
 def test_a_sliced_network_takes_the_same_steps(loss, period):
-    network, params, x, y = problems.network((3, 6, 2), examples=20)
+    net, params, x, y = network((3, 6, 2), examples=20)
     y = y if losses.as_sum(loss) is losses.squared_error else jnp.argmax(y, 1)
     data = x, y, jnp.arange(19)
 
@@ -94,7 +78,7 @@ def test_a_sliced_network_takes_the_same_steps(loss, period):
         step = Step(algorithm, every(period), batch_size=12, target_loss=1e-9)
         return step.advance(step.start(params, data, jax.random.key(2)), data, 7)
 
-    whole, sliced = run(network), run(slices.in_slices(network, 5))
+    whole, sliced = run(net), run(slices.in_slices(net, 5))
     np.testing.assert_allclose(flat(sliced.params), flat(whole.params), rtol=1e-12, atol=1e-14)
     assert np.abs(flat(whole.params) - flat(params)).max() > 1e-3
 

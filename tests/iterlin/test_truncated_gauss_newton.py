@@ -7,9 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from iterlin import Status, gauss_newton, truncated_gauss_newton
-from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
-from iterlin.training import losses
+from iterlin import LevenbergMarquardt, Status, gauss_newton, losses, truncated_gauss_newton
 from problems import bare, dense, flat, network, quartic
 from refusals import refused
 from scipy.optimize import minimize

@@ -9,6 +9,7 @@ import pytest
 import xarray as xr
 from iterlin_study.records import records
 from iterlin_study.report import claims, claims_table, conditions
+from refusals import fails
 from toy_pages import CLAIM as ROW
 
 from book.beyond.when_to_relinearise_helpers import fewest_updates
@@ -168,8 +169,7 @@ def test_in_a_partial_record_nothing_is_decided_by_what_is_not_a_number(second, 
     assert found.statements[0].outcome == "unclear"
     assert (found.verdict, found.partial) == (verdict, "partial: 2 runs missing")
     assert "partial: 2 runs missing." in shown(found)
-    with pytest.raises(ValueError, match="statistic 'a' is not a number"):
-        claims.judge(found.row, part.assign_attrs(missing=0))
+    fails("'a' is not a number", claims.judge, found.row, part.assign_attrs(missing=0))
 
 
 def test_a_claim_is_judged_by_the_best_record_if_there_is_one(monkeypatch):
@@ -215,18 +215,13 @@ def test_a_wrong_ledger_is_refused_in_one_line_with_the_row_that_is_wrong(tmp_pa
     path = tmp_path / "claims.yml"
     # JSON writes a value that occurs twice in full, and is YAML.
     path.write_text(rows if isinstance(rows, str) else json.dumps(rows))
-    with pytest.raises(ValueError, match=rf"{path}.*{message}") as error:
-        claims.load_claims(path)
-    assert "\n" not in str(error.value)
+    fails(rf"{path}.*{message}", claims.load_claims, path)
 
 
 def test_summary_counts_the_papers_claims_and_ours_apart(monkeypatch):
-    found = [claims.PARTLY, claims.REPRODUCED, claims.HELD, claims.REFUTED, claims.NOT_TESTED]
-    versions = ["v3", "v3", "ours", "ours", "v3"]
-    verdicts = [
-        claims.Verdict(ROW | {"version": version}, kind, (), "")
-        for version, kind in zip(versions, found, strict=True)
-    ]
+    found = [("v3", kind) for kind in (claims.PARTLY, claims.REPRODUCED, claims.NOT_TESTED)]
+    found += [("ours", claims.HELD), ("ours", claims.REFUTED)]
+    verdicts = [claims.Verdict(ROW | {"version": of}, kind, (), "") for of, kind in found]
     monkeypatch.setattr(claims, "verdicts", lambda: verdicts)
     paper, ours = claims.summary().split(". ")
     assert paper.startswith("3 claims of the paper, 2 tested: ")

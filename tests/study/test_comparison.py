@@ -8,6 +8,7 @@ import toy_pages
 import xarray as xr
 from iterlin_study.records import comparison, experiment_pages, records
 from iterlin_study.report.page import Page
+from refusals import fails
 
 pytestmark = pytest.mark.usefixtures("root")
 
@@ -65,8 +66,7 @@ def test_without_a_quick_run_there_is_nothing_to_compare():
     record = run("laptop")
     assert comparison.since("trial") is None
     assert comparison.sentence(record) == "there is no quick run to compare"
-    with pytest.raises(FileNotFoundError, match="no record of trial at tier quick"):
-        comparison.keep("trial")
+    fails("no record of trial at tier quick", comparison.keep, "trial", error=FileNotFoundError)
 
 
 def test_parameters_are_compared_by_value(root, record):

@@ -13,9 +13,8 @@ TIMES, SIZES, SEEDS = [1, 20], [30, 300], range(4)
 
 
 def problem():
-    return problems.image_problem(
-        "digits", NETWORK, train=60, validation=20, test=20, observe=problems.snapshot
-    )
+    sizes = {"train": 60, "validation": 20, "test": 20}
+    return problems.image_problem("digits", NETWORK, **sizes, observe=problems.snapshot)
 
 
 def with_snapshots(task, ds, growth):

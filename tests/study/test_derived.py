@@ -107,17 +107,13 @@ def schedules():
     accuracy[2:4] += 3 + 0.1 * SEEDS
     # The fewest of a setting, between two settings, above the fewest of the last size.
     enough = [[[2.0, 1, 3]], [[1.9, 1, 3]], [[9.0, 8, 10]]]
-    variables = {
-        "taken": (("schedule", "seed"), taken[:, None] + 0 * SEEDS),
-        "accuracy": (("schedule", "seed"), accuracy),
-        "sgd_accuracy": ("seed", 20 + SEEDS),
-        "enough_by_size": (("size", "of_family", "bound"), enough),
-    }
-    coordinates = {
-        "family": ("schedule", ["fixed", "fixed", "growing", "growing", "event"]),
-        "value": ("schedule", [1.0, 8.0, 4.0, 2.0, 1.0]),
-        "of_family": ["fixed"],
-    }
+    dims = "schedule", "seed"
+    variables = {"taken": (dims, taken[:, None] + 0 * SEEDS), "accuracy": (dims, accuracy)}
+    variables["sgd_accuracy"] = "seed", 20 + SEEDS
+    variables["enough_by_size"] = ("size", "of_family", "bound"), enough
+    families = ["fixed", "fixed", "growing", "growing", "event"]
+    coordinates = {"family": ("schedule", families), "of_family": ["fixed"]}
+    coordinates["value"] = "schedule", [1.0, 8.0, 4.0, 2.0, 1.0]
     return of("when_to_relinearise", variables, coordinates)
 
 
@@ -174,10 +170,8 @@ def test_lost_runs_are_those_that_diverged_or_guess():
 def test_step_sizes_are_compared_at_an_update_at_every_step_on_the_largest_set():
     dims = ("size", "seed")
     smaller, larger = [SEEDS, 50 + SEEDS], [SEEDS, 47 + 2 * SEEDS]
-    variables = {
-        "accuracy_oracle": (("period", *dims), [smaller, np.zeros((2, 4))]),
-        "large_accuracy_oracle": (("large_period", *dims), [np.zeros((2, 4)), larger]),
-    }
+    variables = {"accuracy_oracle": (("period", *dims), [smaller, np.zeros((2, 4))])}
+    variables["large_accuracy_oracle"] = ("large_period", *dims), [np.zeros((2, 4)), larger]
     record = of("data_scaling", variables, {"period": [1, 50], "large_period": [50, 1]})
     assert estimate(record, "first_change") == pytest.approx(-1.5)  # of -3, -2, -1, 0
     assert estimate(record, "first_accuracy") == pytest.approx(50)  # of 47, 49, 51, 53
@@ -186,26 +180,20 @@ def test_step_sizes_are_compared_at_an_update_at_every_step_on_the_largest_set()
 def test_what_a_probe_gains_in_the_last_quarter():
     seen = np.array([[10, 20, 30, 40, 46.0], [5, 5, 5, 5, 6]])  # the last quarter starts at 40
     accuracy = np.stack([0 * seen, seen])[:, None] + SEEDS[:, None, None]
-    variables = {
-        "probe_accuracy": (("period", "seed", "layer", "snapshot"), accuracy),
-        "time": ("snapshot", [0.0, 2.0, 4.0, 6.0, 8.0]),
-    }
+    variables = {"probe_accuracy": (("period", "seed", "layer", "snapshot"), accuracy)}
+    variables["time"] = "snapshot", [0.0, 2.0, 4.0, 6.0, 8.0]
     record = of("probes", variables, {"layer": ["conv1", "conv2"]})
     assert [estimate(record, f"late_rise_conv{n}") for n in (1, 2)] == [6, 1]
 
 
 def test_updates_to_grok_are_those_of_the_few_period_and_of_the_compared_schedules():
     main = 100 * np.arange(4.0).reshape(2, 2, 1) + SEEDS
-    variables = {
-        "main_updates_then": (("decay", "time", "seed"), main),
-        "other_updates_then": (("modulus", "other_time", "seed"), 1000 + main),
-    }
+    variables = {"main_updates_then": (("decay", "time", "seed"), main)}
+    variables["other_updates_then"] = ("modulus", "other_time", "seed"), 1000 + main
     axes = {"decay": [1, 2], "time": [0.5, 1.0], "modulus": [31, 59], "other_time": [0.0, 1.0]}
     record = of("grokking", variables, axes, modulus=23, few=1.0)
-    assert estimate(record, "updates_23") == 101.5
-    assert estimate(record, "updates_59") == 1301.5
+    assert [estimate(record, f"updates_{p}") for p in (23, 59)] == [101.5, 1301.5]
     needed = {"needed": (("schedule", "seed"), [SEEDS, 10 + SEEDS])}
     settings = {"fixed": "fixed 1", "event": "event 1"}
     record = of("grokking_schedules", needed, {"schedule": ["event 1", "fixed 1"]}, **settings)
-    assert estimate(record, "fixed_needs") == 11.5
-    assert estimate(record, "event_needs") == 1.5
+    assert [estimate(record, f"{name}_needs") for name in ("fixed", "event")] == [11.5, 1.5]

@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 from iterlin.training import losses
 from iterlin_study.runs.diagnostics import kernel_diagnostics
+from iterlin_study.runs.problems import half_squared
 from problems import dense, flat, network
 
-LOSSES = {
-    "entropy": losses.mean(losses.cross_entropy),
-    "squared": lambda outputs, y: losses.mean(losses.squared_error)(
-        outputs, jax.nn.one_hot(y, 3, dtype=outputs.dtype)
-    ),
-}
+LOSSES = {"entropy": losses.mean(losses.cross_entropy), "squared": half_squared}
 
 
 @pytest.fixture(scope="module")

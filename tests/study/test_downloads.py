@@ -6,7 +6,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from iterlin_study.data import downloads
-from iterlin_study.data.downloads import DownloadError
 from stored_files import digest, write_registry
 
 CONTENT = bytes(range(256)) * 300  # more than one chunk of a download
@@ -67,7 +66,7 @@ def mine(tmp_path, monkeypatch):
 
 def fails(*parts):
     """Require that fetch raises a DownloadError of one line with all of those parts."""
-    with pytest.raises(DownloadError) as raised:
+    with pytest.raises(downloads.DownloadError) as raised:
         downloads.fetch("pictures")
     assert "\n" not in str(raised.value)
     assert all(str(part) in str(raised.value) for part in parts), raised.value

@@ -82,9 +82,8 @@ def test_the_cost_of_the_place_is_taken_where_the_loss_is_the_same():
     losses = np.array([[[1.0, 1], [10, 10], [100, 100]], [[0.1, 0.1], [10, 0.5], [100, 0.9]]])
     costs = np.log10(losses) * np.array([2.0, 0.5])[:, None, None]
     cost, loss = (xr.DataArray(values[:, order], dims=dims) for values in (costs, losses))
-    found = how_long_helpers.cost_of_place(cost, loss)
     # Seed 0: 1.5 and 3 points more at losses of 10 and 100. Seed 1: no loss between the first's.
-    np.testing.assert_allclose(found, [2.25, NAN])
+    np.testing.assert_allclose(how_long_helpers.cost_of_place(cost, loss), [2.25, NAN])
 
 
 def test_what_a_long_period_loses_is_seen_right_after_it():

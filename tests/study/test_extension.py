@@ -28,7 +28,6 @@ def steps(seeds):
 
 
 def engines(seeds):
-    """Runs by an exact engine."""
     return by_engines(axes={"period": (5,), "seed": seeds})
 
 
@@ -49,13 +48,9 @@ def test_seeds_that_are_left_out_are_not_trained_and_the_others_are_as_ever(grid
 
 
 def recorded(diverged=((-1, 5), (0, -1)), other=(-1, -1), **attributes):
-    found = xr.Dataset(
-        {
-            "diverged_at": (("period", "seed"), np.asarray(diverged)),
-            "diverged_at_lazy": ("seed", list(other)),
-        },
-        {"seed": [0, 1], "period": [1, 9]},
-    )
+    axes = {"seed": [0, 1], "period": [1, 9]}
+    found = xr.Dataset({"diverged_at_lazy": ("seed", list(other))}, axes)
+    found["diverged_at"] = ("period", "seed"), np.asarray(diverged)
     parameters = json.dumps({"num_seeds": 2, "rate": 0.5, "periods": [1, 9]})
     unknown = sum(int(variable.isnull().sum()) for variable in found.data_vars.values())
     return found.assign_attrs({"parameters": parameters, "missing": unknown} | attributes)

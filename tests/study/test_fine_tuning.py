@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
+from refusals import fails
 
 from book.beyond import fine_tuning_helpers as helpers
 
 TEXTS = ["Solve a linear system.", "The mean of a sample, and no more."]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", "a", ".", "-", "##b", "##a"]
 SMALL = {word: number for number, word in enumerate(WORDS)}
-
 
 apply_layer = jax.jit(helpers.apply_layer, static_argnums=3)
 
@@ -90,19 +90,12 @@ def test_sentences_become_ids_of_the_longest_pieces_with_a_mask():
     np.testing.assert_array_equal(found["mask"], np.asarray(ids) > 0)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: helpers.encode(["fine", "naïve"], SMALL, 6), "'naïve'"),
-        (lambda: helpers.load_encoder("gpt"), "'gpt'"),
-        # Without the package of the weights the error names the extra.
-        (lambda: helpers.load_encoder("all-MiniLM-L6-v2"), r"iterlin\[encoder\]"),
-    ],
-)
-def test_what_cannot_be_encoded_is_refused(make, message, monkeypatch):
+def test_what_cannot_be_encoded_is_refused(monkeypatch):
     monkeypatch.setattr(helpers, "PACKAGE", "no_such_package")
-    with pytest.raises(ValueError, match=message):
-        make()
+    fails("'naïve'", helpers.encode, ["fine", "naïve"], SMALL, 6)
+    fails("'gpt'", helpers.load_encoder, "gpt")
+    # Without the package of the weights the error names the extra.
+    fails(r"iterlin\[encoder\]", helpers.load_encoder, "all-MiniLM-L6-v2")
 
 
 def as_file(arrays):
@@ -145,8 +138,7 @@ def test_a_file_of_weights_becomes_the_parameters(tmp_path, monkeypatch):
     (folder / "model.safetensors").write_bytes(data)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(helpers, "PACKAGE", "toy_weights")
-    with pytest.raises(ValueError, match="is not the published file"):
-        helpers.load_encoder("all-MiniLM-L6-v2")
+    fails("is not the published file", helpers.load_encoder, "all-MiniLM-L6-v2")
     monkeypatch.setattr(helpers, "WEIGHTS_SHA256", hashlib.sha256(data).hexdigest())
 
     encoder = helpers.load_encoder("all-MiniLM-L6-v2")
@@ -223,10 +215,9 @@ def test_sets_are_balanced_and_share_no_function_and_no_sentence(packages):
     assert not any("of 10 samples" in text for text in texts)
 
 
-@pytest.mark.parametrize(("train", "message"), [(7, "multiples"), (64, "too few sentences")])
-def test_sizes_that_do_not_fit_are_refused(packages, train, message):
-    with pytest.raises(ValueError, match=message):
-        helpers.load_sentences(packages, train=train, validation=4, test=4)
+def test_sizes_that_do_not_fit_are_refused(packages):
+    for train, message in ((7, "multiples"), (64, "too few sentences")):
+        fails(message, helpers.load_sentences, packages, train=train, validation=4, test=4)
 
 
 def test_the_step_size_is_chosen_by_validation_alone():

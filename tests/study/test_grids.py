@@ -8,10 +8,8 @@ import numpy as np
 import optax
 import pytest
 import roads
-from iterlin.networks.mlp import mlp
-from iterlin.training import losses, schedules
+from iterlin import every, losses, mlp, schedules
 from iterlin.training.loop import OutOfTime
-from iterlin.training.schedules import every
 from iterlin_study.records import environment
 from iterlin_study.runs import grids, groups
 from iterlin_study.runs.grids import Run
@@ -29,12 +27,8 @@ def subset(size, seed):
     return np.random.default_rng(seed).permutation(24)[:size]
 
 
-COMMON = {
-    "loss": ENTROPY,
-    "evaluate": {"test": (X[:7], Y[:7])},
-    "metrics": {"loss": ENTROPY, "accuracy": losses.accuracy},
-    "batch_size": 6,
-}
+COMMON = {"loss": ENTROPY, "evaluate": {"test": (X[:7], Y[:7])}, "batch_size": 6}
+COMMON |= {"metrics": {"loss": ENTROPY, "accuracy": losses.accuracy}}
 
 
 def problem(**changes):

@@ -11,13 +11,9 @@ from curves import assert_statistics
 from iterlin_study.report import derived
 from iterlin_study.runs import grids, merging
 
-from book.beyond import (
-    grokking_helpers,
-    grokking_layers_helpers,
-    grokking_period_helpers,
-    grokking_schedules_helpers,
-    grokking_solves_helpers,
-)
+from book.beyond import grokking_helpers, grokking_layers_helpers, grokking_period_helpers
+from book.beyond import grokking_schedules_helpers as schedules
+from book.beyond import grokking_solves_helpers as solves
 from book.beyond.grokking_layers_helpers import grid
 
 
@@ -55,7 +51,7 @@ def test_a_run_generalises_at_the_first_look_above_the_level():
     ds = ds.assign(test_accuracy=accuracy, step=100 * ds.step)
     found = grokking_helpers.generalised(ds)
     np.testing.assert_array_equal(found.alignment, [3, np.nan])
-    needs = grokking_schedules_helpers.with_needs(ds)
+    needs = schedules.with_needs(ds)
     for reached in (found.reached, needs.reached):
         assert reached.values.tolist() == [True, False]
     # A run that falls short counts in full.
@@ -130,13 +126,12 @@ def test_exponents_at_small_and_at_large_decays_are_told_apart():
 
 
 def test_the_transformer_tells_first_from_second_number_and_treats_pairs_alone():
-    params = grokking_schedules_helpers.transformer_params(jax.random.key(0), 5, 8, 8)
+    params = schedules.transformer_params(jax.random.key(0), 5, 8, 8)
     pairs = np.array([[1, 3], [3, 1], [0, 4]], np.int32)
-    transformer = jax.jit(grokking_schedules_helpers.transformer)
+    transformer = jax.jit(schedules.transformer)
     logits = transformer(params, pairs)
     assert not np.allclose(logits[0], logits[1])
-    alone = transformer(params, pairs[:1])
-    np.testing.assert_allclose(alone, logits[:1], rtol=1e-6)
+    np.testing.assert_allclose(transformer(params, pairs[:1]), logits[:1], rtol=1e-6)
 
 
 def test_a_seed_draws_a_training_set_and_all_other_sums():
@@ -166,16 +161,15 @@ def test_parts_are_judged_by_the_best_look_and_the_first_at_the_level():
     assert_statistics(helpers.add_statistics(layers.merge(halves)), expected)
 
 
-@pytest.mark.parametrize("loss", list(grokking_solves_helpers.LOSSES))
+@pytest.mark.parametrize("loss", list(solves.LOSSES))
 def test_the_squares_of_the_weights_are_weight_decay(loss):
-    helpers = grokking_solves_helpers
-    start, sets = helpers.sets_of(5, 4, 0.6, seed=1)
+    start, sets = solves.sets_of(5, 4, 0.6, seed=1)
     start = jax.tree.map(lambda leaf: leaf.astype(float), start)
     run = {"schedule": 3, "num_steps": 7}
-    rows = helpers.with_weights(sets["train"], 4)
-    found, _ = il.train(helpers.flow(loss, 0.2, 0.1), start, rows, **run)
+    rows = solves.with_weights(sets["train"], 4)
+    found, _ = il.train(solves.flow(loss, 0.2, 0.1), start, rows, **run)
     descent = optax.chain(optax.add_decayed_weights(0.2), optax.sgd(0.1))
-    network, of_row = grokking_helpers.network, helpers.LOSSES[loss]
+    network, of_row = grokking_helpers.network, solves.LOSSES[loss]
     mean = il.Algorithm(network, lambda out, y: of_row(out, y).mean(), descent)
     expected, _ = il.train(mean, start, sets["train"], **run)
     for name, leaf in found.params.items():
@@ -183,24 +177,21 @@ def test_the_squares_of_the_weights_are_weight_decay(loss):
 
 
 def test_solves_are_judged_by_the_longest_period_and_the_judged_penalties():
-    helpers = grokking_solves_helpers
-
     def run(loss, time, seed, decay=0.1):
-        good = loss == helpers.SQUARED and decay < 1
+        good = loss == solves.SQUARED and decay < 1
         looks = [0.0, 0.1, 0.96, 0.5] if good else [0.0, 0.1, 0.3, 0.4]
         if time < 1:
             looks = [0.0, 0.1, 0.2, 0.98]
         return xr.Dataset({"test_accuracy": ("look", looks)})
 
-    axes = {"loss": list(helpers.LOSSES), "time": [0.5, 3.0], "seed": range(4)}
+    axes = {"loss": list(solves.LOSSES), "time": [0.5, 3.0], "seed": range(4)}
     adamw = grid(run, axes).rename(time="adamw_time", test_accuracy="adamw_test_accuracy")
     adamw["adamw_test_accuracy_proxy"] = adamw.adamw_test_accuracy
     flows = grid(run, axes | {"decay": [0.1, 1.0]})
     flows["train_accuracy_proxy"] = 0 * flows.test_accuracy + 0.98
-    found = helpers.add_statistics(flows.merge(adamw), judged=0.5)
+    found = solves.add_statistics(flows.merge(adamw), judged=0.5)
     expected = {"solved_best": 96, "solved_updates": 1, "flow_fit": 98, "adamw_short_best": 98}
     assert_statistics(found, expected | {"adamw_squared_best": 96, "adamw_entropy_best": 40})
     # A run that does not train has no linearised network that generalises.
     np.testing.assert_allclose(derived.proxy_at_long_period(found), 40)
-    never = found.updates.sel(loss=helpers.ENTROPY, time=3.0)
-    assert (never == 3).all()
+    assert (found.updates.sel(loss=solves.ENTROPY, time=3.0) == 3).all()

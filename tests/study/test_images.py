@@ -49,9 +49,8 @@ def test_splits_are_nested_disjoint_and_of_the_size_asked_for(train, fewer, vali
     train, fewer = max(train, fewer), min(train, fewer)
     split = images.load("digits", train=train, validation=validation, test=40, seed=seed)
     smaller = images.load("digits", train=fewer, validation=validation, test=40, seed=seed)
-    assert split.train.x.shape == (train, 8, 8, 1)
-    assert split.validation.x.shape == (validation, 8, 8, 1)
-    assert split.test.x.shape == (40, 8, 8, 1)
+    shapes = [part.x.shape for part in (split.train, split.validation, split.test)]
+    assert shapes == [(size, 8, 8, 1) for size in (train, validation, 40)]
     split, smaller = (jax.tree.map(np.asarray, each) for each in (split, smaller))
     for part, less in ((split.train, smaller.train), (split.validation, smaller.validation)):
         np.testing.assert_array_equal(part.x[: len(less.x)], less.x)
@@ -162,8 +161,7 @@ def test_mnist_files(folder):
 
 def test_cifar_binary_archive(folder):
     x, y, members = cifar_like(np.random.default_rng(1), 4)
-    archive = {"cifar-10-binary.tar.gz": tar_gz(members)}
-    store(folder, "cifar10", archive)
+    store(folder, "cifar10", {"cifar-10-binary.tar.gz": tar_gz(members)})
     split = images.load("cifar10", train=20)
     assert_images(split.train, normalised(x[:20], x[:20]), y[:20])
     assert_images(split.test, normalised(x[20:], x[:20]), y[20:])

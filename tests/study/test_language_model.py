@@ -61,10 +61,8 @@ def test_statistics_compare_the_arms_that_their_claims_name():
     same = [*new[:2], [4, 3.1, 3.3, nan], *new[3:]]
     train = np.full((2, 5, 4), nan)
     train[1, 1], train[1, 2] = [nan, 3, 2, 1], [nan, 2.5, 1, nan]
-    variables = {
-        name: (("kind", "arm", "seed", "visit"), np.repeat(np.array(values)[:, :, None], 4, 2))
-        for name, values in {"held_loss": [new, same], "train_loss": train}.items()
-    }
+    dims, losses = ("kind", "arm", "seed", "visit"), {"held_loss": [new, same], "train_loss": train}
+    variables = {n: (dims, np.repeat(np.array(v)[:, :, None], 4, 2)) for n, v in losses.items()}
     arms = ["1", "10", "100", helpers.GROWING, helpers.ADAM]
     axes = {"kind": [helpers.NEW, helpers.SAME], "arm": arms, "seed": range(4), "visit": range(4)}
     found = helpers.add_statistics(xr.Dataset(variables, axes), 2.8)

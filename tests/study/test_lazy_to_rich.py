@@ -15,11 +15,8 @@ from book.beyond import lazy_to_rich_helpers as helpers
 
 X = jnp.asarray(np.random.default_rng(1).normal(size=(9, 3)))
 Y = jnp.sign(X[:, :1] * X[:, 1:2])
-NETS = {
-    name: il.mlp((3, 16, 1), activation=name, parameterization="ntk", output_bias=False)
-    for name in ("tanh", "relu")
-}
-TANH = NETS["tanh"]
+SETTINGS = {"parameterization": "ntk", "output_bias": False}
+TANH, RELU = (il.mlp((3, 16, 1), activation=name, **SETTINGS) for name in ("tanh", "relu"))
 START = start(TANH.init)
 
 
@@ -74,16 +71,14 @@ def test_drifts_are_those_of_the_kernels_at_the_anchors():
 
 
 def test_the_size_of_a_homogeneous_network_is_a_scale():
-    """ReLU, no output bias: f(s theta) = s^2 f(theta), so weights times s are alpha = s^2, with
-    s^2 times as much time."""
-    net, size = NETS["relu"], 2.0
-    small = start(net.init)
+    """f(s theta) = s^2 f(theta): weights times s are alpha = s^2, with s^2 times as much time."""
+    size, small = 2.0, start(RELU.init)
     larger = jax.tree.map(lambda leaf: size * leaf, small)
 
     @jax.jit
     def run(start, scale):
         settings = {"scale": scale, "time": scale, "target": 1e-9, "most": 4}
-        return helpers.flows(net.apply, start, (X, Y), **settings)
+        return helpers.flows(RELU.apply, start, (X, Y), **settings)
 
     by_size, by_scale = run(larger, 1.0), run(small, size**2)
     np.testing.assert_allclose(flat(by_size.params), size * flat(by_scale.params), rtol=1e-7)
@@ -118,8 +113,7 @@ def test_a_monotone_function_is_explained_and_noise_is_not():
 def test_where_a_power_law_crosses_and_its_power():
     x = np.geomspace(0.1, 1e3, 6)
     assert helpers.crossing(x, x**2.5, 40.0) == pytest.approx(40 ** (1 / 2.5))
-    assert np.isnan(helpers.crossing(x, x, 1e4))
-    assert np.isnan(helpers.crossing(x, x, 1e-3))
+    assert np.isnan([helpers.crossing(x, x, level) for level in (1e4, 1e-3)]).all()
     assert helpers.crossing([1.0, 2.0, 8.0], [0.2, 0.5, 0.5], 0.5) == pytest.approx(2.0)
     assert helpers.power([*x, np.nan], [*(3 * x**-1.5), 1.0]) == pytest.approx(-1.5)
     assert np.isnan(helpers.power([1.0, np.nan], [1.0, 2.0]))

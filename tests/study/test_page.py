@@ -10,6 +10,7 @@ from iterlin.training.loop import OutOfTime
 from iterlin_study.records import environment, records
 from iterlin_study.report import claims
 from iterlin_study.report.page import Page
+from refusals import fails
 from toy_pages import VALUES
 
 pytestmark = pytest.mark.usefixtures("root")
@@ -32,10 +33,8 @@ def test_a_record_holds_every_parameter_of_the_cell_and_nothing_else():
 
 
 def test_what_is_missing_or_no_page_is_refused():
-    with pytest.raises(ValueError, match="num_seeds, periods"):
-        Page("trial", {"tier": "laptop"})
-    with pytest.raises(ValueError, match="'nowhere'"):
-        Page("nowhere", VALUES)
+    fails("num_seeds, periods", Page, "trial", {"tier": "laptop"})
+    fails("'nowhere'", Page, "nowhere", VALUES)
 
 
 def test_the_rules_kept_are_those_of_the_start(monkeypatch):
@@ -50,8 +49,7 @@ def test_without_a_finished_run_nothing_is_recorded(monkeypatch):
     page = Page("trial", VALUES)
     live = toy_pages.results()
     nothing = live.assign(diverged_at=xr.full_like(live.seed, np.nan, float))
-    with pytest.raises(OutOfTime, match="before a run was finished"):
-        page.save(nothing)
+    fails("before a run was finished", page.save, nothing, error=OutOfTime)
     with monkeypatch.context() as patched:  # a share of which all runs are other pages' is done
         patched.setenv(environment.SHARE, "3/3")
         with pytest.raises(environment.ShareDone):

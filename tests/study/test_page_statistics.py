@@ -203,9 +203,8 @@ SIZES = [0.1, 0.01, 0.001]
 def test_orders_of_rescaling_are_the_exponents_of_the_errors():
     eta = np.array(SIZES)
     errors = np.array([[3 * seed * eta**0.9, seed * eta**0.6] for seed in (1.0, 2.0, 3.0, 4.0)])
-    errors = xr.DataArray(
-        errors, {"order_step_size": eta}, ("order_seed", "steps", "order_step_size")
-    )
+    dims = "order_seed", "steps", "order_step_size"
+    errors = xr.DataArray(errors, {"order_step_size": eta}, dims)
     expected = {"order_full_batch": 0.9, "order_full_batch_off": -0.1}
     expected |= {"order_minibatch": 0.6, "order_minibatch_off": 0.1}
     assert_statistics(rescaling_helpers.add_orders(xr.Dataset(), errors), expected)

@@ -10,6 +10,7 @@ from iterlin.training import losses
 from iterlin_study.networks import convnets
 from iterlin_study.runs import probes
 from problems import bare, normal, start
+from refusals import fails
 from sklearn.linear_model import LogisticRegression
 
 from book.experiments.probes_helpers import add_statistics
@@ -40,9 +41,8 @@ def test_fit_is_that_of_scikit_learn_and_its_gradient_vanishes():
     x, y = problem()
     found = fit(x, y, jnp.asarray([1.0, 0.1, 0.01]), classes=4, tolerance=1e-16)
     for weights, l2 in zip(found.weights, (1.0, 0.1, 0.01), strict=True):
-        oracle = LogisticRegression(
-            C=1 / (len(y) * l2), fit_intercept=False, tol=1e-10, max_iter=2000
-        ).fit(x, y)
+        settings = {"fit_intercept": False, "tol": 1e-10, "max_iter": 2000}
+        oracle = LogisticRegression(C=1 / (len(y) * l2), **settings).fit(x, y)
         np.testing.assert_allclose(weights, oracle.coef_.T, atol=1e-6)
         assert np.abs(slope(weights, x, y, l2)).max() < 1e-7
 
@@ -80,8 +80,7 @@ def test_a_probe_ignores_the_scale_of_features_and_those_constant_in_training():
     for (x, y), elsewhere in zip(sets(), (0.0, 1e12, 1e12), strict=True):
         added = constant + elsewhere * jnp.cos(jnp.arange(3.0 * len(x))).reshape(-1, 3)
         moved.append((jnp.concatenate([(x + 3) * scale[None, :], added], 1), y))
-    again = probe(*moved, classes=4)
-    np.testing.assert_allclose(found[:3], again[:3], rtol=1e-12)
+    np.testing.assert_allclose(found[:3], probe(*moved, classes=4)[:3], rtol=1e-12)
 
 
 def test_a_probe_fits_the_standardised_features_and_one_constant_column():
@@ -130,10 +129,8 @@ def test_features_are_the_flat_activations():
 
 def test_wrong_penalties_and_labels_are_refused():
     train, validation, (x, y) = sets()
-    with pytest.raises(ValueError, match="l2 must"):
-        probes.probe(*sets(), l2=[0.1, 0.0], classes=4)
-    with pytest.raises(ValueError, match="got 4"):
-        probes.probe(train, validation, (x, y + 4), classes=4)
+    fails("l2 must", probes.probe, *sets(), l2=[0.1, 0.0], classes=4)
+    fails("got 4", probes.probe, train, validation, (x, y + 4), classes=4)
 
 
 def test_layers_are_probed_by_their_features():

@@ -23,8 +23,7 @@ def test_a_problem_holds_what_was_asked_for():
     assert problem.augment is problem.algorithm.normalization is None
     params = jax.eval_shape(problem.init, jax.random.key(0))
     assert jax.eval_shape(problem.algorithm.f, params, x[:4]).shape == (4, 10)
-    chosen = problem.subset(20, 3)
-    np.testing.assert_array_equal(chosen, images.nested_subset(y, 20, 3))
+    np.testing.assert_array_equal(problem.subset(20, 3), images.nested_subset(y, 20, 3))
     text = problems.describe("digits", NETWORK, problem)
     assert "60 to train, 20 for validation, 30 to test; lenet (channels 2" in text
     network = {"name": "resnet18", "width": 2, "normalization": "batch"}

@@ -10,6 +10,7 @@ import pytest
 import xarray as xr
 from iterlin_study.records import csv_files, experiment_pages, records
 from iterlin_study.report import intervals
+from refusals import fails
 
 EXPERIMENT = "trial"
 pytestmark = pytest.mark.usefixtures("root")
@@ -79,8 +80,7 @@ def test_a_failed_save_leaves_the_old_record_and_nothing_else(monkeypatch, failu
         raise failure
 
     monkeypatch.setattr(xr.Dataset, "to_netcdf", half)
-    with pytest.raises(records.NotWritten, match=str(path)):
-        save(value=2.0)
+    fails(str(path), save, value=2.0, error=records.NotWritten)
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == ["laptop.nc"]
 
@@ -92,9 +92,7 @@ def craft(change):
         change(file)
 
 
-def refused(named):
-    with pytest.raises(ValueError, match=rf"laptop\.nc is damaged or not a record: .*{named}"):
-        records.load(EXPERIMENT, "laptop")
+DAMAGED = r"laptop\.nc is damaged or not a record"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +107,7 @@ def refused(named):
 )
 def test_files_that_are_not_records_are_refused_unread(make, named):
     craft(make)
-    refused(named)
+    fails(f"{DAMAGED}: .*{named}", records.load, EXPERIMENT, "laptop")
 
 
 @pytest.mark.parametrize("share", [0, 0.9])
@@ -118,18 +116,16 @@ def test_a_truncated_record_is_damaged(share):
     path = records.path_of(EXPERIMENT, "laptop")
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * share)])
-    refused("")
+    fails(DAMAGED, records.load, EXPERIMENT, "laptop")
 
 
 def test_a_record_of_another_format_experiment_or_tier_is_refused():
     craft(lambda file: None)
     path = records.path_of(EXPERIMENT, "laptop")
     for asked in (("xor", "laptop"), (EXPERIMENT, "gpu")):
-        with pytest.raises(ValueError, match=f"holds trial at tier laptop, not {'/'.join(asked)}"):
-            records.load(*asked, path=path)
+        fails(f"holds trial at tier laptop, not {'/'.join(asked)}", records.load, *asked, path=path)
     craft(lambda file: file.attrs.update(format="iterlin record 1"))
-    with pytest.raises(ValueError, match="not a record of this library"):
-        records.load(EXPERIMENT, "laptop")
+    fails("not a record of this library", records.load, EXPERIMENT, "laptop")
 
 
 def test_as_csv_every_value_stands_beside_its_variable_and_its_coordinates():

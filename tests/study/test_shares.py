@@ -11,6 +11,7 @@ from iterlin.exact.trainer import ExactTrainer
 from iterlin.training import loop
 from iterlin_study.records import environment, records
 from iterlin_study.runs import grids, groups
+from refusals import fails
 from test_exact_runs import by_engines, make
 from test_grids import problem
 
@@ -23,7 +24,6 @@ def steps(folder):
 
 
 def engines(folder):
-    """Runs by an exact engine."""
     return by_engines(axes={"period": (5,), "seed": (0, 1)}, folder=folder)
 
 
@@ -88,11 +88,9 @@ def test_a_share_records_nothing(tmp_path, share, monkeypatch):
         found = xr.Dataset({"loss": ("seed", [1.0])})
         records.save(found, "any", "gpu", parameters={}, wall_time=1.0, path=path)
 
-    with pytest.raises(environment.ShareDone, match="all runs of share 1/2 are kept"):
-        share("1/2", record)
+    fails("all runs of share 1/2 are kept", share, "1/2", record, error=environment.ShareDone)
     monkeypatch.setenv(environment.DEADLINE, "0")
-    with pytest.raises(loop.OutOfTime, match="before share 1/2"):
-        share("1/2", record)
+    fails("before share 1/2", share, "1/2", record, error=loop.OutOfTime)
     assert not path.exists()
     record()
     assert path.exists()
@@ -100,5 +98,4 @@ def test_a_share_records_nothing(tmp_path, share, monkeypatch):
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "3", "a/b"])
 def test_a_share_is_one_of_so_many(text):
-    with pytest.raises(ValueError, match=re.escape(repr(text))):
-        environment.parse(text)
+    fails(re.escape(repr(text)), environment.parse, text)

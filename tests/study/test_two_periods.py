@@ -27,9 +27,7 @@ def test_the_pages_make_their_runs_of_the_same_parameters(page):
 SETTINGS = {"step_size": 0.1, "momentum": 0.75, "num_seeds": 2}
 
 
-def test_the_runs_start_alike_are_halved_and_looked_at_at_the_same_steps_and_have_filters(
-    monkeypatch,
-):
+def test_the_runs_start_alike_are_halved_and_seen_at_the_same_steps_and_have_filters(monkeypatch):
     made, grid = {}, two_periods.grid
 
     def noted(problem, axes, make, **settings):

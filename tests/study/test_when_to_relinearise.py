@@ -68,22 +68,12 @@ def test_a_family_that_falls_short_with_most_updates_is_out_of_reach(updates, va
 
 
 def runs_of(taken, accuracy):
-    """What is read at the end of schedules that take so many updates, and SGD's runs.
-
-    Each run is looked at three times: before its updates, when half are made, at the end.
-    """
+    """Schedules seen before so many updates, after half and after all of them, and SGD's runs."""
     taken, accuracy = np.asarray(taken, float), np.asarray(accuracy, float)
-    updates, curve = (
-        np.stack([0 * ends, ends / 2, ends], -1)[:, None] for ends in (taken, accuracy)
-    )
-    flows = runs(
-        {"schedule": range(len(taken)), "seed": range(4)},
-        curve,
-        step=[0, 50, 100],
-        updates=updates,
-        anchored_at=[0, 20, 80],
-        train_loss=[2.0, 1.0, 0.5],
-    ).drop_vars("schedule")
+    updates, curve = (np.stack([0 * a, a / 2, a], -1)[:, None] for a in (taken, accuracy))
+    axes = {"schedule": range(len(taken)), "seed": range(4)}
+    others = {"step": [0, 50, 100], "updates": updates, "anchored_at": [0, 20, 80]}
+    flows = runs(axes, curve, train_loss=[2.0, 1.0, 0.5], **others).drop_vars("schedule")
     losses = {"train_accuracy": 1.0, "train_loss": [2.0, 0.5, 0.1]}
     descent = runs({"seed": range(4)}, [0.1, 0.4, 0.8], **losses)
     families = ["fixed", "fixed", "growing", "event", "event"]
