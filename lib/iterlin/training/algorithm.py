@@ -95,6 +95,8 @@ class Algorithm:
                 "optimizer must be a transformation, as optax.adam(1e-3), or a step size: got the "
                 f"function {describe(self.optimizer)}"
             )
+        if hasattr(self.optimizer, "schedule"):  # `for_time` gives both
+            raise ValueError("optimizer must be the .optimizer of for_time's result")
         if not isinstance(self.optimizer, optax.GradientTransformation | None):
             check_positive("optimizer, as a step size,", self.optimizer, scalar=True)
         check_bools(keyed=self.keyed, reset_optimizer=self.reset_optimizer)
