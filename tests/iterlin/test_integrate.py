@@ -234,6 +234,12 @@ def test_the_closed_form_of_a_float64_network_is_exact_for_float32_targets():
     np.testing.assert_allclose(engine.parameters(end), steps, rtol=1e-12)
 
 
+def test_the_closed_form_says_that_integer_targets_are_not_for_it():
+    params, task = linear(jnp.eye(3), jnp.ones((3, 1), jnp.int32))
+    with pytest.raises(ValueError, match="of floating point targets: take 'flow'"):
+        check_engine("closed_form", task, params)
+
+
 def sequences(params, x):
     return jnp.einsum("nd,dtv->ntv", x, params["slope"]) + params["places"]
 
