@@ -20,7 +20,13 @@ from iterlin.linearise.devices import to_array, to_auto_axes, with_auto_axes
 from iterlin.linearise.linearization import check_finite_examples
 from iterlin.linearise.parameters import partition
 from iterlin.linearise.precision import full_precision
-from iterlin.linearise.validation import check_one_of, check_random_keys, check_signature, describe
+from iterlin.linearise.validation import (
+    check_one_of,
+    check_random_keys,
+    check_signature,
+    describe,
+    explain_tracer_errors,
+)
 from iterlin.training.algorithm import Algorithm
 from iterlin.training.checks import (
     check_call,
@@ -290,7 +296,8 @@ def _sweep_programs(any_step: Step, schedule, watch: Watch, data_axis):
 
     def advance(states, datasets, count, fixed, periods):
         def of_one(state, run_data, fixed, period):
-            step = replace(any_step, schedule=schedule(period))
+            with explain_tracer_errors("schedule", "period", "jnp.minimum(period, 100)"):
+                step = replace(any_step, schedule=schedule(period))
             return step.advance(state, run_data, count, fixed)
 
         axes = (data_axis, None), (0, None), (None, 0)

@@ -225,6 +225,21 @@ def test_a_quadratic_loss_is_told_from_others():
     assert quadratic(losses.squared_error, half)[0] == pytest.approx(1)
 
 
+def test_the_closed_form_of_a_float64_network_is_exact_for_float32_targets():
+    y = jnp.full((3, 1), 0.1, jnp.float32)
+    params, task = linear(jnp.eye(3), y, losses.mean(losses.squared_error))
+    engine = ENGINES["closed_form"](task)
+    end = engine.forward(engine.begin(params), 10)
+    steps = (1 - (1 - 0.1 / 3) ** 10) * y.astype(float)
+    np.testing.assert_allclose(engine.parameters(end), steps, rtol=1e-12)
+
+
+def test_the_closed_form_says_that_integer_targets_are_not_for_it():
+    params, task = linear(jnp.eye(3), jnp.ones((3, 1), jnp.int32))
+    with pytest.raises(ValueError, match="of floating point targets: take 'flow'"):
+        check_engine("closed_form", task, params)
+
+
 def sequences(params, x):
     return jnp.einsum("nd,dtv->ntv", x, params["slope"]) + params["places"]
 

@@ -134,3 +134,15 @@ def test_truncated_gauss_newton_where_squares_of_the_gradient_overflow():
     settings = {"beta": 0.01, "max_steps": 3, "tolerance": 1e-2}
     found = il.truncated_gauss_newton(lambda p, x: x @ p, start, x, y, **settings)
     np.testing.assert_allclose(found.params, target, rtol=0.01)
+
+
+def test_a_penalty_in_float16_lets_the_parameters_move_far():
+    # The squared distance is about 290,000, and the largest number of float16 65,504.
+    x, y = jnp.eye(3, dtype=jnp.float16), jnp.asarray([300.0, 200.0, -400.0], jnp.float16)
+    half = il.losses.mean(il.losses.squared_error)
+    algorithm = il.Algorithm(lambda p, x: x @ p, half, 0.5, penalty=1e-3)
+    start = jnp.zeros(3, jnp.float16)
+    state, _ = il.train(algorithm, start, (x, y), schedule=100, num_steps=40)
+    assert state.diverged_at == -1
+    # The derivative of the loss is (theta - y) / 3, and that of the penalty 2e-3 theta.
+    np.testing.assert_allclose(state.params, y / 1.006, rtol=0.01)

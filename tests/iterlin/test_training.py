@@ -273,6 +273,7 @@ ONE_NUMBER = "must return one number, such as a sum or a mean over the examples"
 TRACED = "needs a value in Python, but JAX traces it: write it with jax.numpy"
 BATCHES = r"give batches \(x, y\) as an iterator, iter\(data\)$"
 SUM = Watch({"test": (X3, TWO)}, {"sum": lambda o, y: np.sum(np.asarray(o))})
+PAIR = Watch({"test": (X3, TWO)}, {"pair": lambda o, y: {"sum": o.sum(), "mean": o.mean()}})
 KEY = {"key": KEYS[0]}
 TRAIN, BOTH, ALL = "train", "train train_sweep", "train train_sweep flow"
 WHEN_SOLVED = schedules.when_solved(schedules.Solved(5))
@@ -288,6 +289,7 @@ MISTAKES = [
     (TRAIN, {"optimizer": None}, "has no optimizer: give one, or a step size"),
     (TRAIN, {"optimizer": -0.1}, "optimizer, as a step size, must be finite and positive"),
     (TRAIN, {"optimizer": optax.adam}, "optimizer must be a transformation, .* function adam"),
+    (TRAIN, {"optimizer": iterlin.for_time(2.0)}, r"optimizer must be the \.optimizer of for_time"),
     ("train flow", {"params": jnp.full((3, 2), jnp.nan)}, "params must be finite, not NaN"),
     (TRAIN, {"penalty": -1.0}, "penalty must be finite and non-negative"),
     (TRAIN, {"normalization": 3}, "normalization must be a"),
@@ -306,6 +308,11 @@ MISTAKES = [
     (TRAIN, {"checkpoint": True}, "^checkpoint must be the path of a file, got True$"),
     (TRAIN, {"key": 0}, r"^key must be a random key, as jax.random.key\(0\), got 0$"),
     ("train_sweep", {"keys": KEYS[0]}, r"^keys must be several random keys, as .*: got key<fry>"),
+    (
+        "train_sweep",
+        {"schedule": lambda p: min(p, 5)},
+        "^schedule needs the value of its period in",
+    ),
     ("train_sweep", {"schedule": never}, r"^schedule is called as schedule\(period\), but it"),
     # Data.
     (ALL, {"data": (X3[:0], TWO[:0])}, "inputs must hold an example, got empty data of shape"),
@@ -326,6 +333,7 @@ MISTAKES = [
     (TRAIN, {"watch": Watch((X3, TWO))}, r"sets of watch must be named, .*: got \(float64\["),
     (ALL, {"watch": Watch({"test": (X3.T, TWO)})}, "^the set 'test' of watch fails: f.* of inputs"),
     (ALL, {"watch": SUM}, f"^the metric 'sum' of watch fails: it {TRACED}"),
+    (TRAIN, {"watch": PAIR}, "^the metric 'pair' of watch fails: .* not a valid JAX array type"),
     (TRAIN, {"watch": Watch(batch_size=0)}, "batch_size of watch must be a positive integer"),
     (TRAIN, {"watch": Watch(observe=3)}, "observe of watch must be a function, got 3"),
     (ALL, {"watch": Watch(observe=lambda s: s.step)}, r"observe of watch must return .*int32\[\]"),

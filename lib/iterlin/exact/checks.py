@@ -84,8 +84,8 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
         check_finite("targets", task.data[1])
         if not is_quadratic(task, outputs):
             raise ValueError(
-                "engine 'closed_form' is for half a squared error, or a multiple of it: "
-                "take 'flow' or 'function_space' for another loss"
+                "engine 'closed_form' is for half a squared error, or a multiple of it, of "
+                "floating point targets: take 'flow' or 'function_space' for others"
             )
         if task.solved is not None:
             raise ValueError(

@@ -82,7 +82,7 @@ def quadratic(loss: Loss, y: PyTree) -> tuple[float, Array] | None:
     if not jax.tree_util.all_leaves([y]) or not jnp.issubdtype(y.dtype, jnp.floating):
         return None
 
-    dtype = jnp.promote_types(y.dtype, jnp.float32)  # at least that of the outputs
+    dtype = jax.dtypes.canonicalize_dtype(jnp.float64)  # at least that of the outputs
 
     def compare(y):
         gradient = jax.grad(loss)

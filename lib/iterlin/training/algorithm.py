@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, PyTree
 from iterlin.linearise.compiled import as_argument
 from iterlin.linearise.linearization import Network, linearize
 from iterlin.linearise.parameters import Trainable, bind_fixed
+from iterlin.linearise.precision import widened
 from iterlin.linearise.slices import Sliced
 from iterlin.linearise.validation import (
     as_python,
@@ -95,6 +96,8 @@ class Algorithm:
                 "optimizer must be a transformation, as optax.adam(1e-3), or a step size: got the "
                 f"function {describe(self.optimizer)}"
             )
+        if hasattr(self.optimizer, "schedule"):  # `for_time` gives both
+            raise ValueError("optimizer must be the .optimizer of for_time's result")
         if not isinstance(self.optimizer, optax.GradientTransformation | None):
             check_positive("optimizer, as a step size,", self.optimizer, scalar=True)
         check_bools(keyed=self.keyed, reset_optimizer=self.reset_optimizer)
@@ -182,8 +185,8 @@ class Algorithm:
         """Return the sum of the penalty and the regularizer."""
         total = 0.0
         if self.has_penalty:
-            distance = optax.tree.norm(optax.tree.sub(theta, anchor), squared=True)
-            total = as_argument(self.penalty) * distance
+            moved = jax.tree.map(widened, optax.tree.sub(theta, anchor))
+            total = as_argument(self.penalty) * optax.tree.norm(moved, squared=True)
         return total if self.regularizer is None else total + self.regularizer(theta)
 
     def with_further_terms(self, gradient: PyTree, theta: PyTree, anchor: PyTree) -> PyTree:

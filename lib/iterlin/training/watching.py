@@ -101,7 +101,7 @@ def observer(
                 outputs = in_slices(model, size)(state.params, x)
                 for metric, function in metrics.items():
                     with prefix_errors(f"the metric '{metric}' of watch"):
-                        found[metric + suffix] = function(outputs, y)
+                        found[metric + suffix] = jnp.asarray(function(outputs, y))
             return found
 
         for name, values in _map_sets(measured, sets).items():
