@@ -245,6 +245,14 @@ test_bad_settings_are_refused_by_name = refused(
     (lambda modes: modes.descent(0.1, 10**400), "num_steps must be"),
     (lambda modes: modes.residual_ratio(0.1, -1), "num_steps must be"),
     (lambda modes: modes.damped(math.nan), "damping must be"),
+    (
+        lambda modes: steps_for_tolerance(modes, step_size=np.full(2, 0.1), beta=0.5),
+        "step_size must be one number",
+    ),
+    (
+        lambda modes: steps_for_tolerance(modes, step_size=0.01, beta=np.full(2, 0.5)),
+        "beta must be one number",
+    ),
 )
 
 WIDE = dict(zip(("params", "x", "y"), affine_problem("wide"), strict=True), f=affine)

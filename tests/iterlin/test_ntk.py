@@ -251,6 +251,9 @@ def test_alignment_and_drift():
     half = jnp.full((2, 2), 300, jnp.float16)  # whose squares float16 does not hold
     assert float(kernel_alignment(half, half)) == pytest.approx(1)
     assert float(kernel_drift(half, 2 * half)) == pytest.approx(1)
+    integers = np.full((2, 2), 100, np.uint8)  # whose squares uint8 does not hold
+    assert float(bare(kernel_alignment)(integers, integers)) == pytest.approx(1)
+    assert float(bare(kernel_drift)(integers, integers // 2)) == pytest.approx(0.5)
 
 
 def test_a_kernel_has_a_derivative_by_a_fixed_parameter():

@@ -118,3 +118,14 @@ test_bad_input_is_refused = refused(
     ({"step_size": 0.1}, "step_size and num_steps go together, got"),
     ({"step_size": 0.1, "num_steps": 3, "time": 2.0}, "give either a time or step_size"),
 )
+
+
+def test_ridge_regression_has_the_derivative_in_its_damping():
+    kernel_dd, kernel_td = gram(4, 2, 3, seed=0)
+    y = normal(4)
+
+    def ridge(damping):
+        return kernel_td @ jnp.linalg.solve(kernel_dd + damping * jnp.eye(4), y)
+
+    found = jax.jacobian(lambda damping: predict(kernel_dd, y, kernel_td, damping=damping))(0.3)
+    np.testing.assert_allclose(found, jax.jacobian(ridge)(0.3), rtol=1e-9)

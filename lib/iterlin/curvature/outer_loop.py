@@ -181,7 +181,7 @@ def run_outer_loop(
     non-negative, otherwise minus infinity. Other arguments are those of `gauss_newton`.
     """
     check_positive_integer("max_steps", max_steps, below=2**31)
-    check_non_negative("tolerance", tolerance)
+    check_non_negative("tolerance", tolerance, scalar=True)
     target_loss = as_argument(_checked_target(problem.loss, target_loss))
     tolerance = as_argument(tolerance)
     if not isinstance(damping, LevenbergMarquardt):
@@ -255,7 +255,7 @@ def _checked_target(loss: Loss, target_loss):
     """Return the loss at which a run ends, or raise ValueError if it is outside its range."""
     if as_sum(loss) is not None:
         target_loss = 0.0 if target_loss is None else target_loss
-        check_non_negative("target_loss", target_loss)
+        check_non_negative("target_loss", target_loss, scalar=True)
     elif target_loss is None:
         return -jnp.inf
     elif not is_traced(target_loss):

@@ -87,7 +87,7 @@ def truncated_gauss_newton(
     >>> print(found.params.round(3), found.num_steps)
     [0.    1.099] 6
     """
-    check_open_unit_interval("beta", beta)
+    check_open_unit_interval("beta", beta, scalar=True)
     require_callable(loss)
     problem = make_problem(f, params, x, y, trainable, loss)
     undamped = False

@@ -352,7 +352,7 @@ def steps_for_tolerance(modes: Eigenmodes, *, step_size: float, beta: float) -> 
     >>> il.steps_for_tolerance(modes, step_size=0.06, beta=0.01)
     118
     """
-    check_open_unit_interval("beta", beta)
+    check_open_unit_interval("beta", beta, scalar=True)
     _check_stable(modes, step_size)
     if modes.residual_ratio(step_size, 1) <= beta:
         return 1
@@ -368,7 +368,7 @@ def steps_for_tolerance(modes: Eigenmodes, *, step_size: float, beta: float) -> 
 
 
 def _check_stable(modes, step_size) -> None:
-    check_positive("step_size", step_size)
+    check_positive("step_size", step_size, scalar=True)
     largest = float(jnp.max(modes.eigenvalues))
     limit = 2 / largest if largest > 0 else math.inf
     # In the type of the eigenvalues, in which their modes must shrink.

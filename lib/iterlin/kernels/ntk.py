@@ -410,7 +410,7 @@ def kernel_alignment(k1: Float[Array, "..."], k2: Float[Array, "..."]) -> Float[
     0.707
     """
     check_same_tree("k2", k2, k1)
-    k1, k2 = widened(k1), widened(k2)
+    k1, k2 = (widened(k) * 1.0 for k in (k1, k2))  # products of integers may overflow
     return jnp.sum(k1 * k2) / (jnp.linalg.norm(k1.ravel()) * jnp.linalg.norm(k2.ravel()))
 
 
@@ -431,7 +431,7 @@ def kernel_drift(k0: Float[Array, "..."], k1: Float[Array, "..."]) -> Float[Arra
     0.100
     """
     check_same_tree("k1", k1, k0)
-    k0, k1 = widened(k0), widened(k1)
+    k0, k1 = (widened(k) * 1.0 for k in (k0, k1))  # products of integers may overflow
     return jnp.linalg.norm((k1 - k0).ravel()) / jnp.linalg.norm(k0.ravel())
 
 

@@ -34,8 +34,11 @@ def flow_filter(eigenvalues: Float[Array, " R"], time) -> Float[Array, " R"]:
     time = float(time) if isinstance(time, int) else time  # 10^12 is no int32
     safe = jnp.where(eigenvalues > 0, eigenvalues, 1)
     # At l = 0 the limit is t. At t = infinity the pseudo-inverse leaves this direction at rest.
-    at_zero = jnp.where(jnp.isinf(time), 0.0, time)
-    return jnp.where(eigenvalues > 0, -jnp.expm1(-safe * time) / safe, at_zero)
+    endless = jnp.isinf(time)
+    finite = jnp.where(endless, 0.0, time)
+    # The derivative of exp(-l t) in l is 0 * infinity at t = infinity.
+    moved = jnp.where(endless, 1.0, -jnp.expm1(-safe * finite))
+    return jnp.where(eigenvalues > 0, moved / safe, finite)
 
 
 def descent_filter(eigenvalues: Float[Array, " R"], step_size, num_steps) -> Float[Array, " R"]:

@@ -111,9 +111,9 @@ def _check_real(name, value, scalar, infinity, sign, holds) -> None:
         raise ValueError(f"{name} must be {finite}{sign}, got {value!r}")
 
 
-def check_open_unit_interval(name: str, value) -> None:
-    """Require a number in the open interval (0, 1), or an array of them."""
-    check_positive(name, value)
+def check_open_unit_interval(name: str, value, *, scalar: bool = False) -> None:
+    """Require a number in the open interval (0, 1), or an array of them unless it is a scalar."""
+    check_positive(name, value, scalar=scalar)
     if not is_traced(value) and not np.all(np.asarray(value) < 1):
         raise ValueError(f"{name} must lie strictly between 0 and 1, got {value!r}")
 
