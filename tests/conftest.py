@@ -48,8 +48,10 @@ settings.load_profile(FEW)
 SWITCH = "jax_disable_most_optimizations"
 
 # Started first, so that no worker is left with a long file at the end.
-LONGEST = "book_build tiers more_seeds mutations book_results four_devices integrate training"
-LONGEST += " checkpoints gradient_flow own_networks ntk"
+LONGEST = (
+    *("book_build", "tiers", "more_seeds", "mutations", "book_results", "four_devices"),
+    *("integrate", "training", "checkpoints", "gradient_flow", "own_networks", "ntk"),
+)
 
 
 def pytest_collectstart(collector):
@@ -78,7 +80,7 @@ def pytest_collection_modifyitems(config, items):
         late = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=late)
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
-    rank = {f"test_{name}.py": place for place, name in enumerate(LONGEST.split())}
+    rank = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
 
     def place(item):
         first = -1 if item.path.suffix == ".ipynb" else rank.get(item.path.name, len(rank))

@@ -55,7 +55,10 @@ class Fake:
 def compared(peers, *, rounds=5, **settings):
     """Compare one contestant for each of peers = {name: (seconds, ...)}; return the diary, too."""
     diary = []
-    start = lambda peer, variables: Fake(peer, *peers[peer], diary=diary)  # noqa: E731
+
+    def start(peer, variables):
+        return Fake(peer, *peers[peer], diary=diary)
+
     case = Case("made up", "kind", [Contestant(peer, peer) for peer in peers], **settings)
     return compare(case, start, rounds=rounds), diary
 

@@ -11,8 +11,10 @@ import problems
 import pytest
 from refusals import refused
 
-FLAGS = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
-FLAGS += " --xla_llvm_disable_expensive_passes=true"
+FLAGS = (
+    "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 "
+    "--xla_llvm_disable_expensive_passes=true"
+)
 
 
 @pytest.fixture(scope="module")
