@@ -19,10 +19,20 @@ def test_a_new_file_takes_the_place_of_the_old_one_unless_an_error_ends_it(tmp_p
         partial.write_text(3)
     assert target.read_text() == text
     assert list(target.parent.iterdir()) == [target]
-    assert target.stat().st_mode & 0o777 == 0o644
 
 
-CALLS = ("open", "close", "fsync", "chmod", "replace", "unlink")
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_the_umask_decides_who_may_read_a_file(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        with atomic_write(tmp_path / "record.nc") as partial:
+            partial.write_text("text")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "record.nc").stat().st_mode & 0o777 == mode
+
+
+CALLS = ("open", "close", "fsync", "replace", "unlink")
 
 
 class Crash(BaseException):

@@ -1,7 +1,7 @@
 """Write files atomically: a crash leaves the old file or the new one."""
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,15 +17,11 @@ def atomic_write(target: Path) -> Iterator[Path]:
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(
-        dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix
-    )
-    os.close(handle)
-    partial = Path(name)
+    partial = target.with_name(f".{target.stem}-{secrets.token_hex(8)}{target.suffix}")
+    partial.touch(exist_ok=False)
     try:
         yield partial
         _flush(partial)
-        partial.chmod(0o644)
         os.replace(partial, target)
         _flush(target.parent)
     finally:
