@@ -82,6 +82,8 @@ def test_the_parameters_cell_is_found_by_its_tag_alone(tmp_path, tags):
         ("step_size: [1", "not valid YAML"),
         ("num_steps: 1\nnum_steps: 2", "'num_steps' is given twice"),
         ("like: third", "third.laptop.yml"),
+        ("like: xor", "xor.laptop.yml"),
+        ("like: ../index", "index.laptop.yml"),
     ],
 )
 def test_each_mistake_is_told_in_one_line(book, text, named):

@@ -63,11 +63,12 @@ def plain(values: Mapping) -> dict:
     return json.loads(json.dumps(dict(values), sort_keys=True))
 
 
-def tier_values(file: Path) -> dict:
+def tier_values(file: Path, *likes: Path) -> dict:
     """Return the values of a tier's file over those of the file that it is ``like``.
 
-    That file is the one of the same tier of another page in the same folder. Raises ValueError,
-    naming the file, if one of them cannot be read or is no mapping.
+    That file is the one of the same tier of another page in the same folder. likes: the files that
+    are like this one. Raises ValueError, naming the file, if one of them cannot be read, is no
+    mapping or is like itself.
     """
     try:
         values = strict_yaml.load(file.read_text("utf8")) or {}
@@ -77,7 +78,9 @@ def tier_values(file: Path) -> dict:
         raise ValueError(f"{file}: expected lines of the form 'name: value'")
     if (like := values.pop("like", None)) is None:
         return values
-    other = file.with_name(f"{like}.{file.name.partition('.')[2]}")
-    if not other.is_file():
-        raise ValueError(f"{file}: it is like {other}, which does not exist")
-    return tier_values(other) | values
+    other = file.parent / f"{like}.{file.name.partition('.')[2]}"
+    if other.parent != file.parent or not other.is_file():
+        raise ValueError(f"{file}: it is like {other}, which is no file beside it")
+    if other in (file, *likes):
+        raise ValueError(f"{file}: it is like {other}, which is like it in turn")
+    return tier_values(other, file, *likes) | values
