@@ -206,6 +206,7 @@ def statement(**changes):
             [ROW | {"requires": [{"says": "it fits", "condition": "fitt", "above": 1.0}]}],
             "claim C0 names no condition: 'fitt'",
         ),
+        ([statement(statistic=["drop"], above=1.0)], "claim C0 names no statistic"),
         ([ROW, ROW | {"id": "C1"}, ROW], "repeated claim ids C0"),
         ({"C0": ROW}, "must be a list of claims"),
         ("- id: C0\n  id: C1", "not valid YAML: 'id' is given twice, in line 2"),
@@ -240,9 +241,9 @@ def test_a_finding_has_the_records_numbers_and_is_told_of_the_expected_verdict_a
     assert "holds" not in line  # in the place of statements
     assert claims.judge(row, record(drop=BELOW)).finding == ""
     assert claims.judge(row, record(drop=ABOVE).assign_attrs(missing=2)).finding == ""
-    for slot in ("fall", "time", "drop.upper"):
-        with pytest.raises((KeyError, AttributeError)):
-            claims.filled(f"It falls by {{{slot}}}.", record(drop=ABOVE))
+    for slot in ("fall", "time", "drop.upper", "drop:words", ""):
+        row["finding"] = f"It falls by {{{slot}}}."
+        fails("claim C0: .*slot", claims.judge, row, record(drop=ABOVE))
 
 
 # The project's own ledger and records.

@@ -134,8 +134,9 @@ def _problem_of_statement(statement: object) -> str:
     rules = statement.keys() & RULES.keys()
     if len(rules) != 1:
         return f"has {len(rules)} rules in a statement, not one of {', '.join(RULES)}"
-    if subject == "condition" and statement[subject] not in conditions.CONDITIONS:
-        return f"names no condition: {statement[subject]!r}"
+    name = statement[subject]
+    if not isinstance(name, str) or (subject == "condition" and name not in conditions.CONDITIONS):
+        return f"names no {subject}: {name!r}"
     (rule,) = rules
     value = statement[rule]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -169,7 +170,8 @@ def _ledger() -> Path:
 def judge(row: dict, record=None) -> Verdict:
     """Return the verdict on one row, from the given record or the highest recorded tier.
 
-    Raises ValueError for a statistic that is not a number in a whole record.
+    Raises ValueError for a statistic that is not a number in a whole record, and for a finding with
+    a slot that names no statistic.
     """
     experiment = row.get("experiment")
     if record is None and experiment:
@@ -185,6 +187,10 @@ def judge(row: dict, record=None) -> Verdict:
     verdict = _verdict(row, statements, required)
     partial = records.partial_note(record)
     told = verdict == row["expected"] and not partial
+    try:
+        finding = filled(row.get("finding", ""), record) if told else ""
+    except (LookupError, AttributeError, ValueError) as error:
+        raise ValueError(f"claim {row['id']}: its finding has a wrong slot: {error}") from None
     return Verdict(
         row,
         verdict,
@@ -194,7 +200,7 @@ def judge(row: dict, record=None) -> Verdict:
         required,
         records.parts(record.attrs)[0].get("commit", ""),
         json.loads(record.attrs["rules"]) if "rules" in record.attrs else None,
-        filled(row.get("finding", ""), record) if told else "",
+        finding,
     )
 
 
