@@ -95,6 +95,7 @@ def test_difference_of_shares_is_that_of_newcombe():
         ((98.13, 96.3, 99.97), 0, "98 [96, 100]"),
         ((9.08e-15, 6.99e-15, 1.12e-14), None, "9.1e-15 [7e-15, 1.1e-14]"),
         ((4.6, 4.4, np.inf), None, "4.60 [4.40, –]"),
+        ((np.inf, 4.4, np.inf), None, "inf"),
     ],
 )
 def test_an_estimate_with_its_interval_in_words(bounds, digits, words):

@@ -127,7 +127,7 @@ def text(bounds, digits: int | None = None) -> str:
     """
     estimate, lower, upper = (float(value) for value in bounds)
     finite = [limit for limit in (lower, upper) if math.isfinite(limit)]
-    if not finite or lower == upper or math.isnan(estimate):
+    if not finite or lower == upper or not math.isfinite(estimate):
         return f"{estimate:.3g}" if digits is None else f"{estimate:.{digits}f}"
     if digits is None:
         half = max(abs(limit - estimate) for limit in finite) or 1.0
