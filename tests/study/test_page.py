@@ -35,6 +35,8 @@ def test_a_record_holds_every_parameter_of_the_cell_and_nothing_else():
 def test_what_is_missing_or_no_page_is_refused():
     fails("num_seeds, periods", Page, "trial", {"tier": "laptop"})
     fails("'nowhere'", Page, "nowhere", VALUES)
+    for name, value in (("tier", "mine"), ("num_seeds", 0)):
+        fails(name, Page, "trial", VALUES | {name: value}, extends=True)
 
 
 def test_the_rules_kept_are_those_of_the_start(monkeypatch):

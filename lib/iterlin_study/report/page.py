@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import xarray as xr
 from IPython.display import HTML, display
 from iterlin.linearise.precision import matmul_precision
+from iterlin.linearise.validation import check_one_of, check_positive_integer
 from iterlin.training.loop import OutOfTime
 
 from iterlin_study.records import (
@@ -29,7 +30,8 @@ class Page:
     judge its record are read now, before the run. Figures get the book's style. extends: skip the
     seeds that its record holds; `completed` fills them in (`extension`).
 
-    Raises ValueError if the book has no page of that name, or a parameter has no value.
+    Raises ValueError if the book has no page of that name, a parameter has no value, no record can
+    be of the tier, or there is no seed.
     """
 
     def __init__(self, experiment: str, namespace: Mapping, *, extends: bool = False):
@@ -41,6 +43,9 @@ class Page:
             raise ValueError(f"parameters without a value: {', '.join(sorted(missing))}")
         self.parameters = {name: namespace[name] for name in names}
         self.tier = self.parameters["tier"]
+        check_one_of("tier", self.tier, records.TIERS)
+        if extension.SEEDS in self.parameters:
+            check_positive_integer(extension.SEEDS, self.parameters[extension.SEEDS])
         self.rules = claims.rules(experiment)
         self.held, self.seeds = self._held() if extends else (None, [])
         extension.leave(self.seeds)
