@@ -16,6 +16,7 @@ import re
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -240,16 +241,16 @@ def main(arguments=None):
     part = _part(share)
     name = f"{page} ({tier}{part.replace('.', ' ')})"
     pages.say(f"{name}: started")
-    # Failed until it has ended: a process that is killed cannot say so.
-    states.write(root, tier, f"{page}{part}", states.FAILED)
     started, status = time.monotonic(), states.DONE
     try:
+        # Failed until it has ended: a process that is killed cannot say so.
+        states.write(root, tier, f"{page}{part}", states.FAILED)
         work = (root, page, tier, prepared)
         pages.say(f"{name}: {train_share(*work, share) if share else execute(*work)}")
     except Stopped as stopped:
         status = stopped.status
         pages.say(stopped, error=status == states.FAILED)
-    except BookError as error:
+    except (BookError, OSError) as error:  # OSError: a full disk, or no folder to write to
         status = states.REFUSED
         pages.say(error, error=True)
     except KeyboardInterrupt:
@@ -257,7 +258,8 @@ def main(arguments=None):
         # The same key has ended the notebook's process; nobody waits for what tells of that.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         pages.say(f"{name}: interrupted", error=True)
-    states.write(root, tier, f"{page}{part}", status, time.monotonic() - started)
+    with suppress(OSError):
+        states.write(root, tier, f"{page}{part}", status, time.monotonic() - started)
     return status
 
 

@@ -124,3 +124,11 @@ def test_a_page_without_code_is_refused_in_one_line(book, capsys):
     said = capsys.readouterr()
     assert "last: has no code" in said.err
     assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_in_one_line(book, capsys):
+    (book / "_build").write_text("a file")
+    assert execute.main(["xor", "--root", str(book)]) == 2
+    told = capsys.readouterr().err
+    assert "_build" in told
+    assert told.count("\n") == 1
