@@ -1,6 +1,7 @@
 """A page's run is recorded with all of its parameters, and shown."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,6 +38,9 @@ def test_what_is_missing_or_no_page_is_refused():
     fails("'nowhere'", Page, "nowhere", VALUES)
     for name, value in (("tier", "mine"), ("num_seeds", 0)):
         fails(name, Page, "trial", VALUES | {name: value}, extends=True)
+    path = Path("book/experiments/trial.md")
+    path.write_text(path.read_text().replace('tier = "quick"', ""))
+    fails("without a value: tier", Page, "trial", VALUES)
 
 
 def test_the_rules_kept_are_those_of_the_start(monkeypatch):

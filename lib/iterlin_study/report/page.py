@@ -39,7 +39,7 @@ class Page:
         self.experiment = experiment
         self.path = experiment_pages.path_of(experiment)
         names = experiment_pages.defaults(self.path)
-        if missing := names.keys() - namespace.keys():
+        if missing := names.keys() - namespace.keys() | {"tier"} - names.keys():
             raise ValueError(f"parameters without a value: {', '.join(sorted(missing))}")
         self.parameters = {name: namespace[name] for name in names}
         self.tier = self.parameters["tier"]
