@@ -233,9 +233,12 @@ def train_sweep(
         raise ValueError(f"init must be a function of a key, got {describe(init)}")
     check_random_keys("keys", keys)
     draws_data = callable(data)
-    datasets: Any = jax.vmap(data)(keys) if draws_data else data
+    example = "jax.random.normal(key, (10, 2))"
+    with explain_tracer_errors("data", "key", example):
+        datasets: Any = jax.vmap(data)(keys) if draws_data else data
     data_axis = 0 if draws_data else None
-    fixed = jax.vmap(lambda key: partition(init(key), algorithm.trainable)[1])(keys)
+    with explain_tracer_errors("init", "key", example):
+        fixed = jax.vmap(lambda key: partition(init(key), algorithm.trainable)[1])(keys)
     periods = periods_array(periods)
     rule = as_schedule(schedule(periods[0])).solved
     looks = _check_sweep(any_step, rule, init, datasets, data_axis, keys, num_steps, watch)

@@ -262,8 +262,9 @@ def mistaken(door, changes):
     algorithm, data = roads.unchecked(**of_algorithm), settings.pop("data")
     params = settings.pop("params", jnp.ones((3, 2)))
     if door == "train_sweep":
+        init = settings.pop("init", lambda key: params)
         settings = {"periods": [1], "keys": KEYS} | settings
-        return bare(iterlin.train_sweep)(algorithm, lambda key: jnp.ones((3, 2)), data, **settings)
+        return bare(iterlin.train_sweep)(algorithm, init, data, **settings)
     settings = {"schedule": 1} | settings
     settings |= {} if door == "train" else {"engine": door}
     return bare(iterlin.train)(algorithm, params, data, **settings)
@@ -274,7 +275,7 @@ TRACED = "needs a value in Python, but JAX traces it: write it with jax.numpy"
 BATCHES = r"give batches \(x, y\) as an iterator, iter\(data\)$"
 SUM = Watch({"test": (X3, TWO)}, {"sum": lambda o, y: np.sum(np.asarray(o))})
 PAIR = Watch({"test": (X3, TWO)}, {"pair": lambda o, y: {"sum": o.sum(), "mean": o.mean()}})
-KEY = {"key": KEYS[0]}
+KEY, IN_NUMPY = {"key": KEYS[0]}, lambda key: np.asarray(jax.random.normal(key, (3, 2)))
 TRAIN, BOTH, ALL = "train", "train train_sweep", "train train_sweep flow"
 WHEN_SOLVED = schedules.when_solved(schedules.Solved(5))
 MISTAKES = [
@@ -314,6 +315,8 @@ MISTAKES = [
         "^schedule needs the value of its period in",
     ),
     ("train_sweep", {"schedule": never}, r"^schedule is called as schedule\(period\), but it"),
+    ("train_sweep", {"init": IN_NUMPY}, "^init needs the value of its key in Python, but JAX"),
+    ("train_sweep", {"data": IN_NUMPY}, "^data needs the value of its key in Python, but JAX"),
     # Data.
     (ALL, {"data": (X3[:0], TWO[:0])}, "inputs must hold an example, got empty data of shape"),
     (ALL, {"data": (X3, TWO[:3])}, "inputs and targets differ in length: 4 and 3"),
