@@ -139,5 +139,9 @@ def test_a_step_and_the_rule_solved_keep_no_more_than_a_slice(function):
 test_bad_sizes_are_refused = refused(
     lambda call: call(),
     (lambda: slices.in_slices(independent, 0), "size must be a positive integer, got 0"),
+    (
+        lambda: slices.in_slices(lambda p, x: p * x.sum(), 2)(1.0, jnp.ones(4)),
+        "outputs of .* a single",
+    ),
     (lambda: slices.sum_over_slices(jnp.dot, 2, jnp.ones(4), jnp.ones(5)), r": 4, .*: 5"),
 )

@@ -48,7 +48,9 @@ class Sliced:
 
         def of_slice(part):
             narrow = jax.tree.map(_in_type_of, wide, params)
-            return self.f(narrow, part[0], *part[1])
+            found = self.f(narrow, part[0], *part[1])
+            examples.num_examples(found, "outputs of a network in slices")
+            return found
 
         outputs = jax.lax.map(of_slice, inputs)
         outputs = jax.tree.map(lambda a: a.reshape(divisible, *a.shape[2:]), outputs)
