@@ -361,6 +361,14 @@ def test_a_call_that_jax_traces_is_refused():
             jax.jit(lambda x, call=call: call(x)[0].params)(X3)
 
 
+def test_a_random_key_is_recorded_as_its_words():
+    watch = Watch(at=[0], observe=lambda state: {"key": state.key})
+    algorithm, settings = Algorithm(lambda p, x: x @ p, losses.squared_error, 0.1), {"num_steps": 1}
+    settings |= {"schedule": 1, "watch": watch, "key": KEYS[0]}
+    _, history = iterlin.train(algorithm, jnp.ones(3), (X3, X3[:, 0]), **settings)
+    np.testing.assert_array_equal(history["key"][:, 0], jax.random.key_data(KEYS[0]))
+
+
 def test_a_watched_set_is_evaluated_a_few_examples_at_a_time():
     f, params, (x, y) = regression()
     sizes = set()

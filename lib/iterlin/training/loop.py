@@ -17,6 +17,7 @@ from jaxtyping import Array, PyTree
 from tqdm import tqdm
 
 from iterlin.linearise.devices import to_array
+from iterlin.linearise.digests import to_numpy
 from iterlin.linearise.validation import check_bools, check_returns_bool, check_signature, describe
 from iterlin.training import checkpoints
 from iterlin.training.identity import Identity
@@ -308,11 +309,11 @@ class StepTrainer:
 
 
 def recorded(observed: dict[str, Array]) -> dict[str, np.ndarray]:
-    """Return what was observed as NumPy arrays, with bfloat16 and its like as float32.
+    """Return what was observed as NumPy arrays: PRNG keys as raw words, bfloat16 as float32.
 
-    NumPy's file format cannot name those.
+    NumPy's file format cannot name bfloat16 and its like.
     """
-    arrays = {name: np.asarray(value) for name, value in jax.device_get(observed).items()}
+    arrays = {name: to_numpy(value) for name, value in jax.device_get(observed).items()}
     return {n: a.astype(np.float32) if a.dtype.kind == "V" else a for n, a in arrays.items()}
 
 
