@@ -185,6 +185,14 @@ def test_running_statistics_follow_the_moments_and_evaluation_uses_them(normaliz
         close(pushed, derivative)
 
 
+def test_features_are_normalised_channel_by_channel():
+    h, channels = normal(6, 3), np.array([[0.5, -1.0, 2.0], [0.2, 1.0, 9.0], [1, 2, 3], [0, -1, 4]])
+    expected = [
+        s * (h[:, c] - m) / np.sqrt(v + 1e-5) + b for c, (m, v, s, b) in enumerate(channels.T)
+    ]
+    close(convnets.normalize(h, *map(jnp.asarray, channels)), np.transpose(expected))
+
+
 test_bad_settings_are_refused = refused(
     lambda network, shape, settings: bare(getattr(convnets, network))(shape, **settings),
     ("lenet", (32, 32), {}, "input_shape"),
