@@ -253,6 +253,10 @@ test_bad_settings_are_refused_by_name = refused(
         lambda modes: steps_for_tolerance(modes, step_size=0.01, beta=np.full(2, 0.5)),
         "beta must be one number",
     ),
+    (
+        jax.jit(lambda modes: steps_for_tolerance(modes, step_size=0.01, beta=0.5)),
+        "steps_for_tolerance .* outside of jax.jit",
+    ),
 )
 
 WIDE = dict(zip(("params", "x", "y"), affine_problem("wide"), strict=True), f=affine)

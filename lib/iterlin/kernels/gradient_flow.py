@@ -43,6 +43,8 @@ from iterlin.linearise.validation import (
     check_positive,
     check_positive_integer,
     check_targets,
+    inside_trace,
+    is_traced,
 )
 
 
@@ -344,14 +346,16 @@ def steps_for_tolerance(modes: Eigenmodes, *, step_size: float, beta: float) -> 
         The number of steps K.
 
     Raises:
-        ValueError: If beta is not in (0, 1) or step_size is not below 2 / lambda_max, where descent
-            does not converge.
+        ValueError: If beta is not in (0, 1), step_size is not below 2 / lambda_max, where descent
+            does not converge, or JAX traces the call.
 
     >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     >>> modes = il.eigenmodes(lambda p, x: x @ p, jnp.zeros(2), x, jnp.ones(2))
     >>> il.steps_for_tolerance(modes, step_size=0.06, beta=0.01)
     118
     """
+    if inside_trace() or any(map(is_traced, jax.tree.leaves((modes, step_size, beta)))):
+        raise ValueError("steps_for_tolerance is a loop in Python: call it outside of jax.jit")
     check_open_unit_interval("beta", beta, scalar=True)
     _check_stable(modes, step_size)
     if modes.residual_ratio(step_size, 1) <= beta:
