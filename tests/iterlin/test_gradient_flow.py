@@ -203,6 +203,10 @@ def test_derivatives_of_the_filters_are_finite_on_both_sides_of_every_case():
     np.testing.assert_allclose(in_size, 4 * (1 - values) ** 3, atol=1e-12)
     of_one_step = jax.jit(jax.jacrev(lambda s: descent_filter(eigenvalues, s, 1)))(1.0)
     np.testing.assert_allclose(of_one_step, np.ones(6))
+    filters = lambda v: flow_filter(v, 2.0), lambda v: descent_filter(v, 0.1, 20)
+    for f, curved in zip(filters, (2.0**2 / 2, 0.1**2 * 20 * 19 / 2), strict=True):
+        np.testing.assert_allclose(jax.jacfwd(f)(jnp.zeros(1)), [[-curved]])
+        np.testing.assert_allclose(jax.jacrev(f)(jnp.zeros(1)), [[-curved]])
     in_damping = jax.jit(jax.jacrev(lambda d: damping_filter(eigenvalues, d)))(0.0)
     np.testing.assert_allclose(in_damping, [0, *-(values[1:] ** -2)])
 

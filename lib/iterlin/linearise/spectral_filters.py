@@ -38,7 +38,8 @@ def flow_filter(eigenvalues: Float[Array, " R"], time) -> Float[Array, " R"]:
     finite = jnp.where(endless, 0.0, time)
     # The derivative of exp(-l t) in l is 0 * infinity at t = infinity.
     moved = jnp.where(endless, 1.0, -jnp.expm1(-safe * finite))
-    return jnp.where(eigenvalues > 0, moved / safe, finite)
+    at_zero = finite * (1 - finite * _zeros_of(eigenvalues) / 2)
+    return jnp.where(eigenvalues > 0, moved / safe, at_zero)
 
 
 def descent_filter(eigenvalues: Float[Array, " R"], step_size, num_steps) -> Float[Array, " R"]:
@@ -68,8 +69,16 @@ def descent_filter(eigenvalues: Float[Array, " R"], step_size, num_steps) -> Flo
     at_one = jnp.where(steps == 1, x, steps > 0)  # x, not 1, for the derivative
     power = jnp.where(x < 1, below, jnp.where(x > 1, beyond, at_one))
     at_infinity = jnp.where(eigenvalues > 0, 1 / safe, 0)
-    at_zero = jnp.where(jnp.isinf(steps), at_infinity, step_size * steps)
+    endless = jnp.isinf(steps)
+    finite = jnp.where(endless, 1, steps)
+    slope = _zeros_of(eigenvalues) * step_size * (finite - 1) / 2
+    at_zero = jnp.where(endless, at_infinity, step_size * finite * (1 - slope))
     return jnp.where(product > 0, power / safe, at_zero)
+
+
+def _zeros_of(eigenvalues):
+    """Return zeros, with the derivative of the eigenvalues where these are 0."""
+    return jnp.where(eigenvalues == 0, eigenvalues, 0)
 
 
 def damping_filter(eigenvalues: Float[Array, " R"], damping) -> Float[Array, " R"]:
