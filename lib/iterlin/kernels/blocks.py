@@ -49,6 +49,9 @@ def assemble_kernel(
     shapes = {"full": (n1, n2, o1, o2), "matrix": (n1, o1, n2, o2), "diagonal": (n1, n2, o1)}
     shape = shapes.get(form, (n1, n2))
     starts = [even_blocks(n, group) for n in (n1, n2)]
+    rows = o1 if form in PAIRWISE else 1
+    (begins1, size1), (begins2, size2) = (even_blocks(n, _block_size(n, rows)) for _, n in starts)
+    blocks = [(i, j) for i in begins1 for j in begins2]
     groups1, groups2 = (len(begins) for begins, _ in starts)
     order = _symmetric_pairs(groups1) if symmetric else _all_pairs(groups1, groups2)
     # If there is only one pair of groups, its program allocates the kernel.
@@ -63,16 +66,17 @@ def assemble_kernel(
                 begins, size = starts[side]
                 x = examples.take_slice(x, begins[index], begins[index] + size)
                 alive[side, index] = factors_of(x, outputs)
+        same = symmetric and i == j
+        pairs = [(a, b) for a, b in blocks if not same or a <= b]
         write = _write_traced if any(map(is_traced, jax.tree.leaves(alive))) else _write
         kernel = write(
             kernel,
             *(alive[key] for key in needed),
             np.asarray([starts[0][0][i], starts[1][0][j]], np.uint32),
-            sizes=(starts[0][1], starts[1][1]),
-            outputs=o1 if form in PAIRWISE else 1,
+            np.asarray(pairs, np.uint32),  # JAX would wrap signed indices
+            sizes=(size1, size2),
             form=form,
             mirrored=symmetric,
-            same=symmetric and i == j,
             shape=shape,
             dtype=dtype,
         )
@@ -108,17 +112,14 @@ def _all_pairs(rows: int, columns: int) -> Iterator[tuple[int, int]]:
             yield i, j if i % 2 == 0 else columns - 1 - j
 
 
-def _write_group(
-    kernel, first, second, origin, *, sizes, outputs, form, mirrored, same, shape, dtype
-):
+def _write_group(kernel, first, second, origin, pairs, *, sizes, form, mirrored, shape, dtype):
     """Write the kernel between two groups into the kernel at `origin`, block by block.
 
-    If the kernel is None, one of zeros is allocated.
+    pairs: where the blocks begin in both groups. sizes: of a block. If the kernel is None, one of
+    zeros is allocated.
     """
     kernel = jnp.zeros(shape, dtype) if kernel is None else kernel
-    (begins1, size1), (begins2, size2) = (even_blocks(n, _block_size(n, outputs)) for n in sizes)
-    pairs = [(i, j) for i in begins1 for j in begins2 if not same or i <= j]
-    pairs = jnp.asarray(np.asarray(pairs, dtype=np.uint32))  # JAX would wrap signed indices
+    size1, size2 = sizes
     layout, mirror = LAYOUTS[form]
     rows, columns = layout.index(0), layout.index(len(layout) // 2)
 
@@ -143,7 +144,7 @@ def _write_group(
     return jax.lax.scan(block_into, kernel, pairs)[0]
 
 
-_STATIC = ("sizes", "outputs", "form", "mirrored", "same", "shape", "dtype")
+_STATIC = ("sizes", "form", "mirrored", "shape", "dtype")
 _jit = partial(jax.jit, static_argnames=_STATIC)
 _write = _jit(_write_group, donate_argnames="kernel")
 _write_traced = _jit(_write_group)  # under vmap the result may be larger than the donated kernel
