@@ -96,6 +96,9 @@ def test_a_prior_is_replaced_without_starting_again():
     anew, replaced = fit(f, params, x, y, memory_limit=limit, **prior), posterior._replace(**prior)
     np.testing.assert_allclose(replaced.variance(x_new), anew.variance(x_new), rtol=1e-12)
     assert float(replaced.log_marginal_likelihood()) == float(anew.log_marginal_likelihood())
+    single = posterior._replace(prior_precision=np.float32(0.5), noise_variance=np.float32(3))
+    double = posterior._replace(prior_precision=0.5, noise_variance=3.0)
+    assert float(single.log_marginal_likelihood()) == float(double.log_marginal_likelihood())
     for by in (posterior, fit(f, params, x, y)):
         by.variance(x_new)
         with compilations() as found:

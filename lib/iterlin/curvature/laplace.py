@@ -122,9 +122,10 @@ class Laplace(NamedTuple):
         return SharedJit(self._with_arrays()._covariance)(x_new)
 
     def _with_arrays(self) -> "Laplace":
-        """Return the posterior with precisions that a compiled program takes as arguments."""
-        precisions = as_argument(self.prior_precision), as_argument(self.noise_variance)
-        return self._replace(prior_precision=precisions[0], noise_variance=precisions[1])
+        """Return the posterior with precisions of its type, arguments of a compiled program."""
+        delta, noise = self.prior_precision, self.noise_variance
+        delta, noise = (as_argument(number, self.eigenvalues.dtype) for number in (delta, noise))
+        return self._replace(prior_precision=delta, noise_variance=noise)
 
     def _covariance(self, x_new):
         coordinates, grams = self.project(x_new)
@@ -201,8 +202,9 @@ class Laplace(NamedTuple):
             UserWarning: If the kernel is too coarse in its precision (see `laplace`).
         """
         self._check_precisions()
-        delta, noise = self.prior_precision, self.noise_variance
-        fit = delta * jnp.sum(self._weights() * self.projected_residual**2) + self.misfit / noise
+        arrays = self._with_arrays()
+        delta, noise = arrays.prior_precision, arrays.noise_variance
+        fit = delta * jnp.sum(arrays._weights() * self.projected_residual**2) + self.misfit / noise
         log_determinant = jnp.sum(jnp.log1p(self.eigenvalues / (noise * delta)))
         normalisation = self.num_observations * jnp.log(2 * math.pi * noise)
         return -0.5 * (fit + delta * self.squared_distance + log_determinant + normalisation)
