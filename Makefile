@@ -114,7 +114,8 @@ references: $(INSTALLED) ## make tests/notebooks anew from the pages that run no
 picture: $(INSTALLED) ## take the README's picture from the book's landing page
 	@$(BIN)/python -m iterlin_book.picture
 
-bench: $(DEV) ## measure the library beside its peers [CASES=NTK] [ROUNDS=5]
+bench: $(DEV) ## measure the library beside its peers on the CPU [CASES=NTK] [ROUNDS=5]
+	@$(if $(TIER),$(error bench takes no TIER: it measures on the CPU))
 	@$(BIN)/python -m bench --rounds $(ROUNDS) $(if $(CASES),--cases $(CASES))
 
 gpu: $(INSTALLED) ## add JAX for NVIDIA GPUs to the installation, as requirements-gpu.lock pins it
