@@ -38,8 +38,8 @@ FAULTS = {
     ),
     "half the penalty": (
         "iterlin/training/algorithm",
-        "total = as_argument(self.penalty) * distance",
-        "total = as_argument(self.penalty) / 2 * distance",
+        "total = as_argument(self.penalty) * optax",
+        "total = as_argument(self.penalty) / 2 * optax",
         "iterlin/test_algorithm.py -k penalty_is_that_of",
     ),
     "linearised outputs with the sign of J v flipped": (
