@@ -128,10 +128,10 @@ def text(bounds, digits: int | None = None) -> str:
     estimate, lower, upper = (float(value) for value in bounds)
     finite = [limit for limit in (lower, upper) if math.isfinite(limit)]
     if not finite or lower == upper or not math.isfinite(estimate):
-        return f"{estimate:.3g}" if digits is None else f"{estimate:.{digits}f}"
+        return f"{estimate:z.3g}" if digits is None else f"{estimate:z.{digits}f}"
     if digits is None:
         half = max(abs(limit - estimate) for limit in finite) or 1.0
         digits = max(0, -math.floor(math.log10(half / 3.55)))
-    form = ".2g" if digits > 6 else f".{digits}f"
+    form = "z.2g" if digits > 6 else f"z.{digits}f"  # z: no minus sign before a zero
     low, high = (f"{v:{form}}" if math.isfinite(v) else "–" for v in (lower, upper))
     return f"{estimate:{form}} [{low}, {high}]"
