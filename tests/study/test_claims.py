@@ -198,6 +198,7 @@ def statement(**changes):
         ([{n: v for n, v in ROW.items() if n not in ("claim", "page")}], "C0 lacks claim, page"),
         ([ROW | {"expected": "proved"}], "claim C0 .* 'proved'"),
         ([ROW | {"expected": "held"}], "claim C0 .* 'held', no verdict on a row of version v3"),
+        ([ROW | {"experiment": "tril"}], "claim C0 is of .* 'tril', which has no page"),
         ([statement()], "claim C0 has 0 rules"),
         ([statement(above="much")], "claim C0 .* 'much', which is not a number"),
         ([statement(within=0)], "claim C0 allows nothing: within 0"),
@@ -214,6 +215,7 @@ def statement(**changes):
 )
 def test_a_wrong_ledger_is_refused_in_one_line_with_the_row_that_is_wrong(tmp_path, rows, message):
     path = tmp_path / "claims.yml"
+    (tmp_path / "trial.md").touch()
     # JSON writes a value that occurs twice in full, and is YAML.
     path.write_text(rows if isinstance(rows, str) else json.dumps(rows))
     fails(rf"{path}.*{message}", claims.load_claims, path)

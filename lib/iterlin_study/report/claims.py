@@ -96,8 +96,9 @@ def load_claims(path: Path | None = None) -> list[dict]:
         raise ValueError(f"{path}: {error}") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} must be a list of claims")
+    pages = {page.stem for page in Path(path).parent.rglob("*.md")}
     for row in rows:
-        if problem := _problem(row):
+        if problem := _problem(row, pages):
             raise ValueError(f"{path}: claim {row.get('id', 'without id')} {problem}")
     names = [row["id"] for row in rows]
     if repeated := {name for name in names if names.count(name) > 1}:
@@ -105,8 +106,11 @@ def load_claims(path: Path | None = None) -> list[dict]:
     return rows
 
 
-def _problem(row: dict) -> str:
-    """What is wrong with a row of the ledger, in words; nothing if nothing is."""
+def _problem(row: dict, pages: set[str]) -> str:
+    """What is wrong with a row of the ledger, in words; nothing if nothing is.
+
+    pages: names of the book's pages.
+    """
     if missing := REQUIRED - row.keys():
         return f"lacks {', '.join(sorted(missing))}"
     if unknown := row.keys() - ALLOWED:
@@ -115,6 +119,8 @@ def _problem(row: dict) -> str:
         return f"is of version {row['version']!r}, none of {', '.join(VERSIONS)} and {OURS}"
     if row["expected"] not in (OF_OURS if row["version"] == OURS else OF_PAPER):
         return f"expects {row['expected']!r}, no verdict on a row of version {row['version']}"
+    if row.get("experiment") not in (None, *pages):
+        return f"is of the experiment {row['experiment']!r}, which has no page"
     statements = []
     for part in ("requires", "statements"):
         if not isinstance(row.get(part, []), list):
