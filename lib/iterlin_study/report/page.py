@@ -39,7 +39,9 @@ class Page:
         self.experiment = experiment
         self.path = experiment_pages.path_of(experiment)
         names = experiment_pages.defaults(self.path)
-        if missing := names.keys() - namespace.keys() | {"tier"} - names.keys():
+        missing = names.keys() - namespace.keys()
+        missing |= {"tier"} - names.keys()
+        if missing:
             raise ValueError(f"parameters without a value: {', '.join(sorted(missing))}")
         self.parameters = {name: namespace[name] for name in names}
         self.tier = self.parameters["tier"]
