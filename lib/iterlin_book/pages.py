@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-import yaml
+from iterlin_study.records import strict_yaml
 
 QUICK = "quick"
 TIERS = (QUICK, "laptop", "gpu", "paper")  # the same as iterlin_study.records.records.TIERS
@@ -39,9 +39,9 @@ def toc(root):
 def load_yaml(path):
     """Read a YAML file. Raises BookError, naming the file, if it cannot be read."""
     try:
-        return yaml.safe_load(path.read_text("utf8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise BookError(f"{path}: {one_line(error)}") from None
+        return strict_yaml.load(path)
+    except ValueError as error:
+        raise BookError(str(error)) from None
 
 
 def by_priority(root, names):

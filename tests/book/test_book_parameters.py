@@ -79,7 +79,7 @@ def test_the_parameters_cell_is_found_by_its_tag_alone(tmp_path, tags):
         ("tier: gpu", "'tier'"),
         ("num_steps: 1e3", "'num_steps'"),
         ("periods: [1, 2.5]", "'periods'"),
-        ("step_size: [1", "not valid YAML"),
+        ("step_size: [1", "cannot be read as YAML"),
         ("num_steps: 1\nnum_steps: 2", "'num_steps' is given twice"),
         ("like: third", "third.laptop.yml"),
         ("like: xor", "xor.laptop.yml"),

@@ -210,7 +210,7 @@ def statement(**changes):
         ([statement(statistic=["drop"], above=1.0)], "claim C0 names no statistic"),
         ([ROW, ROW | {"id": "C1"}, ROW], "repeated claim ids C0"),
         ({"C0": ROW}, "must be a list of claims"),
-        ("- id: C0\n  id: C1", "not valid YAML: 'id' is given twice, in line 2"),
+        ("- id: C0\n  id: C1", "cannot be read as YAML: 'id' is given twice, in line 2"),
     ],
 )
 def test_a_wrong_ledger_is_refused_in_one_line_with_the_row_that_is_wrong(tmp_path, rows, message):

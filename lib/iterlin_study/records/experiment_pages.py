@@ -70,10 +70,7 @@ def tier_values(file: Path, *likes: Path) -> dict:
     are like this one. Raises ValueError, naming the file, if one of them cannot be read, is no
     mapping or is like itself.
     """
-    try:
-        values = strict_yaml.load(file.read_text("utf8")) or {}
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file}: {error}") from None
+    values = strict_yaml.load(file) or {}
     if not isinstance(values, dict):
         raise ValueError(f"{file}: expected lines of the form 'name: value'")
     if (like := values.pop("like", None)) is None:

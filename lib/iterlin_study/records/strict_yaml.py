@@ -1,6 +1,7 @@
 """Read YAML strictly: no name is given twice, and 1e-5 is a number."""
 
 import re
+from pathlib import Path
 
 import yaml
 
@@ -8,15 +9,17 @@ import yaml
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
-def load(text: str) -> object:
-    """Return what a YAML text holds.
+def load(path: Path) -> object:
+    """Return what a YAML file holds.
 
-    Raises ValueError, in one line, for what is no YAML and for a name that is given twice.
+    Raises ValueError, in one line that names the file, if it cannot be read, is no YAML or gives a
+    name twice.
     """
     try:
-        return yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"not valid YAML: {' '.join(str(error).split())}") from None
+        return yaml.load(path.read_text("utf8"), _Loader)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path}: cannot be read as YAML: {reason}") from None
 
 
 class _Loader(yaml.CSafeLoader):

@@ -90,13 +90,10 @@ class Verdict:
 def load_claims(path: Path | None = None) -> list[dict]:
     """Return the rows of the ledger. Raises ValueError naming the row and the wrong field."""
     path = _ledger() if path is None else path
-    try:
-        rows = strict_yaml.load(Path(path).read_text("utf8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
+    rows = strict_yaml.load(path)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} must be a list of claims")
-    pages = {page.stem for page in Path(path).parent.rglob("*.md")}
+    pages = {page.stem for page in path.parent.rglob("*.md")}
     for row in rows:
         if problem := _problem(row, pages):
             raise ValueError(f"{path}: claim {row.get('id', 'without id')} {problem}")
