@@ -198,18 +198,13 @@ class Report:
         axis.set(xlabel="milliseconds a step", xlim=(0, None))
         plt.show()
 
-    def show_memory(self, names) -> None:
-        """Show time and memory in these cases."""
-        body = self.rows.loc[
-            self.rows["case"].isin(names), ["case", "label", "time", "peak", "growth"]
-        ]
-        head = ["case", "library", "median time", "peak (MiB)", "above a first sum (MiB)"]
-        show(head, body.to_numpy())
-
-    def show_times(self, names) -> None:
-        """Show the median times in these cases."""
-        body = self.rows.loc[self.rows["case"].isin(names), ["case", "label", "time"]]
-        show(["case", "library", "median time"], body.to_numpy())
+    def show_times(self, names, *, memory: bool = False) -> None:
+        """Show the median times in these cases, and their memory if asked for."""
+        columns = {"case": "case", "label": "library", "time": "median time"}
+        if memory:
+            columns |= {"peak": "peak (MiB)", "growth": "above a first sum (MiB)"}
+        body = self.rows.loc[self.rows["case"].isin(names), list(columns)]
+        show(list(columns.values()), body.to_numpy())
 
     def draw_growth(self) -> None:
         """Draw time against one size at a time."""

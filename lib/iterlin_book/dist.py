@@ -1,15 +1,13 @@
 """Make what is published, in dist/: ``python -m iterlin_book.dist``, a part of `make dist`.
 
 That is the library's source archive and wheel, and a zip of the book for a deposit: the HTML, the
-PDF if there is one, the records, and the files that say what this is. ``sha256sum -c SHA256SUMS``
-checks the zip's contents.
+PDF if there is one, the records, and the files that say what this is.
 """
 
 import shutil
 import subprocess
 import sys
 import zipfile
-from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -61,11 +59,8 @@ def archive(root, folder):
     target = folder / f"iterlin-{pages.load_yaml(root / 'CITATION.cff')['version']}-book.zip"
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as opened:
-        sums = ""
         for name, path in sorted(found.items()):
             opened.write(path, f"{target.stem}/{name}")
-            sums += f"{sha256(path.read_bytes()).hexdigest()}  {name}\n"
-        opened.writestr(f"{target.stem}/SHA256SUMS", sums)
     return target
 
 

@@ -67,10 +67,8 @@ def test_whole_seeds_of_the_same_parameters_are_taken():
     assert extension.whole_seeds(recorded(), ASKED | {"num_seeds": 2}) == []
     for other in ({"rate": 0.25}, {"more": 1}):
         assert extension.whole_seeds(recorded(), ASKED | other) == []
-    # Where the record does not tell which run it lacks, its last part is made anew.
+    # The record does not tell which run it lacks.
     assert extension.whole_seeds(recorded(missing=1), ASKED) == []
-    parts = json.dumps([{"seeds": [0]}, {"seeds": [1]}])
-    assert extension.whole_seeds(recorded(missing=1, parts=parts), ASKED) == [0]
 
 
 def whole_run(num_seeds, known=()):
