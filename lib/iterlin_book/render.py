@@ -80,7 +80,7 @@ def sphinx(root, builder, output, strict=True):
 
 
 def add_vega(html):
-    """Put Vega beside the pages at the top of the book if one asks for it (iterlin_study.dial).
+    """Put Vega beside the pages at the top of the book if one asks for it (explore).
 
     Among the book's own files Jupyter Book would load it on every page.
     """

@@ -7,10 +7,12 @@ import jax
 import numpy as np
 import pytest
 from bs4 import BeautifulSoup
-from iterlin_study.dial import charts, recorded
 from iterlin_study.records import records
 from iterlin_study.runs.features import RANDOM_ALIGNMENT
 from toy_book import ROOT
+
+from book import explore_charts as charts
+from book import explore_helpers as recorded
 
 HOSTILE = "</script><script>alert('1')</script>"
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import altair as alt
 import vl_convert
 from IPython.display import HTML, display
-
 from iterlin_study.runs.features import RANDOM_ALIGNMENT
 
 # Where the book's rendering puts Vega, seen from a page at the top of the book.
@@ -41,7 +40,7 @@ CONFIG = {
 
 
 class Panel(NamedTuple):
-    """A chart of a dial: a function below draws its rows (`recorded`).
+    """A chart of a dial: a function below draws its rows (`explore_helpers`).
 
     A panel with a name shows the results in words, too.
     """
