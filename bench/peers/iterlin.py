@@ -211,12 +211,6 @@ def sweep(settings, arrays):
 # The empirical NTK.
 
 
-def kernel_inputs(settings):
-    key = jax.random.key(0)
-    x, _ = batch(settings, jax.random.fold_in(key, 1))
-    return jax.device_get({"x": x, "params": network(settings).init(key)})
-
-
 def kernel(settings, arrays):
     """settings["form"]: full (N, N, O, O), trace (N, N), or diagonal (N, N, O).
 
@@ -272,8 +266,8 @@ KINDS = {
     "ntk": kernel,
     "gauss_newton": gauss_newton,
 }
-STEPS = dict.fromkeys(("step", "training", "product", "posterior"), step_inputs)
-INPUTS = STEPS | {"ntk": kernel_inputs, "gauss_newton": quintic_inputs}
+INPUTS = dict.fromkeys(("step", "training", "product", "posterior", "ntk"), step_inputs)
+INPUTS |= {"gauss_newton": quintic_inputs}
 
 if __name__ == "__main__":
     worker.serve(

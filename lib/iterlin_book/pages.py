@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 from iterlin_study.records import strict_yaml
+from iterlin_study.records.experiment_pages import TIERS
 
 QUICK = "quick"
-TIERS = (QUICK, "laptop", "gpu", "paper")  # the same as iterlin_study.records.records.TIERS
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 import toy_book
 from iterlin_book import execute, pages, parameters
-from iterlin_study.records import experiment_pages, records
+from iterlin_study.records import experiment_pages
 from refusals import fails
 from toy_book import ROOT
 
@@ -91,7 +91,6 @@ def test_each_mistake_is_told_in_one_line(book, text, named):
 
 
 def test_a_tier_that_cannot_be_recorded_is_refused(book):
-    assert pages.TIERS == records.TIERS
     fails("'mine'", load, book, "num_steps: 3", tier="mine", error=pages.BookError)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from iterlin_study.records import strict_yaml
 from iterlin_study.records.provenance import project_root
 
+TIERS = ("quick", "laptop", "gpu", "paper")
 # A code cell of a page in MyST Markdown: options as ":name: value" lines or between two "---".
 CELL = re.compile(
     r"^```\{code-cell\}.*\n(?P<options>(?:---\n(?:.*\n)*?---\n)?(?::.*\n)*)\n*(?P<code>(?:.*\n)*?)```$",

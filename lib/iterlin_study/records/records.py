@@ -19,8 +19,8 @@ from iterlin.training.files import atomic_write
 from iterlin.training.loop import OutOfTime
 
 from iterlin_study.records import environment, experiment_pages, extension, provenance, record_file
+from iterlin_study.records.experiment_pages import TIERS
 
-TIERS = ("quick", "laptop", "gpu", "paper")
 FORMAT = "iterlin record 3"
 
 
