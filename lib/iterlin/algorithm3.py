@@ -16,10 +16,9 @@ from jaxtyping import Array, PyTree
 from iterlin.exact.choice import ENGINE_NAMES, EngineName
 from iterlin.exact.integrator import train_by_engine
 from iterlin.linearise.compiled import SharedJit
-from iterlin.linearise.devices import to_array, to_auto_axes, with_auto_axes
+from iterlin.linearise.devices import on_any_device, to_array, to_auto_axes
 from iterlin.linearise.linearization import check_finite_examples
 from iterlin.linearise.parameters import partition
-from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import (
     check_one_of,
     check_random_keys,
@@ -44,8 +43,7 @@ from iterlin.training.steps import run_steps, train_by_steps, with_data_mesh
 from iterlin.training.watching import UPDATES, Watch, observer
 
 
-@full_precision()
-@with_auto_axes
+@on_any_device
 def train(
     algorithm: Algorithm,
     params: PyTree | TrainState,
@@ -171,8 +169,7 @@ def train(
     return train_by_engine(step, params, data, **settings, **run)
 
 
-@full_precision()
-@with_auto_axes
+@on_any_device
 def train_sweep(
     algorithm: Algorithm,
     init: Callable[[Array], PyTree],

@@ -18,10 +18,9 @@ from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.curvature.outer_loop import Solution, make_problem, run_outer_loop
 from iterlin.kernels.gradient_flow import eigenmodes
 from iterlin.linearise.compiled import as_argument
-from iterlin.linearise.devices import with_auto_axes
+from iterlin.linearise.devices import on_any_device
 from iterlin.linearise.linearization import Network, jacobian, require_independent
 from iterlin.linearise.parameters import Trainable
-from iterlin.linearise.precision import full_precision
 from iterlin.linearise.spectral_filters import MAX_STEPS
 from iterlin.linearise.validation import (
     check_bools,
@@ -34,8 +33,7 @@ from iterlin.linearise.validation import (
 )
 
 
-@with_auto_axes
-@full_precision()
+@on_any_device
 def gauss_newton(
     f: Network,
     params: PyTree,

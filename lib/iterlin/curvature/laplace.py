@@ -26,7 +26,7 @@ from iterlin.kernels.ntk import ntk_matrix
 from iterlin.linearise import examples
 from iterlin.linearise.compiled import SharedJit, as_argument
 from iterlin.linearise.decomposition import ASPECT, thin_svd
-from iterlin.linearise.devices import to_array, with_auto_axes
+from iterlin.linearise.devices import on_any_device, to_array
 from iterlin.linearise.krylov import dot
 from iterlin.linearise.linearization import (
     Network,
@@ -94,8 +94,7 @@ class Laplace(NamedTuple):
     outputs: Callable[[PyTree], Array]
     loss: Loss
 
-    @with_auto_axes
-    @full_precision()
+    @on_any_device
     def variance(self, x_new: PyTree) -> Float[Array, "..."]:
         """Return the predictive covariance of the network's outputs at new inputs.
 
@@ -134,8 +133,7 @@ class Laplace(NamedTuple):
         found = (grams - inner) / delta if self.dual else grams / delta + noise * inner
         return found.reshape(len(found), *self.output_shape, *self.output_shape)
 
-    @with_auto_axes
-    @full_precision()
+    @on_any_device
     def probabilities(
         self, x_new: PyTree, *, key: Array | None = None, num_samples: int = 1000
     ) -> Float[Array, "..."]:
@@ -228,8 +226,7 @@ class Laplace(NamedTuple):
                 )
 
 
-@with_auto_axes
-@full_precision()
+@on_any_device
 def laplace(
     f: Network,
     params: PyTree,

@@ -17,10 +17,9 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from iterlin.linearise import examples
-from iterlin.linearise.devices import with_auto_axes
+from iterlin.linearise.devices import on_any_device
 from iterlin.linearise.linearization import Network, jacobian_products, output_shape
 from iterlin.linearise.parameters import Trainable, bind_fixed, partition
-from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import check_positive_integer, check_same_tree
 from iterlin.training.losses import Loss, Mean, as_sum, check_loss, loss_over_slices
 
@@ -166,8 +165,7 @@ def hessian_product(
     return _product(products_of, f, params, x, y, loss, trainable, slice_size)
 
 
-@with_auto_axes
-@full_precision()
+@on_any_device
 def _product(products_of, f, params, x, y, loss, trainable, slice_size):
     """Check the arguments of a product and return it, over slices of the examples if asked for.
 
@@ -187,8 +185,7 @@ def _product(products_of, f, params, x, y, loss, trainable, slice_size):
     check_loss(loss, output_shape(f, moving, x), y)
     whole = products_of(f, moving, x, y, loss) if slice_size is None else None
 
-    @with_auto_axes
-    @full_precision()
+    @on_any_device
     def product(v):
         check_same_tree("v", v, moving)
         v = jax.tree.map(lambda a, b: jnp.asarray(a, jnp.result_type(b)), v, moving)

@@ -14,11 +14,10 @@ from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.curvature.outer_loop import Solution, make_problem, run_outer_loop
 from iterlin.curvature.products import loss_gradient_and_hessian, require_callable
 from iterlin.linearise.compiled import as_argument
-from iterlin.linearise.devices import with_auto_axes
+from iterlin.linearise.devices import on_any_device
 from iterlin.linearise.krylov import axpy, conjugate_gradients, dot, norm
 from iterlin.linearise.linearization import Network, jacobian_products
 from iterlin.linearise.parameters import Trainable
-from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import (
     check_non_negative,
     check_open_unit_interval,
@@ -28,8 +27,7 @@ from iterlin.linearise.validation import (
 from iterlin.training.losses import Loss, as_sum, squared_error
 
 
-@with_auto_axes
-@full_precision()
+@on_any_device
 def truncated_gauss_newton(
     f: Network,
     params: PyTree,

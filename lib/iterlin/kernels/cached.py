@@ -14,8 +14,7 @@ from jaxtyping import Array, Float, PyTree
 
 from iterlin.kernels.factors import PRODUCT, Factors, TracedNetwork
 from iterlin.linearise import examples
-from iterlin.linearise.devices import with_auto_axes
-from iterlin.linearise.precision import full_precision
+from iterlin.linearise.devices import on_any_device
 
 
 class CachedKernel(NamedTuple):
@@ -29,8 +28,7 @@ class CachedKernel(NamedTuple):
     matrix: Float[Array, "NO NO"] | None = None
     factors: Factors | None = None
 
-    @with_auto_axes
-    @full_precision()
+    @on_any_device
     def product(self, v: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
         """Return J J^T v, not divided by N, for an array v shaped as the outputs (N, ...)."""
         if self.matrix is not None:

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PyTree
 
 from iterlin.kernels.ntk import ntk_matrix
 from iterlin.linearise.decomposition import thin_svd
-from iterlin.linearise.devices import with_auto_axes
+from iterlin.linearise.devices import on_any_device
 from iterlin.linearise.linearization import Network, jacobian, output_shape
 from iterlin.linearise.parameters import Trainable, bind_fixed, combine, partition
 from iterlin.linearise.precision import full_precision
@@ -158,8 +158,7 @@ class Eigenmodes(NamedTuple):
         )
 
 
-@with_auto_axes
-@full_precision()
+@on_any_device
 def eigenmodes(
     f: Network,
     params: PyTree,
@@ -260,7 +259,6 @@ def _by_product(pull, left, coefficients, spectrum, noise, filtered):
     return pull(left @ weights)[0]
 
 
-@full_precision()
 def linearized_gradient_flow(
     f: Network, params: PyTree, x: Any, y: Array, *, time, trainable: Trainable = None
 ) -> PyTree:
@@ -288,7 +286,6 @@ def linearized_gradient_flow(
     return eigenmodes(f, params, x, y, trainable=trainable).flow(time)
 
 
-@full_precision()
 def linearized_gradient_descent(
     f: Network,
     params: PyTree,

@@ -19,7 +19,7 @@ from iterlin.kernels.blocks import assemble_kernel
 from iterlin.kernels.cached import CachedKernel, CacheSizes, cache_factors, cache_sizes
 from iterlin.kernels.factors import PAIRWISE, TracedNetwork
 from iterlin.linearise import examples, parameters
-from iterlin.linearise.devices import with_auto_axes
+from iterlin.linearise.devices import on_any_device
 from iterlin.linearise.linearization import (
     Network,
     check_finite_examples,
@@ -27,7 +27,7 @@ from iterlin.linearise.linearization import (
     require_independent,
 )
 from iterlin.linearise.parameters import Trainable
-from iterlin.linearise.precision import full_precision, widened
+from iterlin.linearise.precision import widened
 from iterlin.linearise.programs import trace_program
 from iterlin.linearise.validation import (
     check_bools,
@@ -39,8 +39,7 @@ from iterlin.linearise.validation import (
 WORKSPACE = 2**28
 
 
-@with_auto_axes
-@full_precision()
+@on_any_device
 def empirical_ntk(
     f: Network,
     params: PyTree,
@@ -108,8 +107,7 @@ def empirical_ntk(
     return kernel.reshape(*kernel.shape[:2], *shapes[form])
 
 
-@with_auto_axes
-@full_precision()
+@on_any_device
 def ntk_matrix(
     f: Network,
     params: PyTree,
@@ -141,8 +139,7 @@ def ntk_matrix(
     return kernel.reshape(kernel.shape[0] * kernel.shape[1], -1)
 
 
-@with_auto_axes
-@full_precision()
+@on_any_device
 def cached_ntk(
     f: Network,
     params: PyTree,
@@ -194,8 +191,7 @@ class KernelMaker:
         self._f, self._x, self._limit = f, x, memory_limit
         self._plans: dict[tuple, tuple[TracedNetwork, str]] = {}
 
-    @with_auto_axes
-    @full_precision()
+    @on_any_device
     def __call__(self, params: PyTree) -> CachedKernel:
         """Return J J^T at the parameters. Raises ValueError as `cached_ntk`."""
         network, form = self._plan(params)

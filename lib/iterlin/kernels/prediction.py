@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from iterlin.kernels.ntk import kernel_matrix
-from iterlin.linearise.devices import with_auto_axes
-from iterlin.linearise.precision import full_precision
+from iterlin.linearise.devices import on_any_device
 from iterlin.linearise.spectral_filters import (
     MAX_STEPS,
     descent_filter,
@@ -30,8 +29,7 @@ from iterlin.linearise.validation import (
 )
 
 
-@with_auto_axes
-@full_precision()
+@on_any_device
 def predict(
     kernel_dd: Float[Array, "N N *outs"],
     y: Float[Array, "N *out"],

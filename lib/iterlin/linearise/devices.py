@@ -19,6 +19,7 @@ from jax.sharding import (
 from jaxtyping import PyTree
 
 from iterlin.linearise import examples
+from iterlin.linearise.precision import full_precision
 from iterlin.linearise.validation import inside_trace, is_traced
 
 Function = TypeVar("Function", bound=Callable)
@@ -39,7 +40,7 @@ def to_auto_axes(tree: PyTree) -> PyTree:
     sharding of its result. A network written for one device does not do so. On Auto axes the
     compiler chooses the shardings.
     """
-    return jax.tree.map(_to_auto_axes, tree)
+    return jax.tree.map(lambda leaf: _to_auto_axes(to_array(leaf)), tree)
 
 
 def with_auto_axes(function: Function) -> Function:
@@ -53,9 +54,8 @@ def with_auto_axes(function: Function) -> Function:
     def wrapped(*args, **settings):
         # A dataset may be an iterator of batches, which JAX does not take for a leaf unasked.
         leaves, structure = jax.tree.flatten((args, settings), lambda x: isinstance(x, Iterator))
-        if any(_explicit_sharding(leaf) for leaf in leaves):
-            leaves = [_to_auto_axes(leaf) if _explicit_sharding(leaf) else leaf for leaf in leaves]
-            args, settings = jax.tree.unflatten(structure, leaves)
+        if any(map(_explicit_sharding, leaves)):
+            args, settings = jax.tree.unflatten(structure, map(_to_auto_axes, leaves))
         if inside_trace() or AxisType.Explicit not in get_abstract_mesh().axis_types:
             return function(*args, **settings)
         mesh = get_mesh()
@@ -64,6 +64,14 @@ def with_auto_axes(function: Function) -> Function:
             return jax.tree.map(partial(_to_mesh, mesh), found)
 
     return cast(Function, wrapped)
+
+
+def on_any_device(function: Function) -> Function:
+    """Decorate a function: arguments on Auto mesh axes, products in full precision.
+
+    See `with_auto_axes` and `precision.full_precision`.
+    """
+    return with_auto_axes(full_precision()(function))
 
 
 def _to_mesh(mesh: Mesh, leaf: Any) -> Any:
@@ -82,8 +90,7 @@ def _explicit_sharding(leaf: Any) -> NamedSharding | None:
     return None
 
 
-def _to_auto_axes(leaf: Any) -> jax.Array:
-    leaf = to_array(leaf)
+def _to_auto_axes(leaf: Any) -> Any:
     sharding = _explicit_sharding(leaf)
     if sharding is None:
         return leaf

@@ -18,9 +18,8 @@ from jaxtyping import Array, Float, PyTree
 
 from iterlin.linearise import examples
 from iterlin.linearise.compiled import jit_cached
-from iterlin.linearise.devices import with_auto_axes
+from iterlin.linearise.devices import on_any_device
 from iterlin.linearise.parameters import Trainable, bind_fixed, partition, trainable_mask
-from iterlin.linearise.precision import full_precision
 from iterlin.linearise.programs import Program, eval_program, trace_program
 from iterlin.linearise.validation import (
     check_bools,
@@ -101,8 +100,7 @@ class JacobianProducts(NamedTuple):
     vjp: Callable[[Array], PyTree]
 
 
-@with_auto_axes
-@full_precision()
+@on_any_device
 def jacobian_products(
     f: Network, params: PyTree, x: Any, *, trainable: Trainable = None
 ) -> JacobianProducts:
@@ -133,12 +131,11 @@ def jacobian_products(
     outputs, jvp = jax.linearize(lambda p: network(p, x), trained)
     transpose = jax.linear_transpose(jvp, trained)
     # JAX traces the reverse rule of a custom_vjp only when vjp is called.
-    vjp = full_precision()(lambda u: transpose(u)[0])
-    return JacobianProducts(outputs, with_auto_axes(jvp), with_auto_axes(vjp))
+    vjp = on_any_device(lambda u: transpose(u)[0])
+    return JacobianProducts(outputs, on_any_device(jvp), vjp)
 
 
-@with_auto_axes
-@full_precision()
+@on_any_device
 def jacobian(
     f: Network,
     params: PyTree,
