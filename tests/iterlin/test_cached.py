@@ -1,7 +1,5 @@
 """Products with J J^T from what is kept of it, against dense Jacobians, for every kind of layer."""
 
-import math
-
 import iterlin as il
 import jax
 import jax.numpy as jnp
@@ -9,6 +7,7 @@ import numpy as np
 import problems
 import pytest
 from iterlin.kernels import cached, ntk
+from iterlin.kernels.factors import PRODUCT
 
 N = 7
 
@@ -56,12 +55,11 @@ def empty():
 )
 def test_factors_give_the_products_of_the_dense_jacobian(problem, kind):
     f, params, x = problem()
-    network, _ = ntk.plan_cache(f, params, x, 2**30)
-    outputs = math.prod(network.result.shape[1:])
-    factors = jax.jit(lambda x: cached.cache_factors(network, x, outputs))(x)
+    plan = ntk.plan_cache(f, params, x, 2**30)
+    outputs, settings = jnp.arange(plan.network.num_outputs), {"form": PRODUCT, "count": N}
+    factors = jax.jit(lambda x: plan.network.factors(x, outputs, **settings))(x)
     assert kind is None or len(getattr(factors, kind)) > 0
-    size = sum(leaf.size for leaf in jax.tree.leaves(factors))
-    assert size == cached.factors_size(network, x, outputs)
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(factors)) == plan.factors
     jacobian, shape = problems.dense(f, params, x), f(params, x).shape
     v = problems.normal(*shape)
     expected = (jacobian @ (jacobian.T @ v.reshape(-1))).reshape(shape)
@@ -83,8 +81,8 @@ def test_matrix_and_factors_agree():
 
 def test_a_kernel_that_does_not_fit_is_refused():
     f, params, x, _ = problems.network((1, 2, 1), examples=100)
-    sizes = ntk.plan_cache(f, params, x, 8 * 100**2 - 1)[1]
-    assert sizes.form == "factors"  # the matrix does not fit
+    plan = ntk.plan_cache(f, params, x, 8 * 100**2 - 1)
+    assert plan.form == "factors"  # the matrix does not fit
     narrow = lambda p, x: f(p, x).astype("float16")  # noqa: E731  (the kernel is of the wider type)
     for network in (f, narrow):
         with pytest.raises(ValueError, match=r"100 examples takes 80000 bytes .* memory_limit=999"):

@@ -108,9 +108,9 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
                 "parameters: take 'flow', or a schedule that does not look"
             )
     if engine.startswith("function_space"):
-        _, sizes = plan_cache(task.f, params, x, limit)
-        if sizes.form is None:
-            taken = outputs.dtype.itemsize * min(sizes.matrix, sizes.factors)
+        plan = plan_cache(task.f, params, x, limit)
+        if plan.form is None:
+            taken = min(plan.matrix, plan.factors)
             raise ValueError(
                 f"the kernel of {outputs.size} outputs takes {taken} bytes, more than memory_limit="
                 f"{limit}: take engine 'flow', or fewer examples"

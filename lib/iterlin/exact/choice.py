@@ -60,7 +60,7 @@ def choose(task: Task, params: PyTree, period: int) -> tuple[str, str]:
     if not stability < SMALL_STEP:
         return "steps", f"step_size lambda_max = {stability:.2g} is not below {SMALL_STEP}"
     small = f"periods of {period} steps, step_size lambda_max = {stability:.2g}"
-    if independent and plan_cache(task.f, params, x, limit)[1].form:
+    if independent and plan_cache(task.f, params, x, limit).form:
         return "function_space_flow", f"{small}, the kernel fits into memory_limit"
     return "flow", f"{small}, no kernel fits into memory_limit"
 

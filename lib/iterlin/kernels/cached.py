@@ -8,12 +8,10 @@ less to read, and the products of all pairs of examples are not computed.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
-from iterlin.kernels.factors import PRODUCT, Factors, TracedNetwork
-from iterlin.linearise import examples
+from iterlin.kernels.factors import Factors, TracedNetwork
 from iterlin.linearise.devices import on_any_device
 
 
@@ -37,43 +35,20 @@ class CachedKernel(NamedTuple):
         return _multiply(self.factors, v.reshape(len(v), -1)).reshape(v.shape)
 
 
-class CacheSizes(NamedTuple):
-    """The size of J J^T in each form, and the form to cache.
+class CachePlan(NamedTuple):
+    """The form in which to cache J J^T.
 
     Attributes:
-        matrix: The number of entries of the matrix.
-        factors: The number of entries of the factors.
+        network: The network traced for one example.
+        matrix: The size of the matrix, in bytes.
+        factors: The size of the factors, in bytes.
         form: "matrix" or "factors", or None if neither fits into the memory limit.
     """
 
+    network: TracedNetwork
     matrix: int
     factors: int
     form: str | None
-
-
-def cache_sizes(network: TracedNetwork, x: PyTree, outputs: int, memory_limit: int) -> CacheSizes:
-    """Compute the sizes of both forms from shapes, and choose the one that a product reads less of.
-
-    memory_limit: the largest size of the cache, in bytes.
-    """
-    matrix, factors = (examples.num_examples(x) * outputs) ** 2, factors_size(network, x, outputs)
-    candidates = {"matrix": (matrix, matrix), "factors": (2 * factors, factors)}
-    limit = memory_limit // network.dtype.itemsize
-    fitting = [(read, form) for form, (read, size) in candidates.items() if size <= limit]
-    return CacheSizes(matrix, factors, min(fitting)[1] if fitting else None)
-
-
-def cache_factors(network: TracedNetwork, x: PyTree, outputs: int) -> Factors:
-    """Compute the factors of all N examples, for the given number of outputs of an example."""
-    count = examples.num_examples(x)
-    settings = {"form": PRODUCT, "count": count, "total": outputs}
-    return network.factors(x, jnp.arange(outputs), **settings)
-
-
-def factors_size(network: TracedNetwork, x: PyTree, outputs: int) -> int:
-    """Return the number of entries of the factors of `cache_factors`, from their shapes."""
-    one = jax.eval_shape(lambda: cache_factors(network, examples.take_slice(x, 0, 1), outputs))
-    return examples.num_examples(x) * sum(leaf.size for leaf in jax.tree.leaves(one))
 
 
 def _multiply(factors: Factors, v: Float[Array, "N o"]) -> Float[Array, "N o"]:

@@ -56,16 +56,16 @@ def compute_factors(
     *,
     form: str,
     count: int,
-    total: int,
 ) -> Factors:
     """Compute the factors of the examples x for some of the outputs.
 
     The arguments of the program are the leaves of the parameters and a batch of one example. The
     form of the kernel is in `PAIRWISE`, "diagonal", "trace" or `PRODUCT`. The choice between rows
-    and positions depends on `count`, the number of examples that each is paired with, and on
-    `total`, the number of all outputs of an example, but not on the outputs given: it is the same
-    in each chunk of the outputs.
+    and positions depends on `count`, the number of examples that each is paired with, and on the
+    number of all outputs of an example, but not on the outputs given: it is the same in each chunk
+    of the outputs.
     """
+    total = math.prod(program.types[program.result].shape)
     choice = partial(_positions_are_cheaper, outputs=total, form=form, count=count)
     layers = find_layers(program, len(leaves))
     lookups = [
@@ -90,19 +90,30 @@ class TracedNetwork(NamedTuple):
     leaves: list[Array]
 
     @property
-    def result(self) -> Any:
-        """Shape and dtype of the outputs of a batch of one."""
-        return self.program.types[self.program.result]
+    def out(self) -> tuple[int, ...]:
+        """The shape of the outputs of an example."""
+        return self.program.types[self.program.result].shape[1:]
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of outputs of an example."""
+        return math.prod(self.out)
 
     @property
     def dtype(self) -> Any:
         """The type of the kernel and of its factors."""
         return jnp.result_type(*self.leaves)
 
-    def factors(self, x: PyTree, outputs: Array | np.ndarray, **settings) -> Factors:
+    def factors(self, x: PyTree, outputs: Array | np.ndarray, *, form: str, count: int) -> Factors:
         """Call `compute_factors`, which is compiled once for equal programs."""
-        call = jit_cached(compute_factors, self.program, static_argnames=("form", "count", "total"))
-        return call(self.leaves, x, outputs, **settings)
+        call = jit_cached(compute_factors, self.program, static_argnames=("form", "count"))
+        return call(self.leaves, x, outputs, form=form, count=count)
+
+    def factor_bytes(self, x: PyTree, outputs: int, **settings) -> int:
+        """Return the size, in bytes, of an example's factors for a number of outputs."""
+        one = examples.batch_shapes(x, 1)
+        shapes = jax.eval_shape(partial(self.factors, **settings), one, np.arange(outputs))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
 def _slice_size(program: Program, outputs: int) -> int:

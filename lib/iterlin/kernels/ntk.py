@@ -6,9 +6,7 @@ over may have changed, and reuses the compiled function of an equal program
 (`compiled.jit_cached`).
 """
 
-import math
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +14,8 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from iterlin.kernels.blocks import assemble_kernel
-from iterlin.kernels.cached import CachedKernel, CacheSizes, cache_factors, cache_sizes
-from iterlin.kernels.factors import PAIRWISE, TracedNetwork
+from iterlin.kernels.cached import CachedKernel, CachePlan
+from iterlin.kernels.factors import PAIRWISE, PRODUCT, TracedNetwork
 from iterlin.linearise import examples, parameters
 from iterlin.linearise.devices import on_any_device
 from iterlin.linearise.linearization import (
@@ -189,16 +187,17 @@ class KernelMaker:
 
     def __init__(self, f: Network, x: PyTree, *, memory_limit: int = 2**31):
         self._f, self._x, self._limit = f, x, memory_limit
-        self._plans: dict[tuple, tuple[TracedNetwork, str]] = {}
+        self._plans: dict[tuple, CachePlan] = {}
 
     @on_any_device
     def __call__(self, params: PyTree) -> CachedKernel:
         """Return J J^T at the parameters. Raises ValueError as `cached_ntk`."""
-        network, form = self._plan(params)
-        network = network._replace(leaves=jax.tree.leaves(params))
-        if form == "factors":
-            outputs = math.prod(network.result.shape[1:])
-            return CachedKernel(factors=cache_factors(network, self._x, outputs))
+        plan = self._plan(params)
+        network = plan.network._replace(leaves=jax.tree.leaves(params))
+        if plan.form == "factors":
+            settings = {"form": PRODUCT, "count": examples.num_examples(self._x)}
+            outputs = np.arange(network.num_outputs)
+            return CachedKernel(factors=network.factors(self._x, outputs, **settings))
         kernel = _assemble(network, self._x, None, "matrix", min(self._limit, WORKSPACE))
         return CachedKernel(matrix=kernel.reshape(kernel.shape[0] * kernel.shape[1], -1))
 
@@ -207,39 +206,39 @@ class KernelMaker:
         self._plan(params)  # Its checks take values.
         return jax.eval_shape(self, params)
 
-    def _plan(self, params: PyTree) -> tuple[TracedNetwork, str]:
-        """Return the traced network and the form of its kernel; check both at the first call."""
+    def _plan(self, params: PyTree) -> CachePlan:
+        """Return the plan for parameters of these shapes; check it at the first call."""
         leaves, structure = jax.tree.flatten(params)
         kind = structure, *map(jax.typeof, leaves)
-        if kind not in self._plans:
-            self._plans[kind] = self._checked_plan(params)
-        return self._plans[kind]
-
-    def _checked_plan(self, params: PyTree) -> tuple[TracedNetwork, str]:
+        if kind in self._plans:
+            return self._plans[kind]
         f, x = self._f, self._x
-        network, sizes = plan_cache(f, params, x, self._limit)
-        if sizes.form is None:
-            size = network.dtype.itemsize
+        plan = plan_cache(f, params, x, self._limit)
+        if plan.form is None:
             raise ValueError(
-                f"J J^T of {examples.num_examples(x)} examples takes {size * sizes.matrix} bytes "
-                f"as a matrix and {size * sizes.factors} as factors: with what it takes to make "
-                f"it, more than memory_limit={self._limit}"
+                f"J J^T of {examples.num_examples(x)} examples takes {plan.matrix} bytes as a "
+                f"matrix and {plan.factors} as factors: with what it takes to make it, more than "
+                f"memory_limit={self._limit}"
             )
         check_finite_examples(f, params, x)
-        return network, sizes.form
+        self._plans[kind] = plan
+        return plan
 
 
-def plan_cache(f, params, x, memory_limit) -> tuple[TracedNetwork, CacheSizes]:
-    """Return the network traced for one example, and the cache's sizes."""
+def plan_cache(f: Network, params: PyTree, x: PyTree, memory_limit: int) -> CachePlan:
+    """Choose the form of the cache of which a product reads less, from shapes alone."""
     check_positive_integer("memory_limit", memory_limit)
-    examples.num_examples(x, "x")
+    count = examples.num_examples(x, "x")
     network = trace_network(f, params, x)
-    number = math.prod(network.result.shape[1:])
-    found = cache_sizes(network, x, number, memory_limit)
-    if found.form == "matrix" and not _matrix_fits(network, x, number, memory_limit):
-        size = network.dtype.itemsize * found.factors
-        found = found._replace(form="factors" if size <= memory_limit else None)
-    return network, found
+    outputs = network.num_outputs
+    matrix = network.dtype.itemsize * (count * outputs) ** 2
+    factors = count * network.factor_bytes(x, outputs, form=PRODUCT, count=count)
+    form = "factors" if factors <= memory_limit else None
+    if matrix <= memory_limit and (form is None or matrix < 2 * factors):
+        # The matrix is made from the factors of two examples at least.
+        least = 2 * network.factor_bytes(x, 1, form="matrix", count=count)
+        form = "matrix" if least <= min(memory_limit, WORKSPACE) else form
+    return CachePlan(network, matrix, factors, form)
 
 
 def trace_network(f: Network, params: PyTree, x: PyTree) -> TracedNetwork:
@@ -248,16 +247,6 @@ def trace_network(f: Network, params: PyTree, x: PyTree) -> TracedNetwork:
     if program is None:  # of one example, or of traced values, nothing was compared
         program = trace_program(f, params, examples.batch_shapes(x, 1))
     return TracedNetwork(program, jax.tree.leaves(params))
-
-
-def _matrix_fits(network: TracedNetwork, x, outputs: int, memory_limit: int) -> bool:
-    """Return whether the factors that form the matrix fit into its workspace."""
-    settings = {"form": "matrix", "count": examples.num_examples(x), "total": outputs}
-    try:
-        _largest_chunk(network, x, outputs, min(memory_limit, WORKSPACE), settings)
-    except ValueError:
-        return False
-    return True
 
 
 def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array, tuple[int, ...]]:
@@ -276,16 +265,15 @@ def _kernel(f, params, x1, x2, trainable, form: str, limit: int) -> tuple[Array,
         check_finite_examples(network, trained, x)
     # The fixed parameters are constants of the program.
     traced = trace_network(network, trained, x1 if count >= other else x2)
-    return _assemble(traced, x1, x2, form, limit), traced.result.shape[1:]
+    return _assemble(traced, x1, x2, form, limit), traced.out
 
 
 def _assemble(network: TracedNetwork, x1, x2, form: str, limit: int) -> Array:
     """Compute the kernel of a traced network, with its outputs flattened to one axis."""
     count = examples.num_examples(x1)
     other = count if x2 is None else examples.num_examples(x2)
-    number = math.prod(network.result.shape[1:])
-    settings = {"form": form, "count": other, "total": number}
-    chunk, size = _largest_chunk(network, x1, number, limit, settings)
+    number, settings = network.num_outputs, {"form": form, "count": other}
+    chunk, size = _largest_chunk(network, x1, limit, **settings)
     total = count + (0 if x2 is None else other)
     group = total if size * total <= limit else max(1, limit // (2 * size))
 
@@ -333,18 +321,10 @@ def _promote(x1: PyTree, x2: PyTree) -> tuple[PyTree, PyTree]:
     return jax.tree.map(cast, x1, types), jax.tree.map(cast, x2, types)
 
 
-def _largest_chunk(
-    network: TracedNetwork, x, outputs: int, memory_limit: int, settings
-) -> tuple[int, int]:
+def _largest_chunk(network: TracedNetwork, x, memory_limit: int, **settings) -> tuple[int, int]:
     """Return how many outputs to treat at a time, and the bytes of an example's factors of them."""
-    one = examples.batch_shapes(x, 1)
-
-    def size(chunk):
-        shapes = jax.eval_shape(partial(network.factors, **settings), one, np.arange(chunk))
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-
-    chunk = outputs
-    while (needed := 2 * size(chunk)) > memory_limit and chunk > 1:
+    chunk = network.num_outputs
+    while (needed := 2 * network.factor_bytes(x, chunk, **settings)) > memory_limit and chunk > 1:
         chunk = (chunk + 1) // 2
     if needed > memory_limit:
         raise ValueError(
