@@ -56,6 +56,7 @@ def explicit_axes():
         "ntk_product": lambda p, x, y: il.ntk_product(f, p, x)(y),
         "sharded_ntk": lambda p, x, y: il.sharded_ntk(f, p, x),
         "jacobian": lambda p, x, y: il.jacobian(f, p, x),
+        "relu_mlp_ntk": lambda p, x, y: il.relu_mlp_ntk(x, depth=2),
         "eigenmodes": lambda p, x, y: il.eigenmodes(f, p, x, y).flow(1.0),
         "gauss_newton": lambda p, x, y: il.gauss_newton(f, p, x, y, **newton).params,
         "truncated_gauss_newton": truncated,

@@ -4,11 +4,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from iterlin.linearise import examples
-from iterlin.linearise.precision import full_precision
+from iterlin.linearise.devices import on_any_device
 from iterlin.linearise.validation import check_non_negative_integer
 
 
-@full_precision()
+@on_any_device
 def relu_mlp_ntk(
     x1: Float[Array, "N1 D"],
     x2: Float[Array, "N2 D"] | None = None,
