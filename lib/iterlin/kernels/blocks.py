@@ -1,7 +1,7 @@
 """Assemble the empirical kernel from groups of examples whose factors fit into memory."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -47,15 +47,18 @@ def assemble_kernel(
     sides = first, (first if symmetric else second)
     (n1, o1), (n2, o2) = ((examples.num_examples(x), len(outputs)) for x, outputs in sides)
     shapes = {"full": (n1, n2, o1, o2), "matrix": (n1, o1, n2, o2), "diagonal": (n1, n2, o1)}
-    shape = shapes.get(form, (n1, n2))
     starts = [even_blocks(n, group) for n in (n1, n2)]
     rows = o1 if form in PAIRWISE else 1
     (begins1, size1), (begins2, size2) = (even_blocks(n, _block_size(n, rows)) for _, n in starts)
     blocks = [(i, j) for i in begins1 for j in begins2]
     groups1, groups2 = (len(begins) for begins, _ in starts)
-    order = _symmetric_pairs(groups1) if symmetric else _all_pairs(groups1, groups2)
-    # If there is only one pair of groups, its program allocates the kernel.
-    kernel = None if groups1 == groups2 == 1 else jnp.zeros(shape, dtype)
+    # Successive pairs share a group, whose factors are computed once for both.
+    if symmetric:
+        order = [(i, j) for i in range(groups1) for j in (i, *range(groups1 - 1, i, -1))]
+    else:
+        back = groups2 - 1
+        order = [(i, back - j if i % 2 else j) for i in range(groups1) for j in range(groups2)]
+    kernel = jnp.zeros(shapes.get(form, (n1, n2)), dtype)
     alive: dict[tuple[int, int], Factors] = {}
     for i, j in order:
         needed = (0, i), (0 if symmetric else 1, j)
@@ -77,10 +80,7 @@ def assemble_kernel(
             sizes=(size1, size2),
             form=form,
             mirrored=symmetric,
-            shape=shape,
-            dtype=dtype,
         )
-    assert kernel is not None
     return kernel
 
 
@@ -94,31 +94,11 @@ def even_blocks(count: int, largest: int) -> tuple[list[int], int]:
     return [min(index * size, count - size) for index in range(number)], size
 
 
-def _symmetric_pairs(groups: int) -> Iterator[tuple[int, int]]:
-    """Yield each unordered pair of groups once; successive pairs share a group."""
-    left, current = list(range(groups)), 0
-    while left:
-        left.remove(current)
-        yield current, current
-        for other in left:
-            yield current, other
-        current = left[-1] if left else current
-
-
-def _all_pairs(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """Yield all pairs of groups; successive pairs share a group."""
-    for i in range(rows):
-        for j in range(columns):
-            yield i, j if i % 2 == 0 else columns - 1 - j
-
-
-def _write_group(kernel, first, second, origin, pairs, *, sizes, form, mirrored, shape, dtype):
+def _write_group(kernel, first, second, origin, pairs, *, sizes, form, mirrored):
     """Write the kernel between two groups into the kernel at `origin`, block by block.
 
-    pairs: where the blocks begin in both groups. sizes: of a block. If the kernel is None, one of
-    zeros is allocated.
+    pairs: where the blocks begin in both groups. sizes: of a block.
     """
-    kernel = jnp.zeros(shape, dtype) if kernel is None else kernel
     size1, size2 = sizes
     layout, mirror = LAYOUTS[form]
     rows, columns = layout.index(0), layout.index(len(layout) // 2)
@@ -144,8 +124,7 @@ def _write_group(kernel, first, second, origin, pairs, *, sizes, form, mirrored,
     return jax.lax.scan(block_into, kernel, pairs)[0]
 
 
-_STATIC = ("sizes", "form", "mirrored", "shape", "dtype")
-_jit = partial(jax.jit, static_argnames=_STATIC)
+_jit = partial(jax.jit, static_argnames=("sizes", "form", "mirrored"))
 _write = _jit(_write_group, donate_argnames="kernel")
 _write_traced = _jit(_write_group)  # under vmap the result may be larger than the donated kernel
 
