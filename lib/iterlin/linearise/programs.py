@@ -104,34 +104,34 @@ def trace_program(function: Callable[..., Array], *arguments: PyTree) -> Program
         types.append(aval)
         return len(types) - 1
 
-    def constant(value, aval) -> int:
-        constants[index := number(aval)] = value
+    def keep(values, value, aval) -> int:
+        values[index := number(aval)] = value
         return index
 
-    def literal(value, aval) -> int:
-        literals[index := number(aval)] = value
-        return index
-
-    def walk(jaxpr, consts, inputs) -> list[int]:
-        known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
+    def walk(jaxpr, inputs) -> list[int]:
+        consts = getattr(jaxpr, "consts", ())
+        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)  # of a closed one
+        known = dict(zip(jaxpr.invars, inputs, strict=True))
+        for variable, value in zip(jaxpr.constvars, consts, strict=True):
+            known[variable] = keep(constants, value, variable.aval)
 
         def look_up(atom) -> int:
-            return literal(atom.val, atom.aval) if isinstance(atom, Literal) else known[atom]
+            is_literal = isinstance(atom, Literal)
+            return keep(literals, atom.val, atom.aval) if is_literal else known[atom]
 
         for equation in jaxpr.eqns:
             given = tuple(look_up(atom) for atom in equation.invars)
             if equation.primitive.name in INLINED:
-                results = walk(*_called_jaxpr(equation, constant), given)
+                settings = equation.params
+                results = walk(settings.get("jaxpr", settings.get("call_jaxpr")), given)
             else:
                 results = [number(var.aval) for var in equation.outvars]
                 operations.append(Operation(equation, given, tuple(results)))
             known.update(zip(equation.outvars, results, strict=True))
         return [look_up(atom) for atom in jaxpr.outvars]
 
-    jaxpr = closed.jaxpr
-    consts = [constant(c, v.aval) for c, v in zip(closed.consts, jaxpr.constvars, strict=True)]
-    inputs = [number(var.aval) for var in jaxpr.invars]
-    (result,) = walk(jaxpr, consts, inputs)
+    inputs = [number(var.aval) for var in closed.jaxpr.invars]
+    (result,) = walk(closed, inputs)
     operations = _remove_unused(operations, result)
     opaque = tuple(part for operation in operations for part in opaque_parts(operation.equation))
     return Program(
@@ -142,7 +142,7 @@ def trace_program(function: Callable[..., Array], *arguments: PyTree) -> Program
         literals,
         tuple(types),
         opaque,
-        str(jaxpr),
+        str(closed.jaxpr),
     )
 
 
@@ -203,15 +203,6 @@ def _remove_unused(operations: list[Operation], result: int) -> list[Operation]:
             needed.update(operation.inputs)
             found.append(operation)
     return found[::-1]
-
-
-def _called_jaxpr(equation, constant) -> tuple[Any, list[int]]:
-    """Return the jaxpr inside a call and the numbers of its constants."""
-    inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-    if not hasattr(inner, "consts"):
-        return inner, []
-    pairs = zip(inner.consts, inner.jaxpr.constvars, strict=True)
-    return inner.jaxpr, [constant(value, var.aval) for value, var in pairs]
 
 
 def eval_program(
