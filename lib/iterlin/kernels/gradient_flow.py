@@ -6,7 +6,6 @@ by N) and J = U S V^T of any rank, training moves theta_s by -V S g(S^2) U^T z, 
 divide the step size or the time by N.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -354,7 +353,11 @@ def steps_for_tolerance(modes: Eigenmodes, *, step_size: float, beta: float) -> 
     if inside_trace() or any(map(is_traced, jax.tree.leaves((modes, step_size, beta)))):
         raise ValueError("steps_for_tolerance is a loop in Python: call it outside of jax.jit")
     check_open_unit_interval("beta", beta, scalar=True)
-    _check_stable(modes, step_size)
+    check_positive("step_size", step_size, scalar=True)
+    # In the type of the eigenvalues, in which their modes must shrink.
+    if not jnp.all(step_size * modes.eigenvalues < 2):
+        limit = 2 / float(jnp.max(modes.eigenvalues))
+        raise ValueError(f"step_size must be below 2 / lambda_max = {limit:.3g}, got {step_size!r}")
     if modes.residual_ratio(step_size, 1) <= beta:
         return 1
     low, high = 1, 2
@@ -366,12 +369,3 @@ def steps_for_tolerance(modes: Eigenmodes, *, step_size: float, beta: float) -> 
             (low, middle) if modes.residual_ratio(step_size, middle) <= beta else (middle, high)
         )
     return high
-
-
-def _check_stable(modes, step_size) -> None:
-    check_positive("step_size", step_size, scalar=True)
-    largest = float(jnp.max(modes.eigenvalues))
-    limit = 2 / largest if largest > 0 else math.inf
-    # In the type of the eigenvalues, in which their modes must shrink.
-    if not jnp.all(step_size * modes.eigenvalues < 2):
-        raise ValueError(f"step_size must be below 2 / lambda_max = {limit:.3g}, got {step_size!r}")

@@ -66,12 +66,8 @@ def sharded_ntk(
     count = examples.num_examples(x1, "x1")
     x2 = x1 if x2 is None else x2
     padded = jax.tree.map(partial(_pad, multiple=len(devices)), x1)
-
-    def kernel_rows(params, part, x2):
-        return empirical_ntk(f, params, part, x2, **settings)
-
     rows = jax.shard_map(
-        kernel_rows,
+        lambda *given: empirical_ntk(f, *given, **settings),
         mesh=mesh,
         in_specs=(replicated, sharded, replicated),
         out_specs=sharded,

@@ -67,8 +67,7 @@ def intermediate_bytes(jaxpr) -> int:
 
 def _inner_jaxprs(settings: dict[str, Any]) -> Iterator[Any]:
     """Yield the jaxprs among the settings of an equation, such as the body of a loop."""
-    for value in settings.values():
-        for part in value if isinstance(value, tuple | list) else [value]:
-            part = getattr(part, "jaxpr", part)
-            if hasattr(part, "eqns"):
-                yield part
+    for part in jax.tree.leaves(settings):
+        part = getattr(part, "jaxpr", part)
+        if hasattr(part, "eqns"):
+            yield part

@@ -41,7 +41,7 @@ def program_key(program: ClosedJaxpr | Jaxpr) -> tuple | None:
     What such functions read and write is not part of the program.
     """
     text = _text(program)
-    return None if "callback" in text else (_digest_of(text, program), device_ids(program.eqns))
+    return None if "callback" in text else (program_digest(program, text), device_ids(program.eqns))
 
 
 def device_ids(equations: Iterable[JaxprEqn]) -> tuple[int, ...]:
@@ -57,22 +57,19 @@ def device_ids(equations: Iterable[JaxprEqn]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def program_digest(program: ClosedJaxpr | Jaxpr) -> str:
+def program_digest(program: ClosedJaxpr | Jaxpr, text: str | None = None) -> str:
     """Return "sha256:" and the SHA-256 of the text of a program and of every array constant in it.
 
-    A Python function that the program calls back is known by its name alone.
+    A Python function that the program calls back is known by its name alone. text: the text of the
+    program, if the caller has it: to print it takes milliseconds.
     """
-    return _digest_of(_text(program), program)
+    text = _text(program) if text is None else text
+    parts = _ADDRESS.sub("", text).encode() + _constants(program, {})
+    return DIGEST_PREFIX + hashlib.sha256(parts).hexdigest()
 
 
 def _text(program: ClosedJaxpr | Jaxpr) -> str:
     return program.pretty_print(use_color=False)  # in a notebook str() would add colours
-
-
-def _digest_of(text: str, program: ClosedJaxpr | Jaxpr) -> str:
-    """Return `program_digest` of a program with its text: to print it takes milliseconds."""
-    parts = _ADDRESS.sub("", text).encode() + _constants(program, {})
-    return DIGEST_PREFIX + hashlib.sha256(parts).hexdigest()
 
 
 def _constants(part: Any, known: dict[int, bytes]) -> bytes:
