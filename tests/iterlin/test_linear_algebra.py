@@ -62,7 +62,7 @@ def solve(matrix, b, *, tolerance=1e-13, max_steps=100):
     """A s = b for a symmetric A."""
     product, inner = lambda v: matrix @ v, lambda a, b: a @ b
     settings = {"tolerance": tolerance, "max_steps": max_steps, "inner": inner}
-    return conjugate_gradients(b, image=product, gradient=lambda r: r, curvature=inner, **settings)
+    return conjugate_gradients(b, image=product, **settings)
 
 
 def test_stops_at_the_tolerance_and_no_sooner():

@@ -133,12 +133,7 @@ def _least_squares_step(products, y, limits) -> _InnerSolution:
     outputs, jvp, vjp = products
     residual = y - outputs
     displacement, inner_steps = conjugate_gradients(
-        residual,
-        image=jvp,
-        gradient=vjp,
-        curvature=lambda direction, moved: dot(moved, moved),
-        inner=dot,
-        **limits,
+        residual, image=jvp, gradient=vjp, inner=dot, **limits
     )
     return displacement, inner_steps, vjp(residual), vjp(residual - jvp(displacement))
 
@@ -153,11 +148,6 @@ def _normal_equations_step(products, loss, y, damping, limits) -> _InnerSolution
         return axpy(damping, direction, vjp(hessian(jvp(direction))))
 
     displacement, inner_steps = conjugate_gradients(
-        descent,
-        image=damped_product,
-        gradient=lambda residual: residual,
-        curvature=dot,
-        inner=dot,
-        **limits,
+        descent, image=damped_product, inner=dot, **limits
     )
     return displacement, inner_steps, descent, optax.tree.sub(descent, damped_product(displacement))

@@ -148,8 +148,6 @@ def _newton_step(objective: Objective, image, slope, forcing, max_steps):
     step, count = conjugate_gradients(
         jax.tree.map(jnp.negative, slope),
         image=apply,
-        gradient=lambda residual: residual,
-        curvature=lambda direction, applied: model.inner(*direction, *applied),
         inner=lambda a, b: model.inner(*a, *b),
         tolerance=forcing,
         max_steps=max_steps,

@@ -15,26 +15,24 @@ def conjugate_gradients(
     residual: Any,
     *,
     image: Callable[[PyTree], Any],
-    gradient: Callable[[Any], PyTree],
-    curvature: Callable[[PyTree, Any], Array],
-    inner: Callable[[PyTree, PyTree], Array],
+    inner: Callable[[Any, Any], Array],
     tolerance,
     max_steps: int,
+    gradient: Callable[[Any], PyTree] | None = None,
 ) -> tuple[PyTree, Array]:
     """Solve a linear system or a least-squares problem by conjugate gradients, starting at 0.
 
-    A step takes the solution s to s + alpha d and the residual r to r - alpha image(d), with the
-    direction's curvature(d, image(d)).
+    A step takes the solution s to s + alpha d and the residual r to r - alpha image(d).
 
-    - For A s = b with A symmetric positive definite: r = b - A s, image d -> A d, gradient r -> r,
-      curvature <d, A d> (Hestenes & Stiefel 1952).
-    - For least squares ||J s - b||: r = b - J s, image d -> J d, gradient r -> J^T r, curvature
-      ||J d||^2 (CGLS, same source). J^T J is not formed, and s stays in the range of J^T.
+    - For A s = b with A symmetric positive definite: r = b - A s, image d -> A d, no gradient
+      (Hestenes & Stiefel 1952).
+    - For least squares ||J s - b||: r = b - J s, image d -> J d, gradient r -> J^T r (CGLS, same
+      source). J^T J is not formed, and s stays in the range of J^T.
 
-    It stops when ||gradient(r)||, in the inner product of two gradients, is at most the tolerance
-    times its first value. Returns the solution s and the number of steps taken.
+    It stops when the norm of the gradient, or of the residual if there is none, is at most the
+    tolerance times its first value. Returns the solution s and the number of steps taken.
     """
-    first = gradient(residual)
+    first = gradient(residual) if gradient else residual
     squared = inner(first, first)
     target = tolerance**2 * squared
 
@@ -45,9 +43,9 @@ def conjugate_gradients(
     def step(carry):
         s, residual, direction, squared, count = carry
         moved = image(direction)
-        alpha = squared / curvature(direction, moved)
+        alpha = squared / inner(moved if gradient else direction, moved)
         s, residual = axpy(alpha, direction, s), axpy(-alpha, moved, residual)
-        slope = gradient(residual)
+        slope = gradient(residual) if gradient else residual
         new = inner(slope, slope)
         return s, residual, axpy(new / squared, direction, slope), new, count + 1
 
