@@ -9,8 +9,7 @@ import math
 
 import iterlin
 import jax
-from iterlin import Algorithm, Step, Watch
-from iterlin.exact.integrator import Integrator
+from iterlin import Algorithm, Watch
 from iterlin_study.runs import grids
 from iterlin_study.runs.groups import Problem
 from problems import bare
@@ -48,12 +47,6 @@ def train(f, params, data, **settings):
 def train_sweep(f, init, data, **settings):
     algorithm, watch, rest = sorted_out(f, settings)
     return iterlin.train_sweep(algorithm, init, data, watch=watch, **rest)
-
-
-def integrator(f, data, *, schedule, target_loss=None, **settings):
-    algorithm, watch, rest = sorted_out(f, settings)
-    step = Step(algorithm, schedule, target_loss=target_loss)
-    return Integrator(step, data, watch=watch, **rest)
 
 
 def problem(f, init, train, **settings):

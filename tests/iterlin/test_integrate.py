@@ -10,15 +10,16 @@ import optax
 import problems
 import pytest
 import roads
+from iterlin import Algorithm, Step, Watch
 from iterlin.exact import engines
 from iterlin.exact.checks import check_engine
 from iterlin.exact.choice import ENGINES, choose
+from iterlin.exact.integrator import train_by_engine
 from iterlin.exact.task import Task, quadratic
 from iterlin.kernels.gradient_flow import eigenmodes
 from iterlin.training import loop, losses, schedules
 from iterlin.training.schedules import Solved
 from refusals import fails, refused
-from roads import integrator
 
 by_engine = roads.train
 STEP_SIZE, LENGTH, PERIOD = 0.05, 60, 20
@@ -295,24 +296,6 @@ def test_a_linearisation_lasts_a_step_at_least_however_soon_it_is_solved():
     assert (int(state.step), int(state.updates)) == (3, 2)
 
 
-def test_an_integrator_keeps_nothing_of_one_run_for_the_next():
-    """Runs with another rule, or other parameters, in turn; each alone gives the same numbers."""
-    trainable = lambda path: "bias" not in path  # noqa: E731
-    (f, params, data), made = setting(trainable=trainable, eval_steps=[LENGTH])
-    wider = problems.network((3, 9, 4))[1]
-    made |= {"engine": "function_space_flow", "optimizer": STEP_SIZE}
-    fixed, solved = schedules.every(PERIOD), when_solved(1, accuracy=0.5)["schedule"]
-    run, made["schedule"] = {name: made.pop(name) for name in ("num_steps", "progress")}, fixed
-    several = integrator(f, data, **made)
-    runs = [(fixed, params), (solved, wider)]
-    alone = [integrator(f, data, **made)(start, schedule=rule, **run) for rule, start in runs]
-    for index in (0, 1, 0):
-        rule, begun = runs[index]
-        found = several(begun, schedule=rule, **run), alone[index]
-        np.testing.assert_array_equal(*(problems.flat(s.params) for s, _ in found))
-        assert int(found[0][0].updates) == int(found[1][0].updates) > 0
-
-
 def moved_far(state):
     return optax.tree.norm(jax.tree.map(jnp.subtract, state.params, state.anchor)) > 1
 
@@ -324,8 +307,9 @@ def moved_far(state):
 def test_resume_is_bit_identical(schedule, stopped_by, tmp_path, monkeypatch):
     """The checkpoint is written at a deadline, however recent the last, and regularly before."""
     (f, params, data), settings = setting()
-    shared = {"loss": CROSS_ENTROPY, "engine": "flow", "evaluate": settings["evaluate"]}
-    integrate = integrator(f, data, schedule=schedule, step_size=0.01, **shared)
+    step = Step(Algorithm(f, CROSS_ENTROPY, 0.01), schedule)
+    shared = {"engine": "flow", "num_steps": 2000}
+    shared["watch"] = Watch(settings["evaluate"], at=[0, 30, 500, 2000])
 
     def run(stop_at=None, **checkpoint):
         """The run, and how often it has looked whether it is out of time."""
@@ -337,8 +321,8 @@ def test_resume_is_bit_identical(schedule, stopped_by, tmp_path, monkeypatch):
                 raise KeyboardInterrupt
             return stops
 
-        settings = {"num_steps": 2000, "at": [0, 30, 500, 2000], "out_of_time": look}
-        return integrate(params, **settings, **checkpoint), next(looks) - 1
+        found = train_by_engine(step, params, data, **shared, **checkpoint, out_of_time=look)
+        return found, next(looks) - 1
 
     whole, in_all = run()
     assert int(whole[0].updates) > 1
@@ -368,7 +352,6 @@ test_bad_input_is_refused_by_name = refused(
     ({"memory_limit": 0}, "memory_limit must be a positive integer, got 0"),
     ({"step_size": 0.0}, "step size"),
     ({"tolerance": 2.0}, "tolerance"),
-    ({"num_steps": schedules.NEVER, "eval_steps": [0]}, "num_steps must be below"),
     ({"eval_steps": [-1, LENGTH]}, r"watch.at must lie in \[0, "),
     ({"eval_steps": np.array([5, 3], np.uint64)}, "watch.at must be a strictly increasing"),
     ({"params": HALF}, "float32 or float64, .* there are bfloat16"),

@@ -8,8 +8,7 @@ from iterlin.exact.task import Task, quadratic, slice_size
 from iterlin.kernels.ntk import plan_cache
 from iterlin.linearise.linearization import require_independent
 from iterlin.linearise.validation import check_finite
-from iterlin.training.algorithm import Algorithm
-from iterlin.training.schedules import Schedule, reads_params
+from iterlin.training.schedules import reads_params
 from iterlin.training.state import TrainState
 from iterlin.training.step import Step
 
@@ -20,8 +19,8 @@ def is_quadratic(task: Task, outputs) -> bool:
     return getattr(y, "shape", None) == outputs.shape and quadratic(task.loss, y) is not None
 
 
-def unfit_for_engines(step: Step) -> str | None:
-    """Return why the settings of the run require engine 'steps'; None if they do not."""
+def unfit_for_engines(step: Step, params: PyTree = None) -> str | None:
+    """Return why the settings of a run require engine 'steps'; None if they do not."""
     algorithm = step.algorithm
     for name in ("batch_size", "augment", "mesh", "normalization"):
         if getattr(algorithm if name == "normalization" else step, name) is not None:
@@ -36,31 +35,34 @@ def unfit_for_engines(step: Step) -> str | None:
             "engines but 'steps' are for gradient descent: give a step size, or take 'steps'; for "
             "periods of a fixed time (`timed.for_time`), with the schedule every(time / step size)"
         )
-    return None
-
-
-def needs_steps(algorithm: Algorithm, schedule: Schedule, state: TrainState) -> str | None:
-    """Return why the regularizer or the schedule requires engine 'steps'; None if they do not."""
-    if algorithm.regularizer is not None:
-        return "a regularizer depends on the parameters, not on the outputs alone"
-    if schedule.check_every is None and reads_params(schedule, state):
+    if isinstance(params, TrainState):
         return (
-            "the schedule looks at the parameters at every step: give it as "
-            "schedules.when(..., check_every=...)"
+            "engines but 'steps' start from parameters, not from the state of a run: give its "
+            "state.params, or a checkpoint from which to continue"
         )
     return None
 
 
-def unfit_types(task: Task, params: PyTree) -> str | None:
-    """Return why the types of parameters and outputs require engine 'steps'; None if they fit."""
-    outputs = jax.eval_shape(task.f, params, task.data[0])
-    types = {jnp.result_type(leaf) for leaf in [outputs, *jax.tree.leaves(params)]}
+def needs_steps(step: Step, task: Task, state: TrainState) -> str | None:
+    """Return why the functions or types of a run require engine 'steps'; None if they do not.
+
+    step and state: of the trained parameters alone.
+    """
+    if step.algorithm.regularizer is not None:
+        return "a regularizer depends on the parameters, not on the outputs alone"
+    if step.schedule.check_every is None and reads_params(step.schedule, state):
+        return (
+            "the schedule looks at the parameters at every step: give it as "
+            "schedules.when(..., check_every=...)"
+        )
+    outputs = jax.eval_shape(task.f, state.params, task.data[0])
+    types = {jnp.result_type(leaf) for leaf in [outputs, *jax.tree.leaves(state.params)]}
     if len(types) == 1 and all(jnp.finfo(dtype).bits >= 32 for dtype in types):
         return None
     listed = " and ".join(sorted(map(str, types)))
     return (
-        "estimates errors, for which parameters and outputs must have one type, float32 or "
-        f"float64, but there are {listed}: convert inside f, or take 'steps'"
+        "engines but 'steps' estimate errors, for which parameters and outputs must have one type, "
+        f"float32 or float64, but there are {listed}: convert inside f"
     )
 
 
@@ -69,10 +71,8 @@ def check_engine(engine: str, task: Task, params: PyTree, *, stops: bool = False
 
     stops: whether the schedule reads the parameters, so that the engine must stop in between.
     """
-    outputs = jax.eval_shape(task.f, params, task.data[0])
-    if why := unfit_types(task, params):
-        raise ValueError(f"engine '{engine}' {why}")
     x, limit = task.data[0], task.memory_limit
+    outputs = jax.eval_shape(task.f, params, x)
     sliced = slice_size(task.f, params, x, limit)
     if engine == "closed_form" or sliced:  # J and slices are of single examples
         try:

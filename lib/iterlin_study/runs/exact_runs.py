@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from iterlin.exact.checks import unfit_for_engines
 from iterlin.exact.choice import ENGINE_NAMES
-from iterlin.exact.integrator import Integrator
+from iterlin.exact.integrator import train_by_engine
 from iterlin.exact.trainer import SPENT, spent_by_steps
 from iterlin.linearise.devices import to_array
 from iterlin.linearise.validation import check_one_of
@@ -67,7 +67,7 @@ def exact_grid(
             raise ValueError(f"exact engines are for plain gradient descent, got {run}")
         if why := unfit_for_engines(_exact_step(problem, run)):
             raise ValueError(why)
-    results, integrators = [None] * len(runs), {}
+    results = [None] * len(runs)
     # Train seed by seed, so that an interrupted grid has results for every setting.
     for number, index in enumerate(sorted(range(len(runs)), key=lambda i: runs[i].seed), start=1):
         run, name = runs[index], engines[index]
@@ -79,13 +79,7 @@ def exact_grid(
                 spent = spent_by_steps(result.history["step"], seconds)
                 results[index] = result._replace(history=result.history | spent)
         elif not environment.out_of_time():
-            data = None if run.examples is None else (run.examples, run.seed)
-            kind = name, data, run.step_size, run.penalty
-            # Integrators on the examples of earlier seeds are no longer needed. Free their kernels.
-            integrators = {k: v for k, v in integrators.items() if not k[1] or k[1][1] == run.seed}
-            if kind not in integrators:
-                integrators[kind] = _integrator(problem, run, name, tolerance)
-            results[index] = _integrate(integrators[kind], problem, run, folder)
+            results[index] = _integrate(problem, run, name, tolerance, folder)
 
     def unknown():
         spent = dict.fromkeys(SPENT, np.full(len(runs[0].eval_steps), np.nan))
@@ -95,18 +89,6 @@ def exact_grid(
     return found.assign_attrs(seconds=float(found.seconds.max("evaluation").sum()))
 
 
-def _integrator(problem: Problem, run: Run, engine: str, tolerance: float) -> Integrator:
-    """Return the integrator of runs on the same examples, of the same step size and penalty."""
-    x, y = problem.train
-    watch = problem.watch._replace(observe=problem.observe, batch_size=SLICE)
-    if run.examples is not None:
-        chosen = to_array(problem.subset(run.examples, run.seed), jnp.int32)
-        watch = watch._replace(sets=with_own_examples(watch.sets, problem.train, chosen))
-        x, y = jnp.take(x, chosen, 0), jnp.take(y, chosen, 0)
-    step = _exact_step(problem, run)
-    return Integrator(step, (x, y), engine=engine, tolerance=tolerance, watch=watch)
-
-
 def _exact_step(problem: Problem, run: Run) -> Step:
     """Return the step of the run, with a number as its optimizer, as engines need it."""
     step = step_of(problem, run)
@@ -114,21 +96,32 @@ def _exact_step(problem: Problem, run: Run) -> Step:
 
 
 def _integrate(
-    integrator: Integrator, problem: Problem, run: Run, folder: Path | None
+    problem: Problem, run: Run, engine: str, tolerance: float, folder: Path | None
 ) -> Result | None:
     """Train one run; return its result, or None if the deadline or another share has it."""
     if folder is not None:
         if environment.is_left_to_others():
             return None
         folder.mkdir(parents=True, exist_ok=True)
+    x, y = problem.train
+    watch = problem.watch._replace(
+        observe=problem.observe, batch_size=SLICE, at=np.asarray(run.eval_steps)
+    )
+    if run.examples is not None:
+        chosen = to_array(problem.subset(run.examples, run.seed), jnp.int32)
+        watch = watch._replace(sets=with_own_examples(watch.sets, problem.train, chosen))
+        x, y = jnp.take(x, chosen, 0), jnp.take(y, chosen, 0)
     try:
-        state, history = integrator(
+        state, history = train_by_engine(
+            _exact_step(problem, run),
             problem.init(key_of(run.seed)),
-            schedule=step_of(problem, run).schedule,
+            (x, y),
+            engine=engine,
             num_steps=run.eval_steps[-1],
-            at=np.asarray(run.eval_steps),
+            watch=watch,
             checkpoint=folder,
             progress=False,
+            tolerance=tolerance,
             out_of_time=environment.out_of_time,
         )
     except OutOfTime:
