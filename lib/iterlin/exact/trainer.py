@@ -11,7 +11,7 @@ from iterlin.exact.calendar import Calendar
 from iterlin.exact.engines import Engine
 from iterlin.exact.task import Position
 from iterlin.linearise.devices import to_array
-from iterlin.training.loop import recorded
+from iterlin.training.loop import Trainer, recorded
 from iterlin.training.state import TrainState, all_ended
 from iterlin.training.step import all_finite
 
@@ -28,8 +28,8 @@ def spent_by_steps(steps: np.ndarray, seconds: float) -> dict[str, np.ndarray]:
 _all_finite = jax.jit(all_finite)
 
 
-class ExactTrainer:
-    """Train with an engine. Implements `training.loop.Trainer`.
+class ExactTrainer(Trainer):
+    """Train with an engine.
 
     The attribute `state` is that at the latest stop. at_target(state) is called at each
     linearisation and tells whether the network has reached the target loss.
@@ -49,10 +49,6 @@ class ExactTrainer:
         self._position: Position | None = None
         self.spent = 0  # Products with J J^T in earlier linearisations.
         self.names = [*jax.eval_shape(observe, state), *SPENT]
-
-    @property
-    def step(self) -> int:
-        return int(self.state.step)
 
     @property
     def position(self) -> Position:
@@ -104,9 +100,6 @@ class ExactTrainer:
             return
         solved = to_array(self.position.solved)
         self.state = self.state._replace(step=reached, params=params, solved=solved)
-
-    def snapshot(self) -> TrainState:
-        return self.state  # no later step writes into its arrays
 
     def look(self, seconds: float) -> dict[str, np.ndarray]:
         seen = recorded(self.observe(self.state))

@@ -6,9 +6,10 @@ skips them (`exact.trainer`).
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,50 +35,48 @@ class OutOfTime(RuntimeError):
     """A run stopped at its deadline, after it wrote its checkpoint."""
 
 
-@runtime_checkable
-class Trainer(Protocol):
-    """The methods that `run` needs of an engine.
+class Trainer(ABC):
+    """What `run` needs of an engine.
 
-    names: Names of the arrays that `look` returns.
+    Attributes:
+        state: The current state, of one run or of several.
+        names: Names of the arrays that `look` returns.
     """
 
+    state: Any
     names: list[str]
 
     @property
     def step(self) -> int:
         """Steps taken so far."""
-        ...
+        return int(self.state.step)
 
+    @abstractmethod
     def go_to(self, target: int) -> Iterator[None]:
         """Train up to a step. Yield before each piece of work, when the state can be saved.
 
         A trainer whose data end before the target stops there.
         """
-        ...
 
-    def snapshot(self) -> TrainState:
-        """Return the state, in arrays that stay valid while the run goes on."""
-        ...
-
+    @abstractmethod
     def look(self, seconds: float) -> dict[str, np.ndarray]:
         """Return the metrics of the current state, after a run of so many seconds."""
-        ...
 
+    @abstractmethod
     def save(self) -> PyTree:
         """Return the arrays and numbers from which the run can resume."""
-        ...
 
     def shapes(self) -> PyTree:
         """Return what `save` returns, or the like with shapes in the place of arrays."""
-        ...
+        return self.save()
 
+    @abstractmethod
     def restore(self, kept: PyTree) -> None:
         """Resume from what `save` returned, with NumPy arrays in the place of numbers."""
-        ...
 
+    @abstractmethod
     def status(self) -> str:
         """Return a few words for the progress bar."""
-        ...
 
 
 # Called after each look. True ends the run.
@@ -239,7 +238,7 @@ class _Kept:
 def _ends_run(callback: Callback, trainer: Trainer, row: dict[str, np.ndarray]) -> bool:
     """Return whether the callback ends the run. It gets single numbers as numbers of Python."""
     values = {name: value if value.ndim else value.item() for name, value in row.items()}
-    answer = callback(trainer.snapshot(), values)
+    answer = callback(_copy(trainer.state), values)  # the next steps may take over its buffers
     if answer is None:
         return False
     check_returns_bool("callback", answer, "row['test_loss'] < 0.1")
@@ -251,7 +250,7 @@ def _copy(tree: PyTree) -> PyTree:
     return jax.tree.map(jnp.copy, tree)
 
 
-class StepTrainer:
+class StepTrainer(Trainer):
     """Train step by step, in compiled chunks of a few seconds.
 
     The length of a chunk is an argument of the compiled loop. It changes neither the numbers of the
@@ -264,7 +263,6 @@ class StepTrainer:
     def __init__(self, state, advance: Callable, observe: Callable):
         self.advance, self.observe = advance, observe
         self.state = _copy(state)
-        self.step = int(state.step)
         self.names = list(jax.eval_shape(observe, state))
         self.length = FIRST_CHUNK
 
@@ -272,7 +270,6 @@ class StepTrainer:
         while self.step < target:
             yield
             if all_ended(self.state):  # the parameters would stay as they are
-                self.step = target
                 self.state = self.state._replace(step=to_array(target, jnp.int32))
                 return
             count = min(target - self.step, self.length)
@@ -280,7 +277,6 @@ class StepTrainer:
             started = time.monotonic()
             state = self.advance(self.state, to_array(count, jnp.int32))
             self.state = jax.block_until_ready(state)
-            self.step = int(self.state.step)
             if self.step < wanted:
                 return
             lasted = time.monotonic() - started
@@ -289,20 +285,14 @@ class StepTrainer:
             elif lasted > 2 * CHUNK:
                 self.length = max(1, self.length // 2)
 
-    def snapshot(self) -> Any:
-        return _copy(self.state)  # the next steps take over the buffers
-
     def look(self, seconds: float) -> dict[str, np.ndarray]:
         return recorded(self.observe(self.state))
 
     def save(self) -> PyTree:
         return self.state
 
-    def shapes(self) -> PyTree:
-        return self.state
-
     def restore(self, kept: PyTree) -> None:
-        self.state, self.step = kept, int(kept.step)
+        self.state = kept
 
     def status(self) -> str:
         return f"{np.sum(np.asarray(self.state.diverged_at) >= 0)} diverged"
