@@ -16,7 +16,6 @@ To add an engine, write a class with the methods of `Engine` and list it in `cho
 engine that uses products with J J^T can extend `kernel_product_engine.KernelProductEngine`.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -141,35 +140,25 @@ class Steps(KernelProductEngine):
         return Descent(steps, objective.model.origin, zero, jnp.asarray(False))
 
     def advance(self, objective: Objective, inner: Descent, steps: Array) -> Descent:
+        rule, is_solved = self.task.solved, self._solved_test(objective)
 
         def step(before: Descent) -> Descent:
             point = before.coordinates, before.image
             slope = objective.slope(*point)
-            coordinates, image = jax.tree.map(
+            coordinates, image = point = jax.tree.map(
                 lambda a, b: a - self.task.step_size * b, point, slope
             )
-            return Descent(before.steps + 1, coordinates, image, before.solved)
+            taken, solved = before.steps + 1, before.solved
+            if rule is not None:
+                solved = jax.lax.cond(
+                    taken % as_argument(rule.check_every, jnp.int32) == 0,
+                    lambda: is_solved(point, objective.slope(*point)),
+                    lambda: before.solved,
+                )
+            return Descent(taken, coordinates, image, solved)
 
-        rule = self.task.solved
-        forward = step if rule is None else self._with_check(step, objective, rule)
         until = jnp.minimum(steps, inner.steps + DESCENT_BURST)
-        return jax.lax.while_loop(lambda d: (d.steps < until) & ~d.solved, forward, inner)
-
-    def _with_check(self, step, objective: Objective, rule) -> Callable[[Descent], Descent]:
-        """Return the step followed by a test of the rule, every `rule.check_every` steps."""
-        solved = self._solved_test(objective, rule)
-
-        def step_and_check(before: Descent) -> Descent:
-            after = step(before)
-            point = after.coordinates, after.image
-            found = jax.lax.cond(
-                after.steps % as_argument(rule.check_every, jnp.int32) == 0,
-                lambda: solved(point, objective.slope(*point)),
-                lambda: before.solved,
-            )
-            return after._replace(solved=found)
-
-        return step_and_check
+        return jax.lax.while_loop(lambda d: (d.steps < until) & ~d.solved, step, inner)
 
     def with_progress(self, position: Position) -> Position:
         steps, solved = int(position.inner.steps), bool(position.inner.solved)
@@ -183,17 +172,14 @@ class GradientFlow(KernelProductEngine):
         return flow.begin(objective, before)
 
     def advance(self, objective: Objective, inner: Flow, steps: Array) -> Flow:
-        solved, rule = None, self.task.solved
-        if rule is not None:
-            test = self._solved_test(objective, rule)
-            solved = lambda f: test((f.coordinates, f.image), (f.slope, f.slope_image))  # noqa: E731
+        is_solved = self._solved_test(objective)
         return flow.advance(
             objective,
             inner,
             steps.astype(inner.image.dtype) * self.task.step_size,
             tolerance=self.task.tolerance,
             max_steps=FLOW_BURST,
-            solved=solved,
+            solved=lambda f: is_solved((f.coordinates, f.image), (f.slope, f.slope_image)),
         )
 
     def forward(self, position: Position, steps: int) -> Position:

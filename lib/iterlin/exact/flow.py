@@ -128,7 +128,7 @@ def advance(
     *,
     tolerance: float,
     max_steps: int,
-    solved: Callable[[Flow], Bool[Array, ""]] | None = None,
+    solved: Callable[[Flow], Bool[Array, ""]] = lambda flow: flow.solved,
 ) -> Flow:
     """Follow the flow up to a time, with RKC2 and adaptive steps.
 
@@ -180,8 +180,7 @@ def advance(
             evaluations=flow.evaluations,
             solved=flow.solved,
         )
-        if solved is not None:
-            moved = moved._replace(solved=solved(moved))
+        moved = moved._replace(solved=solved(moved))
         stayed = flow._replace(step=proposal)
         new = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), moved, stayed)
         spent = flow.evaluations + stages + ITERATIONS

@@ -17,7 +17,6 @@ from iterlin.kernels.ntk import KernelMaker
 from iterlin.linearise.compiled import SharedJit, as_argument
 from iterlin.linearise.devices import to_array
 from iterlin.training.losses import training_accuracy
-from iterlin.training.schedules import Solved
 
 # A displacement or a gradient, as its coordinates and its image (`linear_model.LinearModel`).
 Vector = tuple[PyTree, Array]
@@ -100,10 +99,11 @@ class KernelProductEngine(ABC):
             model = linear_model.from_products(task.f, anchor, x, **sliced)
         return Objective(model, task.loss, y, task.penalty)
 
-    def _solved_test(
-        self, objective: Objective, rule: Solved
-    ) -> Callable[[Vector, Vector], Bool[Array, ""]]:
-        """Return solved(displacement, slope), which tests the rule there."""
+    def _solved_test(self, objective: Objective) -> Callable[[Vector, Vector], Bool[Array, ""]]:
+        """Return solved(displacement, slope), which tests the task's rule, if there is one."""
+        rule = self.task.solved
+        if rule is None:
+            return lambda displacement, slope: jnp.asarray(False)
         origin = (objective.model.origin, jnp.zeros_like(objective.model.outputs))
         first = objective.gradient_norm(*objective.slope(*origin))
 
