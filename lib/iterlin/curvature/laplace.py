@@ -17,11 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from iterlin.curvature.products import (
-    largest_coupling,
-    loss_hessian_blocks,
-    require_callable,
-)
+from iterlin.curvature.products import largest_coupling, loss_hessian_blocks
 from iterlin.kernels.ntk import ntk_matrix
 from iterlin.linearise import examples
 from iterlin.linearise.compiled import SharedJit, as_argument
@@ -117,14 +113,7 @@ class Laplace(NamedTuple):
             UserWarning: If the kernel is too coarse in its precision (see `laplace`).
         """
         examples.num_examples(x_new, "x_new")
-        self._check_precisions()
-        return SharedJit(self._with_arrays()._covariance)(x_new)
-
-    def _with_arrays(self) -> "Laplace":
-        """Return the posterior with precisions of its type, arguments of a compiled program."""
-        delta, noise = self.prior_precision, self.noise_variance
-        delta, noise = (as_argument(number, self.eigenvalues.dtype) for number in (delta, noise))
-        return self._replace(prior_precision=delta, noise_variance=noise)
+        return SharedJit(self._checked()._covariance)(x_new)
 
     def _covariance(self, x_new):
         coordinates, grams = self.project(x_new)
@@ -162,8 +151,7 @@ class Laplace(NamedTuple):
         if key is not None:
             check_random_key("key", key)
         examples.num_examples(x_new, "x_new")
-        self._check_precisions()
-        return SharedJit(partial(self._with_arrays()._softmax, num_samples))(x_new, key)
+        return SharedJit(partial(self._checked()._softmax, num_samples))(x_new, key)
 
     def _softmax(self, num_samples, x_new, key):
         covariance, classes = self._covariance(x_new), self.output_shape[-1]
@@ -199,8 +187,7 @@ class Laplace(NamedTuple):
         Warns:
             UserWarning: If the kernel is too coarse in its precision (see `laplace`).
         """
-        self._check_precisions()
-        arrays = self._with_arrays()
+        arrays = self._checked()
         delta, noise = arrays.prior_precision, arrays.noise_variance
         fit = delta * jnp.sum(arrays._weights() * self.projected_residual**2) + self.misfit / noise
         log_determinant = jnp.sum(jnp.log1p(self.eigenvalues / (noise * delta)))
@@ -211,8 +198,11 @@ class Laplace(NamedTuple):
         """Return 1 / (S^2 + s^2 delta)."""
         return 1 / (self.eigenvalues + self.noise_variance * self.prior_precision)
 
-    def _check_precisions(self) -> None:
-        """Check delta and s^2, and warn if rounding of the kernel dominates them."""
+    def _checked(self) -> "Laplace":
+        """Return the posterior with precisions of its type, arguments of a compiled program.
+
+        They are checked, with a warning if rounding of the kernel dominates them.
+        """
         delta, noise = self.prior_precision, self.noise_variance
         _check_precisions(delta, noise)
         if self.dual:
@@ -224,6 +214,8 @@ class Laplace(NamedTuple):
                     "* prior_precision: variances may be wrong, even negative. Compute in float64 "
                     "(jax_enable_x64), or give `laplace` a memory_limit that holds the Jacobian"
                 )
+        delta, noise = (as_argument(number, self.eigenvalues.dtype) for number in (delta, noise))
+        return self._replace(prior_precision=delta, noise_variance=noise)
 
 
 @on_any_device
@@ -303,7 +295,6 @@ def laplace(
     check_positive_integer("memory_limit", memory_limit)
     check_one_of("structure", structure, ("full", "diagonal", "kronecker"))
     examples.num_examples((x, y), "inputs and targets")
-    require_callable(loss)
     if isinstance(loss, Mean):
         raise ValueError("loss must be a sum over the examples: pass what `losses.mean` was given")
     mask = trainable_mask(params, trainable)
@@ -319,9 +310,6 @@ def laplace(
         mean = jax.tree.map(lambda chosen, leaf: leaf if chosen else None, mask, prior_mean)
         displacement = jax.tree.map(lambda a, b: (a - b).astype(a.dtype), moving, mean)
 
-    def kernel(x1, x2=None):
-        return ntk_matrix(f, params, x1, x2, trainable=trainable, memory_limit=memory_limit)
-
     shape = output_shape(network, moving, x)
     check_loss(loss, shape, y)
     check_finite_examples(network, moving, x)
@@ -332,10 +320,13 @@ def laplace(
     sliced = in_slices(network, max(1, memory_limit // example_bytes))
     gaussian = as_sum(loss) is squared_error
     exact = gaussian and structure == "full"
-    if structure == "full":
-        method = _KernelBasis(kernel) if dual else _SingularVectors()
-    else:
+    if structure != "full":
         method = _ParameterBasis(kronecker=structure == "kronecker")
+    elif dual:
+        limits = {"trainable": trainable, "memory_limit": memory_limit}
+        method = _KernelBasis(partial(ntk_matrix, f, params, **limits))
+    else:
+        method = _SingularVectors()
 
     def fit(moving, displacement, x, y):
         outputs, image = jax.jvp(lambda p: sliced(p, x), (moving,), (displacement,))

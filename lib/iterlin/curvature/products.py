@@ -171,7 +171,6 @@ def _product(products_of, f, params, x, y, loss, trainable, slice_size):
 
     products_of(f, params, x, y, loss) returns a function v -> A v, with A a sum over examples.
     """
-    require_callable(loss)
     moving, fixed = partition(params, trainable)
     f = bind_fixed(f, fixed)
     if slice_size is not None:
@@ -198,12 +197,6 @@ def _product(products_of, f, params, x, y, loss, trainable, slice_size):
         return loss_over_slices(term, loss, slice_size, x, y)
 
     return product
-
-
-def require_callable(loss) -> None:
-    """Raise ValueError unless the loss can be called; a name such as "mse" cannot."""
-    if not callable(loss):
-        raise ValueError(f"loss must be a function of (outputs, targets), got {loss!r}")
 
 
 def loss_gradient_and_hessian(

@@ -12,7 +12,7 @@ from jaxtyping import Array, PyTree
 
 from iterlin.curvature.levenberg_marquardt import LevenbergMarquardt
 from iterlin.curvature.outer_loop import Solution, make_problem, run_outer_loop
-from iterlin.curvature.products import loss_gradient_and_hessian, require_callable
+from iterlin.curvature.products import loss_gradient_and_hessian
 from iterlin.linearise.compiled import as_argument
 from iterlin.linearise.devices import on_any_device
 from iterlin.linearise.krylov import axpy, conjugate_gradients, dot, norm
@@ -86,7 +86,6 @@ def truncated_gauss_newton(
     [0.    1.099] 6
     """
     check_open_unit_interval("beta", beta, scalar=True)
-    require_callable(loss)
     problem = make_problem(f, params, x, y, trainable, loss)
     undamped = False
     if not isinstance(damping, LevenbergMarquardt):

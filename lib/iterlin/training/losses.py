@@ -154,6 +154,8 @@ def _with_options(loss: Any) -> tuple[Any, dict[str, Any]]:
 
 def check_loss(loss: Loss, outputs: jax.ShapeDtypeStruct, targets: PyTree) -> None:
     """Require that loss(outputs, targets) is one number and that all labels are classes."""
+    if not callable(loss):
+        raise ValueError(f"loss must be a function of (outputs, targets), got {loss!r}")
     check_returns_scalar("loss", loss, outputs, targets)
     check_labels(loss, outputs, targets)
 
