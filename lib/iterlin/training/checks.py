@@ -25,7 +25,7 @@ from iterlin.training.losses import check_labels, check_returns_scalar
 from iterlin.training.schedules import Solved
 from iterlin.training.state import TrainState
 from iterlin.training.step import Step
-from iterlin.training.watching import UPDATES, Watch, check_sets, check_watch, log_steps
+from iterlin.training.watching import Watch, check_sets, check_watch, log_steps
 
 
 def check_call(name: str, step: Step, given: PyTree, watch: Any, checkpoint: Any) -> None:
@@ -66,7 +66,7 @@ def batch_iterator(data: Any, step: Step, checkpoint: Any) -> Iterator:
 
 
 def check_functions(
-    step: Step, params: PyTree, key: Array | None, data: Any, watch: Watch = UPDATES
+    step: Step, params: PyTree, key: Array | None, data: Any, watch: Watch
 ) -> jax.ShapeDtypeStruct:
     """Require that the functions of an algorithm take what training gives them.
 
@@ -101,13 +101,13 @@ def check_functions(
     if algorithm.regularizer is not None:
         check_returns_scalar("regularizer", algorithm.regularizer, params)
     check_labels(algorithm.loss, outputs, y)
-    check_targets_of_rule(step.schedule.solved, outputs, y)
+    _check_targets_of_rule(step.schedule.solved, outputs, y)
     check_finite_examples(network, params, x)
     check_sets(watch, algorithm.loss, outputs_of)
     return outputs
 
 
-def check_targets_of_rule(rule: Solved | None, outputs: jax.ShapeDtypeStruct, y: PyTree) -> None:
+def _check_targets_of_rule(rule: Solved | None, outputs: jax.ShapeDtypeStruct, y: PyTree) -> None:
     """Require a label for each row of outputs if the rule counts right labels."""
     if rule is None or rule.accuracy is None:
         return
