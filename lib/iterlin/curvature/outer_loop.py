@@ -274,15 +274,14 @@ def _status(diverged, settled, exhausted) -> Int[Array, ""]:
 
 def _recorded(history, index, record, loss) -> dict[str, Array]:
     """Write the record of the step from iterate `index`, and the loss of the next iterate."""
-    history = {
-        # The mode "drop" ignores an index beyond the end of the array.
-        name: values.at[index].set(jnp.asarray(record[name], values.dtype), mode="drop")
-        if name in record
-        else values
-        for name, values in history.items()
-    }
-    history["loss"] = history["loss"].at[index + 1].set(loss, mode="drop")
-    return history
+
+    def written(name, index, value):
+        """The mode "drop" ignores an index beyond the end of the array."""
+        values = history[name]
+        return values.at[index].set(jnp.asarray(value, values.dtype), mode="drop")
+
+    found = {name: written(name, index, value) for name, value in record.items()}
+    return found | {"loss": written("loss", index + 1, loss)}
 
 
 def _gain_ratio(actual, predicted) -> Array:

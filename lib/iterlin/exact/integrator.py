@@ -73,8 +73,8 @@ def train_by_engine(
         settings = {"key": key, "watch": watch, "checkpoint": checkpoint, "callback": callback}
         settings |= {"num_steps": num_steps, "progress": progress, "taken": TAKEN}
         state, history, seconds = train_by_steps(step, params, data, **settings)
-        spent = spent_by_steps(history["step"], seconds)
-        return state, history | spent | _engine_column("steps", history)
+        named = {"engine": np.full(len(history["step"]), "steps")}
+        return state, history | spent_by_steps(history["step"], seconds) | named
 
     why = unfit_for_engines(step, params)
     if auto and not (why or isinstance(data, tuple | list)):
@@ -113,8 +113,9 @@ def train_by_engine(
     jax.eval_shape(due, state.step, state)  # It must return one bool.
     calendar, why = Calendar(due), needs_steps(bound, task, state)
     if auto:
-        first = calendar.next_stop(state, num_steps)
-        engine, why = ("steps", why) if why else choose(task, moving, first)
+        engine = "steps"
+        if not why:
+            engine, why = choose(task, moving, calendar.next_stop(state, num_steps))
         announce(engine, why)
         if engine == "steps":
             return by_steps()
@@ -154,9 +155,5 @@ def train_by_engine(
         identity=identity,
         out_of_time=out_of_time,
     )
-    return combine_state(trainer.state, given), history | _engine_column(engine, history)
-
-
-def _engine_column(name: str, history: History) -> History:
-    """Return the part of a history that names the engine at each recorded step."""
-    return {"engine": np.full(len(history["step"]), name)}
+    named = {"engine": np.full(len(history["step"]), engine)}
+    return combine_state(trainer.state, given), history | named

@@ -5,7 +5,6 @@ changes from one linearisation to the next. `for_time` measures the curvature at
 and chooses eta and K for a given time.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -87,8 +86,12 @@ def for_time(time: float, *, fraction: float = 0.5) -> Timed:
             raise ValueError("for_time knows no stable step of a regularizer: leave it out")
 
         def measure():
-            largest = SAFETY * _largest_eigenvalue(problem.outputs, params)
-            algorithm = problem.algorithm
+            # lambda_max(J J^T)
+            value, jvp = jax.linearize(problem.outputs, params)
+            transpose = jax.linear_transpose(jvp, params)
+            start = jax.random.normal(jax.random.key(0), value.shape, value.dtype)
+            found, _ = power_iteration(lambda u: jvp(transpose(u)[0]), start, ITERATIONS)
+            largest, algorithm = SAFETY * found, problem.algorithm
             bound = smoothness(algorithm.loss, problem.y) * largest
             bound = bound + 2 * algorithm.penalty
             steps = jnp.maximum(jnp.ceil(time * bound / (2 * fraction)), 1)
@@ -105,11 +108,3 @@ def for_time(time: float, *, fraction: float = 0.5) -> Timed:
         return left <= 0
 
     return Timed(optax.GradientTransformationExtraArgs(init, update), Schedule(due))
-
-
-def _largest_eigenvalue(outputs: Callable[[PyTree], Array], params: PyTree) -> Float[Array, ""]:
-    """Return lambda_max(J J^T), where J is the Jacobian of outputs(params)."""
-    value, jvp = jax.linearize(outputs, params)
-    transpose = jax.linear_transpose(jvp, params)
-    start = jax.random.normal(jax.random.key(0), value.shape, value.dtype)
-    return power_iteration(lambda u: jvp(transpose(u)[0]), start, ITERATIONS)[0]
