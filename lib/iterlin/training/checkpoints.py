@@ -52,12 +52,10 @@ def load(path: Path, like: PyTree, *, identity: Identity) -> PyTree | None:
     `like` has the structure of the tree. In the place of a JAX array or its shape the file must
     have an array of that shape and dtype; in that of a number or NumPy array it may have any, which
     comes back as a NumPy array.
-    Raises CheckpointError if the path is a folder, or the file is damaged, is not a checkpoint, or
-    was written by another run; the message names what differs.
+    Raises CheckpointError if the file is damaged, is not a checkpoint, or was written by another
+    run; the message names what differs.
     """
     path = Path(path)
-    if path.is_dir():
-        raise CheckpointError(f"the checkpoint {path} is a folder: give the name of a file")
     if not path.exists():
         return None
     arrays = _read(path, identity)

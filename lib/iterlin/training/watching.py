@@ -85,8 +85,7 @@ def observer(
     metrics = _metrics(watch, algorithm.loss)
 
     def observe(state: TrainState, sets: Sets, fixed: PyTree = ()):
-        if jax.tree.leaves(fixed):
-            state = combine_state(state, fixed)
+        state = combine_state(state, fixed)
         measures = [metric + suffix for metric in metrics for suffix in ("", "_proxy")]
         check_unique_names(taken, ["updates"], [f"{name}_{of}" for name in sets for of in measures])
         seen = {"updates": state.updates}
