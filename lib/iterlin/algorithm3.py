@@ -236,11 +236,10 @@ def train_sweep(
     datasets, sets = to_auto_axes((tuple(datasets), dict(watch.sets)))
     if data_axis is None:
         any_step = with_data_mesh(any_step, datasets)
-    advance, observe = _sweep_programs(any_step, schedule, watch, data_axis)
+    advance, observe = _sweep_programs(any_step, schedule, watch, data_axis, periods)
     seeds = jax.vmap(partial(any_step.draw, init), (data_axis, 0), RUN_AXES)(datasets, keys)
     states = _for_each_period(seeds, periods)
-    one = to_array(1, jnp.int32)
-    advance.prepare(states, datasets, one, fixed, periods)
+    advance.prepare(states, datasets, to_array(1, jnp.int32), fixed)
     settings = scalar_fields(algorithm=algorithm, rule=any_step.schedule.solved, run=any_step)
     over_periods = partial(
         jax.tree.map, lambda a: jnp.broadcast_to(a, (len(periods), *a.shape)), fixed
@@ -251,7 +250,6 @@ def train_sweep(
         (states, datasets, fixed),
         sets,
         looks,
-        more=(periods,),
         checkpoint=checkpoint,
         callback=None if callback is None else with_fixed(callback, over_periods()),
         progress=progress,
@@ -279,7 +277,7 @@ def _check_sweep(step: Step, init, datasets, data_axis, keys, num_steps, watch) 
     return looks
 
 
-def _sweep_programs(any_step: Step, schedule, watch: Watch, data_axis):
+def _sweep_programs(any_step: Step, schedule, watch: Watch, data_axis, periods):
     """Return `advance` and `observe` of `run_steps` for states that lead with (periods, seeds)."""
 
     def over_both(function, *axes, out: Any = RUN_AXES):
@@ -287,7 +285,7 @@ def _sweep_programs(any_step: Step, schedule, watch: Watch, data_axis):
         seeds = jax.vmap(function, (RUN_AXES, *(axis[0] for axis in axes)), out)
         return jax.vmap(seeds, (RUN_AXES, *(axis[1] for axis in axes)), out)
 
-    def advance(states, datasets, count, fixed, periods):
+    def advance(states, datasets, count, fixed):
         def of_one(state, run_data, fixed, period):
             with explain_tracer_errors("schedule", "period", "jnp.minimum(period, 100)"):
                 step = replace(any_step, schedule=schedule(period))

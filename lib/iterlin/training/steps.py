@@ -1,6 +1,7 @@
 """Training that takes every step: one run, or several as one program."""
 
 from dataclasses import replace
+from itertools import chain
 
 import jax.numpy as jnp
 from jaxtyping import PyTree
@@ -78,7 +79,7 @@ def train_by_steps(
     observe.prepare(state, sets, fixed)
     settings = scalar_fields(algorithm=algorithm, schedule=schedule, rule=schedule.solved, run=step)
     state, history, seconds = run_steps(
-        advance if batches is None else _with_batches(advance, data, batches),
+        advance if batches is None else _with_batches(advance, chain([data], batches)),
         observe,
         (state, data, fixed),
         sets,
@@ -101,16 +102,15 @@ def with_data_mesh(step: Step, data) -> Step:
     return step
 
 
-def _with_batches(advance, first, batches):
-    """Return `advance` for steps that take one batch each, the first of which is given.
+def _with_batches(advance, batches):
+    """Return `advance` for steps that take one batch each.
 
     It takes fewer steps if there is no further batch, and warns of it.
     """
-    waiting = [first]
 
     def steps(state, _, count, fixed):
         for _ in range(int(count)):
-            batch = waiting.pop() if waiting else next(batches, None)
+            batch = next(batches, None)
             if batch is None:
                 warn_user(f"data ended at step {int(state.step)}: so does the run")
                 break
@@ -121,12 +121,12 @@ def _with_batches(advance, first, batches):
 
 
 def run_steps(
-    advance, observe, start, sets, looks, *, more=(), checkpoint, progress, callback, settings
+    advance, observe, start, sets, looks, *, checkpoint, progress, callback, settings
 ) -> tuple[TrainState, History, float]:
     """Train with a compiled loop of steps; return the final state, the history and the seconds.
 
     Args:
-        advance: advance(state, data, count, fixed, *more) -> the state after `count` steps.
+        advance: advance(state, data, count, fixed) -> the state after `count` steps.
         observe: observe(state, sets, fixed) -> {name: array}.
         start: (state, data, fixed), with the first state and the fixed parameters.
         settings: Numbers and texts that distinguish the run from others.
@@ -135,7 +135,7 @@ def run_steps(
     state, data, fixed = start
 
     def take(state, count):
-        return advance(state, data, count, fixed, *more)
+        return advance(state, data, count, fixed)
 
     def look(state):
         return observe(state, sets, fixed)
@@ -143,12 +143,9 @@ def run_steps(
     identity = None
     if checkpoint is not None:
         one = to_array(1, jnp.int32)
-        programs = {
-            STEP: advance.trace(state, data, one, fixed, *more),
-            RECORDED: observe.trace(state, sets, fixed),
-        }
-        identity = start_settings(state, fixed, (data, *more), sets, looks) | settings
-        identity |= {name: program_digest(program) for name, program in programs.items()}
+        identity = start_settings(state, fixed, data, sets, looks) | settings
+        identity[STEP] = program_digest(advance.trace(state, data, one, fixed))
+        identity[RECORDED] = program_digest(observe.trace(state, sets, fixed))
     trainer = StepTrainer(state, take, look)
     history, seconds = run(
         trainer,
