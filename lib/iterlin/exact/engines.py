@@ -69,6 +69,10 @@ class Engine(Protocol):
         """Return `inner` of the first position, with shapes in the place of arrays."""
         ...
 
+    def programs(self, params: PyTree) -> list[Any]:
+        """Return the jaxprs that the engine runs, which identify it in a checkpoint."""
+        ...
+
 
 class ClosedForm:
     """Take K steps on the squared loss in closed form, along each singular direction of J.
@@ -114,6 +118,10 @@ class ClosedForm:
 
     def start_shapes(self, params: PyTree) -> PyTree:
         return params
+
+    def programs(self, params: PyTree) -> list:
+        modes = jax.eval_shape(self._decompose, params)
+        return [self._decompose.trace(params), self._move.trace(modes, to_array(1))]
 
 
 class Descent(NamedTuple):

@@ -128,22 +128,20 @@ def train_by_engine(
     seen = observer(step.algorithm, watch, TAKEN)
     observe = SharedJit(lambda state: seen(state, sets, fixed))
     level = as_argument(-jnp.inf if step.target_loss is None else step.target_loss)
-    objective = lambda params: task.loss(task.f(params, x), y)  # noqa: E731
-    reached = SharedJit(lambda params: objective(params) <= level)
+    reached = SharedJit(lambda params: task.loss(task.f(params, x), y) <= level)
 
     def at_target(state: TrainState) -> bool:
         return step.target_loss is not None and bool(reached(state.params))
 
-    trainer = ExactTrainer(ENGINES[engine](task), calendar, state, observe, at_target)
+    chosen = ENGINES[engine](task)
+    trainer = ExactTrainer(chosen, calendar, state, observe, at_target)
     identity = None
     if checkpoint is not None:
-        # With the numbers below they tell every program of the engine from those of other runs.
-        programs = jax.make_jaxpr(jax.grad(objective))(moving), calendar.program(state)
+        programs = [*chosen.programs(moving), calendar.program(state), reached.trace(moving)]
         objects = {"algorithm": step.algorithm, "schedule": step.schedule}
         identity = start_settings(state, fixed, task.data, sets, looks)
         identity |= scalar_fields(**objects, rule=task.solved, run=step)
         identity |= {"engine": engine, "tolerance": task.tolerance}
-        identity["memory_limit"] = task.memory_limit
         identity[STEP] = " ".join(map(program_digest, programs))
         identity[RECORDED] = program_digest(observe.trace(state))
     history, _ = run(

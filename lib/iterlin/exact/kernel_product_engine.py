@@ -80,8 +80,16 @@ class KernelProductEngine(ABC):
         return self._parameters(self._model(position.anchor), position.inner.coordinates)
 
     def start_shapes(self, params: PyTree) -> Any:
-        kernel = self._make.shapes(params) if self.with_kernel else CachedKernel()
-        return jax.eval_shape(self._start, (params, kernel), None)
+        return jax.eval_shape(self._start, self._model_shapes(params), None)
+
+    def programs(self, params: PyTree) -> list:
+        model, inner = self._model_shapes(params), self.start_shapes(params)
+        start = self._start.trace(model, None)
+        return [start, self._advance.trace(model, inner, to_array(1, jnp.int32))]
+
+    def _model_shapes(self, params: PyTree) -> tuple[PyTree, CachedKernel]:
+        """Return what `_model` returns, with shapes in the place of the kernel's arrays."""
+        return params, self._make.shapes(params) if self.with_kernel else CachedKernel()
 
     def _model(self, anchor) -> tuple[PyTree, CachedKernel]:
         """Return the arguments of `_objective`. Only the latest anchor's kernel is kept."""
