@@ -61,7 +61,7 @@ def html(label: str, question: str, panels: list[Panel]) -> str:
     rows = [row for panel in panels for row in panel.rows if row.get("stop")]
     times = {row["stop"]: row["time"] for row in sorted(rows, key=lambda row: -row["time"])}
     stops = sorted(times, key=times.get)
-    start = len(stops) // 2
+    start = _start(panels, stops)
     choices = list(dict.fromkeys(row["choice"] for row in rows if "choice" in row)) or [""]
     words = {choice: [_words(panels, stop, choice) for stop in stops] for choice in choices}
     charts = [_chart(panel, number) for number, panel in enumerate(panels)]
@@ -87,6 +87,14 @@ def html(label: str, question: str, panels: list[Panel]) -> str:
 alt="{escape(told)}"><figcaption>{escape(stop)}. With JavaScript it turns.</figcaption></figure>
 </noscript><div class="dial-turn"></div><div class="dial-charts" role="img"></div>
 <script type="application/json">{data}</script></section>"""
+
+
+def _start(panels: list[Panel], stops: list[str]) -> int:
+    """Return the place of the stop, not an end, that most charts have; if several, a middle one."""
+    found = [[row.get("stop") for row in panel.rows] for panel in panels]
+    inner = range(1, len(stops) - 1) or range(len(stops))
+    near = sorted(inner, key=lambda place: abs(place - len(stops) // 2))
+    return max(near, key=lambda place: sum(stops[place] in held for held in found))
 
 
 def fitted(spec: dict) -> dict:
@@ -209,7 +217,7 @@ def curves(data, rows):
     ends = [end(end(row["elapsed"]) for row in rows) for end in (min, max)]
     x = _axis(alt.X, "elapsed", "time of all steps, Σ η/(1 − μ)", *ends, log=True)
     y = _axis(alt.Y, "mean", "test accuracy (%)", 0, 1.08 * max(max(row["mean"]) for row in rows))
-    dash = _dash("part", "network", "proxy", "bottom-right")
+    dash = _dash("part", "network", "proxy", "top-left")
     columns = "part", "elapsed", "mean", "lower", "upper"
     others = _rows(data, "datum.at !== stop", *columns).mark_line(opacity=0.3, strokeWidth=1.2)
     yield others.encode(x, y, strokeDash=dash, detail="at:N")

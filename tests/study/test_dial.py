@@ -54,6 +54,14 @@ def test_numbers_stand_only_at_the_stops_of_their_record(found, dial):
     assert said[recorded.NEVER][1][3][0] == "K = ∞, 0 feature updates"
 
 
+def test_a_dial_starts_where_all_charts_have_a_run(dial):
+    spec = json.loads(BeautifulSoup(dial, "html.parser").find("script").string)
+    start = next(one["value"] for one in spec["signals"] if one["name"] == "stop")
+    _, lines = list(told(dial)["small"].values())[start]
+    assert not any("not on record" in shown for shown in lines)
+    assert 0 < start < len(told(dial)["small"]) - 1
+
+
 def test_at_infinity_stand_the_features_before_training(found):
     rows = recorded.xor(found["xor"], "period")[2].rows
     row = next(row for row in rows if row["stop"] == recorded.NEVER)
