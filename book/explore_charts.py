@@ -90,7 +90,10 @@ alt="{escape(told)}"><figcaption>{escape(stop)}. With JavaScript it turns.</figc
 
 
 def _start(panels: list[Panel], stops: list[str]) -> int:
-    """Return the place of the stop, not an end, that most charts have; if several, a middle one."""
+    """Return the index of the stop at which most charts have a run, the two ends left out.
+
+    Among several it is the one nearest to the middle.
+    """
     found = [[row.get("stop") for row in panel.rows] for panel in panels]
     inner = range(1, len(stops) - 1) or range(len(stops))
     near = sorted(inner, key=lambda place: abs(place - len(stops) // 2))
